@@ -1,0 +1,34 @@
+# make serve | test | check | bench | fix
+#
+#   ARGS=...        flags for the command:   make serve ARGS="-m my.gguf -md draft.gguf"
+#   CMAKE_ARGS=...  how libllama is built:   make serve CMAKE_ARGS="-DGGML_CUDA=on"  (or METAL, VULKAN, RPC)
+#   LLAMA_WHEELS=.. index of prebuilt libllama wheels, instead of compiling
+#   PYTHON=...      the Python (3.11 or newer) that makes .venv
+
+PY := .venv/bin/python
+ARGS ?=
+
+.PHONY: serve test check bench fix setup
+.DEFAULT_GOAL := serve
+
+serve: setup
+	@exec $(PY) -m headstart serve $(ARGS)
+
+test: setup
+	@$(PY) -m pytest $(ARGS)
+
+check: setup
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+bench: setup
+	@$(PY) -m benchmarks.overhead $(ARGS)
+
+fix: setup
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+	@$(PY) docs/generate.py
+
+setup:
+	@scripts/setup

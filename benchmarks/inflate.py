@@ -1,0 +1,319 @@
+"""Give a small model the cost of a big one: same text, more arithmetic.
+
+Widening with zeros and adding layers whose output weights are zero changes no logit, but every weight is read and
+multiplied. So speculation can be measured at a realistic ratio of target to draft without a big model at hand:
+
+    python benchmarks/inflate.py 1b-q8 draft-0.06b-q8 -o models/
+
+How it stays the same function (small width d, big width D):
+  RMS norm     the mean of squares falls by d / D, so its weights shrink by sqrt(d / D) and its epsilon by d / D
+  attention    a query head moves to where it keeps its KV head; the new heads read zeros and write zeros
+  new layers   random inputs, zero `attn_output` and `ffn_down`: they add nothing to the residual stream
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+    dequantize,
+    quantize,
+)
+from numpy.typing import NDArray
+
+from headstart import demo
+
+F32 = GGMLQuantizationType.F32
+RECIPE_KEY = "headstart.inflated.recipe"
+RECIPE_VERSION = 1  # raise it when the same preset gives another file
+FILE_TYPES = {"F32": LlamaFileType.ALL_F32, "F16": LlamaFileType.MOSTLY_F16, "Q8_0": LlamaFileType.MOSTLY_Q8_0}
+RANDOM_ROWS = 64  # a block of random rows is made once and repeated: the values never matter
+
+Floats = NDArray[np.float32]
+Encoded = NDArray[np.uint8]  # one row of bytes per row of weights; zero bytes mean zero weights
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A llama architecture; the head size stays that of the small model."""
+
+    num_layers: int
+    width: int
+    ff_width: int
+    num_heads: int
+    num_kv_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What to inflate, to which shape, in which weight type."""
+
+    source: str
+    shape: Shape
+    weight_type: str  # F32, F16 or Q8_0
+
+
+_DRAFT_SHAPE = Shape(8, 768, 2048, 12, 2)
+PRESETS = {
+    "1b-q8": Preset(demo.TARGET, Shape(22, 2048, 5632, 32, 4), "Q8_0"),
+    "0.5b-q8": Preset(demo.TARGET, Shape(20, 1536, 4096, 24, 4), "Q8_0"),
+    # Few wide layers in F32 wait for memory: 2 or 3 rows cost what 1 does, 8 rows less than twice that.
+    "0.4b-f32": Preset(demo.TARGET, Shape(4, 4096, 4096, 64, 8), "F32"),
+    "draft-0.06b-q8": Preset(demo.DRAFT, _DRAFT_SHAPE, "Q8_0"),
+    "draft-other-0.06b-q8": Preset(demo.DRAFT_OTHER, _DRAFT_SHAPE, "Q8_0"),
+}
+
+
+class Source:
+    """A small llama GGUF, read lazily."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reader = GGUFReader(path)
+        self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
+        self.shape = Shape(
+            num_layers=self.number("block_count"),
+            width=self.number("embedding_length"),
+            ff_width=self.number("feed_forward_length"),
+            num_heads=self.number("attention.head_count"),
+            num_kv_heads=self.number("attention.head_count_kv"),
+        )
+        self.head_size = self.number("attention.key_length")
+        self.vocab_size = len(self.reader.fields["tokenizer.ggml.tokens"].data)
+
+    def number(self, key: str) -> int:
+        """Return an integer of the metadata, `llama.` left out."""
+        return int(self.reader.fields[f"llama.{key}"].contents())
+
+    def weights(self, name: str) -> Floats:
+        """Return a tensor as floats, shape (outputs, inputs) or (width,)."""
+        tensor = self.tensors[name]
+        values: Floats = dequantize(tensor.data, tensor.tensor_type)
+        return values
+
+
+def build(preset: Preset, output: Path) -> bool:
+    """Write the inflated model, unless `output` already holds it; return whether it was written.
+
+    Holds one tensor in memory at a time. The file appears under its name only when it is complete.
+    """
+    source = Source(demo.path(preset.source))
+    _check(source, preset.shape)
+    recipe = _recipe(source, preset)
+    if _holds(output, recipe):
+        return False
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f"{output.name}.{os.getpid()}.partial")
+    try:
+        _write(source, preset, recipe, partial)
+        os.replace(partial, output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return True
+
+
+def _check(source: Source, shape: Shape) -> None:
+    """Refuse shapes that cannot hold the small model or that break up quantization blocks."""
+    small = source.shape
+    for field, value in asdict(small).items():
+        if getattr(shape, field) < value:
+            raise ValueError(f"{field} is {getattr(shape, field)}, less than the {value} of {source.path.name}")
+    group, small_group = shape.num_heads // shape.num_kv_heads, small.num_heads // small.num_kv_heads
+    if shape.num_heads % shape.num_kv_heads or group < small_group:
+        raise ValueError(f"{shape.num_heads} heads over {shape.num_kv_heads} KV heads cannot hold {small}")
+    if shape.width % 32 or shape.ff_width % 32:
+        raise ValueError(f"width {shape.width} and ff_width {shape.ff_width} must be multiples of 32")
+
+
+def _recipe(source: Source, preset: Preset) -> str:
+    """Return a name for exactly this output: version, source file and preset."""
+    digest = hashlib.sha256(source.path.read_bytes()).hexdigest()[:16]
+    return f"v{RECIPE_VERSION} {digest} {preset}"
+
+
+def _holds(output: Path, recipe: str) -> bool:
+    """Tell whether the file was written by this recipe and is not cut short."""
+    try:
+        field = GGUFReader(output).fields.get(RECIPE_KEY)
+    except (OSError, ValueError):  # no such file, not a GGUF, or shorter than its tensors
+        return False
+    return field is not None and field.contents() == recipe
+
+
+def _write(source: Source, preset: Preset, recipe: str, output: Path) -> None:
+    writer = GGUFWriter(output, "llama")
+    _add_metadata(writer, source, preset)
+    writer.add_string(RECIPE_KEY, recipe)
+    plan = list(Inflation(source, preset).tensors())
+    for tensor in plan:
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.num_bytes, tensor.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in plan:
+        writer.write_tensor_data(tensor.make())
+    writer.close()
+
+
+def _add_metadata(writer: GGUFWriter, source: Source, preset: Preset) -> None:
+    """Copy the source's metadata, tokenizer included, with the new shape in place of the old one."""
+    shape = preset.shape
+    num_params = sum(math.prod(tensor.shape) for tensor in Inflation(source, preset).tensors())
+    epsilon = source.reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()
+    changed = {
+        "general.name": f"{preset.source} inflated to {num_params / 1e9:.2f} B, {preset.weight_type}",
+        "general.file_type": int(FILE_TYPES[preset.weight_type]),
+        "llama.block_count": shape.num_layers,
+        "llama.embedding_length": shape.width,
+        "llama.feed_forward_length": shape.ff_width,
+        "llama.attention.head_count": shape.num_heads,
+        "llama.attention.head_count_kv": shape.num_kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": epsilon * source.shape.width / shape.width,
+    }
+    for key, field in source.reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":  # the writer adds these
+            continue
+        sub_type = field.types[-1] if field.types[0] is GGUFValueType.ARRAY else None
+        writer.add_key_value(key, changed.get(key, field.contents()), field.types[0], sub_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor to write; `make` computes its bytes when it is its turn."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    make: Callable[[], NDArray[np.uint8]]
+
+    @property
+    def num_bytes(self) -> int:
+        return _row_bytes(math.prod(self.shape), self.type)
+
+
+class Inflation:
+    """The tensors of the big model, in file order."""
+
+    def __init__(self, source: Source, preset: Preset) -> None:
+        self.source = source
+        self.small, self.big = source.shape, preset.shape
+        self.head_size = source.head_size
+        self.type = GGMLQuantizationType[preset.weight_type]
+        self.random: dict[int, Encoded] = {}
+
+    def tensors(self) -> Iterator[Tensor]:
+        vocab = self.source.vocab_size
+        yield self._padded("token_embd.weight", vocab, self.big.width)
+        yield self._norm("output_norm.weight")
+        yield self._padded("output.weight", vocab, self.big.width)
+        for layer in range(self.big.num_layers):
+            yield from self._kept_layer(layer) if layer < self.small.num_layers else self._new_layer(layer)
+
+    def _kept_layer(self, layer: int) -> Iterator[Tensor]:
+        big, prefix = self.big, f"blk.{layer}."
+        query_width, kv_width = big.num_heads * self.head_size, big.num_kv_heads * self.head_size
+        yield self._norm(prefix + "attn_norm.weight")
+        yield self._padded(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
+        yield self._padded(prefix + "attn_k.weight", kv_width, big.width)
+        yield self._padded(prefix + "attn_v.weight", kv_width, big.width)
+        yield self._padded(prefix + "attn_output.weight", big.width, query_width, lambda x: self._move_heads(x.T).T)
+        yield self._norm(prefix + "ffn_norm.weight")
+        yield self._padded(prefix + "ffn_gate.weight", big.ff_width, big.width)
+        yield self._padded(prefix + "ffn_up.weight", big.ff_width, big.width)
+        yield self._padded(prefix + "ffn_down.weight", big.width, big.ff_width)
+
+    def _new_layer(self, layer: int) -> Iterator[Tensor]:
+        big, prefix = self.big, f"blk.{layer}."
+        query_width, kv_width = big.num_heads * self.head_size, big.num_kv_heads * self.head_size
+        yield Tensor(prefix + "attn_norm.weight", (big.width,), F32, lambda: _bytes(np.ones(big.width, np.float32)))
+        yield self._random(prefix + "attn_q.weight", query_width, big.width)
+        yield self._random(prefix + "attn_k.weight", kv_width, big.width)
+        yield self._random(prefix + "attn_v.weight", kv_width, big.width)
+        yield self._zeros(prefix + "attn_output.weight", big.width, query_width)
+        yield Tensor(prefix + "ffn_norm.weight", (big.width,), F32, lambda: _bytes(np.ones(big.width, np.float32)))
+        yield self._random(prefix + "ffn_gate.weight", big.ff_width, big.width)
+        yield self._random(prefix + "ffn_up.weight", big.ff_width, big.width)
+        yield self._zeros(prefix + "ffn_down.weight", big.width, big.ff_width)
+
+    def _norm(self, name: str) -> Tensor:
+        def make() -> Encoded:
+            weights = np.zeros(self.big.width, np.float32)
+            weights[: self.small.width] = self.source.weights(name) * math.sqrt(self.small.width / self.big.width)
+            return _bytes(weights)
+
+        return Tensor(name, (self.big.width,), F32, make)
+
+    def _padded(
+        self, name: str, rows: int, columns: int, arrange: Callable[[Floats], Floats] = lambda x: x
+    ) -> Tensor:
+        def make() -> Encoded:
+            canvas = np.zeros((rows, _row_bytes(columns, self.type)), np.uint8)
+            small = self._encode(arrange(self.source.weights(name)))
+            canvas[: small.shape[0], : small.shape[1]] = small
+            return canvas
+
+        return Tensor(name, (rows, columns), self.type, make)
+
+    def _random(self, name: str, rows: int, columns: int) -> Tensor:
+        def make() -> Encoded:
+            if columns not in self.random:
+                values = np.random.default_rng(columns).standard_normal((RANDOM_ROWS, columns), np.float32)
+                self.random[columns] = self._encode(values * np.float32(0.02))
+            return np.resize(self.random[columns], (rows, _row_bytes(columns, self.type)))
+
+        return Tensor(name, (rows, columns), self.type, make)
+
+    def _zeros(self, name: str, rows: int, columns: int) -> Tensor:
+        return Tensor(
+            name, (rows, columns), self.type, lambda: np.zeros((rows, _row_bytes(columns, self.type)), np.uint8)
+        )
+
+    def _move_heads(self, queries: Floats) -> Floats:
+        """Place query heads, shape (num_heads * head_size, any), where each keeps its KV head."""
+        old_group = self.small.num_heads // self.small.num_kv_heads
+        new_group = self.big.num_heads // self.big.num_kv_heads
+        moved = np.zeros((self.big.num_heads, self.head_size, queries.shape[1]), np.float32)
+        for head, rows in enumerate(queries.reshape(self.small.num_heads, self.head_size, -1)):
+            moved[head // old_group * new_group + head % old_group] = rows
+        return moved.reshape(-1, queries.shape[1])
+
+    def _encode(self, values: Floats) -> Encoded:
+        return _bytes(quantize(np.ascontiguousarray(values), self.type))
+
+
+def _bytes(values: NDArray[np.generic]) -> Encoded:
+    return np.ascontiguousarray(values).view(np.uint8)
+
+
+def _row_bytes(columns: int, weight_type: GGMLQuantizationType) -> int:
+    block_size, block_bytes = GGML_QUANT_SIZES[weight_type]
+    return int(columns // block_size * block_bytes)
+
+
+def main() -> None:
+    """Parse the command line and build the presets it names."""
+    parser = argparse.ArgumentParser(description="Build inflated demo models for benchmarks.")
+    parser.add_argument("preset", nargs="+", choices=[*PRESETS, "all"])
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder for PRESET.gguf")
+    args = parser.parse_args()
+    for name in PRESETS if "all" in args.preset else args.preset:
+        output = args.output / f"{name}.gguf"
+        state = "written" if build(PRESETS[name], output) else "already there"
+        print(f"{output}: {output.stat().st_size / 1e6:.0f} MB, {state}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

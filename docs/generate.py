@@ -1,0 +1,85 @@
+"""Write the reference tables docs/flags.md, docs/metrics.md and docs/errors.md from the code.
+
+Run it after changing a setting, a metric or an error: `python docs/generate.py`. A test fails when
+they are out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+from headstart import errors
+from headstart.cli.generate import GenerateOptions
+from headstart.cli.settings import Setting, all_settings, part_title, settings_of
+from headstart.server.metrics import METRICS
+
+FOLDER = Path(__file__).parent
+NOTE = "<!-- Made by docs/generate.py; do not edit. -->"
+
+
+def pages() -> dict[str, str]:
+    """File name -> content of every generated page."""
+    return {"flags.md": flags_page(), "metrics.md": metrics_page(), "errors.md": errors_page()}
+
+
+def flags_page() -> str:
+    """Every flag with its spellings, environment name, default and meaning."""
+    lines = [
+        "# Flags",
+        NOTE,
+        "",
+        "A flag beats its environment variable, which beats the config file (`--config FILE`, TOML, keys as in the",
+        "environment names without `HEADSTART_` and in small letters), which beats the default.",
+        "`headstart serve --print-config` shows every value and where it came from. A flag that is on or off has a",
+        "`--no-` form.",
+    ]
+    for part, members in groupby(all_settings(), lambda setting: setting.part):
+        lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
+    lines += ["", "## Only `headstart generate`", "", *_flag_table(settings_of(GenerateOptions))]
+    return _page(lines)
+
+
+def _flag_table(settings: Iterable[Setting]) -> list[str]:
+    rows = []
+    for setting in settings:
+        spellings = ", ".join(f"`{name}`" for name in (setting.flag, *setting.aliases))
+        values = f" ({', '.join(setting.choices)})" if setting.choices else ""
+        rows.append((spellings, f"`{setting.environment_name}`", _shown(setting), setting.help + values))
+    return _table(("flag", "environment", "default", "meaning"), rows)
+
+
+def _shown(setting: Setting) -> str:
+    if setting.default is None:
+        return ""
+    return f"`{str(setting.default).lower() if setting.kind is bool else setting.default}`"
+
+
+def metrics_page() -> str:
+    """Every metric of /metrics with its kind and meaning."""
+    rows = [(f"`{metric.name}`", metric.kind, metric.help) for metric in METRICS]
+    intro = "What `/metrics` reports. Names with `llamacpp:` are llama-server's, so its dashboards work."
+    return _page(["# Metrics", NOTE, "", intro, "", *_table(("name", "kind", "meaning"), rows)])
+
+
+def errors_page() -> str:
+    """The exception tree, as errors.py draws it."""
+    rows = [(f"`{name}`", meaning) for name, meaning in re.findall(r"^ +(\w+) {2,}(.+)$", errors.__doc__ or "", re.M)]
+    intro = "What Headstart raises on purpose. All derive from `headstart.errors.HeadstartError`."
+    return _page(["# Errors", NOTE, "", intro, "", *_table(("error", "meaning"), rows)])
+
+
+def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    cells = [heading, ("---",) * len(heading), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+
+
+def _page(lines: Iterable[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    for name, content in pages().items():
+        (FOLDER / name).write_text(content, "utf-8")

@@ -1,0 +1,230 @@
+"""`headstart generate`: a prompt in, text out, coloured by who guessed each token."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from headstart.cli.flags import read_flags
+from headstart.cli.resolve import Resolved
+from headstart.cli.settings import all_settings, settings_of
+from headstart.config import Config, option
+from headstart.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headstart.scheduler.request import Event, FinishEvent, Request
+    from headstart.text.chat_template import ChatTemplate
+    from headstart.types import Vocab
+
+ABOUT = (
+    "Continue a prompt. Tokens that a speculator guessed and the model accepted are coloured; "
+    "the model's own are plain. The prompt comes from --prompt, --file or standard input."
+)
+PARTS = ("model", "engine", "draft_engine", "speculation")
+STYLES = ("green", "cyan", "magenta", "yellow", "blue", "red")  # by speculator, in order of appearance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """What to generate, and how to show it."""
+
+    prompt: str | None = option(None, "the prompt", "-p")
+    file: str | None = option(None, "file with the prompt", "-f")
+    predict: int = option(
+        256, "most tokens to generate; -1 until the model stops or the context is full", "-n", "--n-predict"
+    )
+    temp: float = option(0.8, "temperature; 0 always takes the likeliest token", "--temperature")
+    top_k: int = option(40, "sample from the k likeliest tokens; 0 from all")
+    top_p: float = option(0.95, "sample from the likeliest tokens that together have this probability")
+    min_p: float = option(0.05, "drop tokens less likely than this share of the likeliest")
+    seed: int = option(-1, "seed of the random numbers; -1 takes a new one each time", "-s")
+    chat: bool = option(True, "wrap the prompt as a user's message in the model's chat template")
+    raw: bool = option(False, "continue the prompt as it is; the same as --no-chat")
+    color: bool | None = option(None, "colour guessed tokens; default: on a terminal")
+    verbose: bool = option(False, "show the log", "-v")
+
+
+class Generation(Protocol):
+    """A loaded engine for one request at a time, as `assemble.open_generation` returns it."""
+
+    vocab: Vocab
+    template: ChatTemplate
+
+    def generate(self, request: Request) -> Iterator[Event]:
+        """Run the request; the last event is a FinishEvent or an ErrorEvent."""
+
+    def close(self) -> None:
+        """Free the models."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Generate once and print the summary; return the exit code."""
+    settings = [*settings_of(GenerateOptions), *all_settings(PARTS)]
+    resolved, print_config = read_flags("generate", ABOUT, settings, argv)
+    options = _options(resolved)
+    config = resolved.config()
+    if print_config:
+        print(resolved.describe())
+        return 0
+    prompt = _read_prompt(options)
+
+    from headstart import assemble
+
+    generation: Generation = assemble.open_generation(_with_log_level(config, options))
+    try:
+        request = _request(generation, options, prompt)
+        console = _console(options.color)
+        finish = show(generation.generate(request), generation.vocab.token_bytes, console)
+    finally:
+        generation.close()
+    print(summary(finish, config.speculation.draft_max, request.sampling.seed))
+    return 0
+
+
+def show(events: Iterable[Event], token_bytes: Callable[[int], bytes], console: Console) -> FinishEvent:
+    """Print the text as it comes, then the legend; return the last event.
+
+    Raises:
+        EngineError: the request failed.
+    """
+    from rich.text import Text
+
+    from headstart.scheduler.request import ErrorEvent, FinishEvent, TokenEvent
+    from headstart.text.utf8 import Utf8Decoder
+
+    decoder = Utf8Decoder()
+    counts: dict[str, int] = {}  # source -> tokens
+    pending: deque[tuple[bytes, str]] = deque()  # emitted, but may still begin a stop string
+    for event in events:
+        if isinstance(event, TokenEvent):
+            for token, source in zip(event.tokens, event.sources, strict=True):
+                counts[source] = counts.get(source, 0) + 1
+                pending.append((token_bytes(token), source))
+            for piece, source in _take(pending, len(event.text)):
+                console.print(Text(decoder.feed(piece), _style(source, counts)), end="", soft_wrap=True)
+        elif isinstance(event, ErrorEvent):
+            console.print()
+            raise EngineError(f"{event.error}: {event.message}")
+        elif isinstance(event, FinishEvent):
+            console.print(Text(decoder.finish()))
+            legend = [Text(f"{source or 'target'} {n}", _style(source, counts)) for source, n in counts.items()]
+            console.print(Text("\ntokens: ") + Text("  ").join(legend), soft_wrap=True)
+            return event
+    raise EngineError("the generation ended without saying why")
+
+
+def _take(pending: deque[tuple[bytes, str]], num_bytes: int) -> Iterator[tuple[bytes, str]]:
+    """Remove the first `num_bytes` bytes, piece by piece with their sources."""
+    while num_bytes and pending:
+        piece, source = pending.popleft()
+        if len(piece) > num_bytes:
+            pending.appendleft((piece[num_bytes:], source))
+        yield piece[:num_bytes], source
+        num_bytes -= len(piece[:num_bytes])
+
+
+def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
+    """The lines that llama.cpp's speculative example ends with."""
+    stats = finish.stats
+    num_encoded = stats.num_prompt - stats.num_cached
+    accept = f"{100 * stats.num_accepted / stats.num_drafted:.3f}%" if stats.num_drafted else "-"
+    lines = [
+        "",
+        _speed("encoded", num_encoded, stats.prompt_seconds),
+        _speed("decoded", stats.num_emitted, stats.generation_seconds),
+        "",
+        f"n_draft   = {'auto' if draft_max is None else draft_max}",
+        f"n_predict = {stats.num_emitted}",
+        f"n_drafted = {stats.num_drafted}",
+        f"n_accept  = {stats.num_accepted}",
+        f"accept    = {accept}",
+        f"length    = {stats.acceptance_length:.2f} tokens a step",
+        f"seed      = {seed}",
+        f"stopped   : {finish.reason}",
+    ]
+    lines += [f"no draft  : {reason} ({steps} steps)" for reason, steps in stats.reasons.items()]
+    return "\n".join(lines)
+
+
+def _speed(verb: str, count: int, seconds: float) -> str:
+    speed = count / seconds if seconds else 0.0
+    return f"{verb} {count:4d} tokens in {seconds:8.3f} seconds, speed: {speed:8.3f} t/s"
+
+
+def _style(source: str, seen: dict[str, int]) -> str:
+    """The colour of a speculator; the target's own tokens are plain."""
+    speculators = [name for name in seen if name]
+    return STYLES[speculators.index(source) % len(STYLES)] if source else ""
+
+
+def _options(resolved: Resolved) -> GenerateOptions:
+    own = {setting.name: resolved.values[setting.name] for setting in resolved.settings if not setting.part}
+    return GenerateOptions(**own)  # type: ignore[arg-type]  # `Setting.parse` made them fit
+
+
+def _read_prompt(options: GenerateOptions) -> str:
+    if options.prompt is not None and options.file is not None:
+        raise ConfigError("give --prompt or --file, not both")
+    if options.prompt is not None:
+        return options.prompt
+    try:
+        if options.file is not None:
+            return Path(options.file).read_text("utf-8")
+        if not sys.stdin.isatty():
+            return sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the prompt: {error}") from None
+    raise ConfigError("there is no prompt; give --prompt TEXT or --file FILE")
+
+
+def _request(generation: Generation, options: GenerateOptions, prompt: str) -> Request:
+    from headstart.sampling.params import MAX_SEED, SamplingParams
+    from headstart.scheduler.request import Request
+
+    is_chat = options.chat and not options.raw
+    text, stop = _wrap(generation, prompt) if is_chat else (prompt, ())
+    tokens = generation.vocab.tokenize(text, add_special=True, parse_special=is_chat)
+    if not tokens:
+        raise ConfigError("the prompt is empty")
+    return Request(
+        request_id="generate",
+        prompt=tokens,
+        stop=tuple(word.encode() for word in stop),
+        max_tokens=None if options.predict < 0 else options.predict,
+        sampling=SamplingParams(
+            temperature=options.temp,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            seed=random.randint(0, MAX_SEED) if options.seed < 0 else options.seed,
+        ),
+    )
+
+
+def _wrap(generation: Generation, prompt: str) -> tuple[str, tuple[str, ...]]:
+    """The prompt as a user's message, and the strings that end the answer."""
+    template = generation.template
+    text = template.render([{"role": "user", "content": prompt}])
+    if generation.vocab.add_bos and template.bos_token:
+        text = text.removeprefix(template.bos_token)  # tokenizing adds it
+    return text, template.stop
+
+
+def _console(color: bool | None) -> Console:
+    from rich.console import Console
+
+    if color is None:
+        return Console(highlight=False)
+    return Console(highlight=False, force_terminal=color, no_color=not color)
+
+
+def _with_log_level(config: Config, options: GenerateOptions) -> Config:
+    """Keep the log out of the text unless it is asked for."""
+    return replace(config, server=replace(config.server, log_level="info" if options.verbose else "warning"))

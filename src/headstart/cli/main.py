@@ -1,0 +1,80 @@
+"""The `headstart` command: find the command, run it, turn our errors into one line.
+
+Exit codes: 0 done, 1 failed while running, 2 what was asked cannot work, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import headstart
+from headstart.cli.flags import HelpRequested
+from headstart.cli.settings import closest
+from headstart.errors import ConfigError, HeadstartError, ModelError, RequestError
+
+COMMANDS = {
+    "serve": "start the server",
+    "generate": "continue a prompt and show which tokens were guessed",
+    "devices": "list what libllama can compute on",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except HelpRequested as page:
+        print(page)
+        return 0
+    except (ConfigError, ModelError, RequestError) as error:
+        print(f"headstart: error: {error}", file=sys.stderr)
+        return 2
+    except HeadstartError as error:
+        print(f"headstart: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader left; the interpreter must not complain about it at exit
+        return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if command in ("--version", "-V", "version"):
+        print(_version())
+        return 0
+    if command.startswith("-"):
+        raise ConfigError(f"flags come after a command: headstart serve {' '.join(arguments)}")
+    if command not in COMMANDS:
+        raise ConfigError(
+            f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart --help)"
+        )
+    module = importlib.import_module(f"headstart.cli.{command}")
+    code: int = module.run(arguments[1:])
+    return code
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<10} {about}" for name, about in COMMANDS.items())
+    return f"""Usage: headstart COMMAND [flags]
+
+Serve GGUF language models with speculative decoding: the same text, sooner.
+
+Commands
+{commands}
+
+headstart COMMAND --help lists the flags of a command; headstart --version the versions.
+Try: headstart serve"""
+
+
+def _version() -> str:
+    from headstart import assemble
+
+    return f"headstart {headstart.__version__}\nlibllama  {assemble.libllama_version()}"

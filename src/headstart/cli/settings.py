@@ -1,0 +1,167 @@
+"""What can be set, read from the config dataclasses: one `Setting` per field.
+
+Knows names, types and how text becomes a value; does not know where the text came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields
+
+from headstart.config import Config
+from headstart.errors import ConfigError
+
+Value = str | int | float | bool | None
+
+TRUE_WORDS = ("1", "true", "on", "yes", "enabled")
+FALSE_WORDS = ("0", "false", "off", "no", "disabled")
+# What llama-server's users write where we have a number or a word of our own.
+SYNONYMS: dict[str, dict[str, Value]] = {
+    "gpu_layers": {"all": -1, "auto": -1},
+    "draft_gpu_layers": {"all": -1, "auto": -1},
+    "flash_attn": dict.fromkeys(TRUE_WORDS, "on") | dict.fromkeys(FALSE_WORDS, "off"),
+}
+# Options of speculators: `Config.speculation.options[speculator][field]`.
+OPTIONS_FIELD = "options"
+SPECULATOR_PART = "speculator "
+# Flags that may stand alone, and what they mean then.
+BARE_VALUES: dict[str, str] = {"flash_attn": "on"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One thing that can be set by flag, environment variable or config file."""
+
+    part: str  # the field of `Config` it belongs to, "" for a command's own
+    name: str
+    kind: type[str] | type[int] | type[float] | type[bool]
+    default: Value
+    help: str
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] | None = None
+    is_secret: bool = False
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def environment_name(self) -> str:
+        return "HEADSTART_" + self.name.upper()
+
+    @property
+    def short_flag(self) -> str | None:
+        """The first single-dash spelling."""
+        return next((alias for alias in self.aliases if not alias.startswith("--")), None)
+
+    @property
+    def placeholder(self) -> str:
+        """What help shows in place of the value."""
+        if self.choices:
+            return "|".join(self.choices) if len(self.choices) <= 4 else self.choices[0] + "|…"
+        if self.name.endswith(("model", "file")):
+            return "FILE"
+        return {bool: "", int: "N", float: "X", str: "TEXT"}[self.kind]
+
+    def parse(self, text: str, origin: str) -> Value:
+        """The value that a text means; `origin` names its source in the error.
+
+        Raises:
+            ConfigError: it is no value of this setting.
+        """
+        synonyms = SYNONYMS.get(self.name, {})
+        if text.lower() in synonyms:
+            return synonyms[text.lower()]
+        if self.choices is not None and text not in self.choices:
+            raise ConfigError(f"{origin} is {text!r} but must be one of {', '.join(self.choices)}")
+        if self.kind is bool:
+            if text.lower() in TRUE_WORDS + FALSE_WORDS:
+                return text.lower() in TRUE_WORDS
+            raise ConfigError(f"{origin} is {text!r} but must be on or off")
+        try:
+            return self.kind(text)
+        except ValueError:
+            wanted = "a whole number" if self.kind is int else "a number"
+            raise ConfigError(f"{origin} is {text!r} but must be {wanted}") from None
+
+    def check(self, value: object, origin: str) -> Value:
+        """The same for a typed value, as TOML has them.
+
+        Raises:
+            ConfigError: it is no value of this setting.
+        """
+        if isinstance(value, str):
+            return self.parse(value, origin)
+        if isinstance(value, int) and not isinstance(value, bool) and self.kind in (int, float):
+            return self.kind(value)
+        if type(value) is self.kind:
+            return typing.cast("Value", value)
+        raise ConfigError(f"{origin} is {value!r} but must be of type {self.kind.__name__}")
+
+
+def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterator[Setting]:
+    """The settings that a config dataclass declares, in order; fields without a plain default are none."""
+    hints = typing.get_type_hints(config_class)
+    for field in fields(config_class):
+        if field.default is MISSING:
+            continue
+        yield Setting(
+            part=part,
+            name=prefix + field.name,
+            kind=_plain_type(hints[field.name]),
+            default=field.default,
+            help=field.metadata.get("help", ""),
+            aliases=field.metadata.get("aliases", ()),
+            choices=field.metadata.get("choices"),
+            is_secret=field.metadata.get("secret", False),
+        )
+
+
+def all_settings(parts: Sequence[str] | None = None) -> list[Setting]:
+    """The settings of these parts of `Config`, all by default; options of speculators follow their part."""
+    hints = typing.get_type_hints(Config)
+    settings: list[Setting] = []
+    for name in [field.name for field in fields(Config)] if parts is None else parts:
+        settings += settings_of(hints[name], name)
+        if name == "speculation" and OPTIONS_FIELD in {field.name for field in fields(hints[name])}:
+            settings += speculator_settings()
+    return settings
+
+
+def speculator_settings() -> Iterator[Setting]:
+    """`--spec-<speculator>-<field>` for every field of a registered speculator's `Options`."""
+    from headstart.speculators import SPECULATORS
+
+    for name, speculator in SPECULATORS.items():
+        if speculator.Options is not None:
+            yield from settings_of(speculator.Options, SPECULATOR_PART + name, f"spec_{name.replace('-', '_')}_")
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing if nothing is near."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def part_title(part: str) -> str:
+    """Heading of a part in help and docs."""
+    return {
+        "model": "Model",
+        "engine": "Engine",
+        "draft_engine": "Engine of the draft model (default: as for the target)",
+        "scheduler": "Scheduler",
+        "speculation": "Speculation",
+        "server": "Server",
+    }.get(part, part.capitalize())
+
+
+def _plain_type(hint: object) -> type[str] | type[int] | type[float] | type[bool]:
+    """`int | None` -> int."""
+    members = [t for t in typing.get_args(hint) if t is not types.NoneType] or [hint]
+    (kind,) = members
+    if kind not in (str, int, float, bool):
+        raise ConfigError(f"a setting cannot have the type {kind}")
+    return typing.cast("type[str]", kind)

@@ -1,0 +1,161 @@
+"""Everything that can be set, once: names, defaults, flags and help.
+
+The command line, the environment names (HEADSTART_<FIELD>), the table in docs/flags.md and
+`--print-config` are generated from these fields. A field's flag is `--field-name`; `aliases` add
+the spellings that llama-server's users type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.errors import ConfigError
+from headstart.types import SequenceMode
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] | None = None, secret: bool = False) -> Any:
+    """A config field with its help line (no full stop) and further spellings of its flag."""
+    return field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret})
+
+
+def _at_least(config: object, name: str, minimum: int) -> None:
+    value = getattr(config, name)
+    if value < minimum:
+        raise ConfigError(f"--{name.replace('_', '-')} is {value} but must be at least {minimum}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Where the target model comes from."""
+
+    model: str | None = option(None, "GGUF file of the target model (first part of a split one); the embedded demo model if absent", "-m")
+    hf_repo: str | None = option(None, "target model from the Hugging Face hub: user/repo[:quant]", "-hf", "-hfr")
+    hf_file: str | None = option(None, "file in --hf-repo, instead of choosing by quant", "-hff")
+    hf_token: str | None = option(None, "access token of the hub (also HF_TOKEN)", "-hft", secret=True)
+    offline: bool = option(False, "never use the network; take models from the cache only")
+    draft_model: str | None = option(None, "GGUF file of a draft model; enough to use it", "-md", "--model-draft", "--spec-draft-model")
+    draft_hf_repo: str | None = option(None, "draft model from the hub: user/repo[:quant]", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
+    alias: str | None = option(None, "model name that the API shows", "-a")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How a model is loaded and run. Built twice: for the target and for the draft model."""
+
+    threads: int | None = option(None, "CPU threads while generating; default: physical cores", "-t")
+    threads_batch: int | None = option(None, "CPU threads while reading prompts; default: as --threads", "-tb")
+    gpu_layers: int = option(-1, "layers on the GPU; -1 for all", "-ngl", "--n-gpu-layers")
+    device: str | None = option(None, "devices to use, by name and separated by commas (see `headstart devices`); none = CPU", "-dev")
+    split_mode: str = option("layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor"))
+    main_gpu: int = option(0, "device of the model with --split-mode none", "-mg")
+    tensor_split: str | None = option(None, "share of the model per device, for instance 3,1", "-ts")
+    cache_type_k: str = option("f16", "type of the cached keys", "-ctk", choices=CACHE_TYPES)
+    cache_type_v: str = option("f16", "type of the cached values", "-ctv", choices=CACHE_TYPES)
+    flash_attn: str = option("auto", "flash attention", "-fa", choices=("auto", "on", "off"))
+    context: int = option(0, "tokens of context in the cache, shared by all slots; 0 = what the model was trained with", "-c", "--ctx-size")
+    batch: int = option(2048, "most tokens in one decode call", "-b", "--batch-size")
+    ubatch: int = option(512, "most tokens computed at once", "-ub", "--ubatch-size")
+    mmap: bool = option(True, "map the model file into memory instead of reading it")
+    mlock: bool = option(False, "keep the model in RAM")
+    deterministic: bool = option(False, "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "context", 0)
+        _at_least(self, "batch", 2)
+        _at_least(self, "ubatch", 2)
+        _at_least(self, "gpu_layers", -1)
+        for name in ("threads", "threads_batch"):
+            if getattr(self, name) is not None:
+                _at_least(self, name, 1)
+        if self.cache_type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
+            raise ConfigError(f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEngineConfig:
+    """What may differ for the draft model; None means as for the target."""
+
+    draft_threads: int | None = option(None, "threads of the draft model", "-td", "--threads-draft", "--spec-draft-threads")
+    draft_threads_batch: int | None = option(None, "threads of the draft model while reading prompts", "-tbd", "--threads-batch-draft")
+    draft_gpu_layers: int | None = option(None, "layers of the draft model on the GPU", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl")
+    draft_device: str | None = option(None, "devices of the draft model", "-devd", "--device-draft", "--spec-draft-device")
+    draft_cache_type_k: str | None = option(None, "type of the draft model's cached keys", "-ctkd", "--cache-type-k-draft", choices=CACHE_TYPES)
+    draft_cache_type_v: str | None = option(None, "type of the draft model's cached values", "-ctvd", "--cache-type-v-draft", choices=CACHE_TYPES)
+    draft_context: int | None = option(None, "tokens of context of the draft model", "-cd", "--ctx-size-draft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one worker."""
+
+    parallel: int = option(4, "slots: requests generated at the same time", "-np", "--num-slots")
+    max_queue: int = option(256, "requests that may wait before new ones get 503")
+    prefill_chunk: int = option(64, "prompt tokens read per step while others generate; bounds how long they wait")
+    cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "parallel", 1)
+        _at_least(self, "max_queue", 0)
+        _at_least(self, "prefill_chunk", 1)
+        if self.parallel > 250:
+            raise ConfigError(f"--parallel is {self.parallel} but libllama holds at most 250 sequences here")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Which speculators draft and how far."""
+
+    spec: str | None = option(None, "auto: draft where it pays; fixed: always draft up to --draft-max; off. Default: auto", choices=tuple(m.value for m in SequenceMode))
+    spec_type: str | None = option(None, "speculators in order of preference, separated by commas (see docs/speculators.md)")
+    draft_max: int | None = option(None, "most draft tokens a step (default 16; with --spec auto an upper limit)", "--draft", "--draft-n", "--spec-draft-n-max")
+    draft_min: int = option(0, "drop drafts shorter than this", "--draft-n-min", "--spec-draft-n-min")
+    draft_p_min: float = option(0.0, "a draft model stops before a token less likely than this", "--spec-draft-p-min")
+    draft_sampling: str = option("auto", "how a draft model picks: coupled shares the request's random numbers, argmax takes the likeliest, auto uses what was accepted more", choices=("auto", "coupled", "argmax"))
+
+    def __post_init__(self) -> None:
+        _at_least(self, "draft_min", 0)
+        if self.draft_max is not None:
+            _at_least(self, "draft_max", 0)
+            if self.draft_min > self.draft_max:
+                raise ConfigError(f"--draft-min ({self.draft_min}) must not exceed --draft-max ({self.draft_max})")
+        if not 0.0 <= self.draft_p_min <= 1.0:
+            raise ConfigError(f"--draft-p-min is {self.draft_p_min} but must be from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8080, "port to listen on; 0 takes a free one")
+    api_key: str | None = option(None, "key that clients must send; several separated by commas", secret=True)
+    api_key_file: str | None = option(None, "file with one key a line")
+    chat_template: str | None = option(None, "Jinja chat template instead of the model's")
+    chat_template_file: str | None = option(None, "file with a Jinja chat template")
+    max_body_mb: int = option(64, "largest accepted request body in MiB")
+    timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
+    slots: bool = option(True, "serve /slots")
+    metrics: bool = option(True, "serve /metrics")
+    log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
+    verbose: bool = option(False, "as --log-level debug", "-v")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port} but must be from 0 to 65535")
+        _at_least(self, "max_body_mb", 1)
+        _at_least(self, "timeout", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All of it, composed: each part is handed only to those who need it."""
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    draft_engine: DraftEngineConfig = DraftEngineConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    server: ServerConfig = ServerConfig()

@@ -1,0 +1,19 @@
+"""How many tokens to guess, for whom, by whom. Pure arithmetic; start reading at `controller`."""
+
+from headstart.control.choice import Preference, draft_value, splice, splice_point
+from headstart.control.controller import Controller
+from headstart.control.values import Allowance, DraftRun, ModelSlot, Outcome, SlotDraft, Step
+
+__all__ = [
+    "Allowance",
+    "Controller",
+    "DraftRun",
+    "ModelSlot",
+    "Outcome",
+    "Preference",
+    "SlotDraft",
+    "Step",
+    "draft_value",
+    "splice",
+    "splice_point",
+]

@@ -1,0 +1,186 @@
+"""How many draft tokens each slot verifies: the ones whose survival pays for their row.
+
+A token is worth the time it would take otherwise. In the long run that is 1 / rate, rate = tokens
+per millisecond now reached, so a step should maximise
+
+    sum of survival over the rows given - rate * ms(base rows + rows given)
+
+(Dinkelbach's form of tokens / time: at the best policy its maximum equals rate * 0. Maximising the
+quotient of each step by itself would stop too early in easy text, because it prices the rest of the
+text at the easy rate.) Rows go to the highest survival over all slots; survival never rises within
+a slot, so each gets a prefix. The cost curve has steps, so every total is tried.
+
+The rate is kept as a speedup over the same slots without drafts, so that it does not depend on how
+busy the machine is, and never below 1: what does not pay against plain decoding is not drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.control.cost import CostTable
+from headstart.control.state import floats
+from headstart.control.values import SlotDraft, Step
+
+MARGIN_ON, MARGIN_OFF = 0.03, 0.08  # a draft must gain this share more than it costs, if on / if off
+SPEEDUP_RATE = 0.03  # of the moving averages behind the speedup
+EXPLORE_SHARE = 0.01  # of the time may go into trying row counts never measured
+EXPLORE_START, EXPLORE_LIMIT = 3.0, 12.0  # savings for that, in plain steps
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Moving averages for one number of slots, relative to plain steps, and whether drafts are on."""
+
+    tokens: float = 1.0
+    time: float = 1.0
+    is_on: bool = False
+
+    @property
+    def speedup(self) -> float:
+        return max(1.0, self.tokens / self.time)
+
+
+class Budget:
+    """Gives draft tokens to slots. Owns the speedup reached and the savings for exploration."""
+
+    def __init__(self, cost: CostTable) -> None:
+        self._cost = cost
+        self._paces: dict[int, _Pace] = {}
+        self._savings = EXPLORE_START
+
+    def rate(self, step: Step) -> float:
+        """Tokens per millisecond that a draft has to beat, hysteresis included."""
+        pace = self._pace(step.num_slots)
+        margin = MARGIN_ON if pace.is_on else MARGIN_OFF
+        plain = self._cost.curve(step.num_slots, step.context)[step.num_slots]
+        return (1.0 + margin) * pace.speedup * step.num_slots / plain
+
+    def row_price(self, step: Step, num_rows: int) -> float:
+        """Tokens that one of `num_rows` draft rows must earn to pay for itself, on average."""
+        num_rows = max(1, num_rows)
+        base = step.num_base_rows
+        curve = self._cost.curve(base + num_rows, step.context)
+        return self.rate(step) * (curve[base + num_rows] - curve[base]) / num_rows
+
+    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
+        """Draft tokens to verify per slot.
+
+        Args:
+            slots: one entry per generating slot, empty where there is no draft.
+            step: the batch so far.
+            sunk_ms: time already spent on these drafts; lowers the speedup, not this plan.
+
+        O(n log n) in draft tokens.
+        """
+        given, left = _fixed_lengths(slots, step.max_draft_rows)
+        num_fixed = sum(given)
+        offers = [s for slot in slots if not slot.is_fixed for s in slot.survival]
+        offers.sort(reverse=True)
+        del offers[left:]
+        base = step.num_base_rows + num_fixed
+        num_rows = self._best_total(offers, base, step) if offers else 0
+        if num_rows:
+            _share(slots, given, offers, num_rows)
+        self._account(slots, given, step, sunk_ms)
+        return given
+
+    def describe(self) -> dict[str, Any]:
+        """Speedup and state per number of slots, JSON-ready."""
+        return {str(n): {"speedup": pace.speedup, "is_on": pace.is_on} for n, pace in sorted(self._paces.items())}
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything learned."""
+        return {str(n): [pace.tokens, pace.time] for n, pace in self._paces.items()}
+
+    def from_json(self, state: dict[str, Any]) -> None:
+        """Take over saved averages.
+
+        Raises:
+            ValueError, TypeError, AttributeError: damaged; nothing was changed.
+        """
+        paces = {}
+        for n, saved in state.items():
+            tokens, time = floats(saved, 2, 0.01, 1000.0)
+            paces[int(n)] = _Pace(tokens, time)
+        self._paces = paces
+
+    def _best_total(self, offers: Sequence[float], base: int, step: Step) -> int:
+        rows = base + len(offers)
+        curve = self._cost.curve(rows, step.context)
+        rate = self.rate(step)
+        best, value = _search(offers, curve, base, rate)
+        self._pace(step.num_slots).is_on = best > 0
+        plain = curve[step.num_slots]
+        self._savings = min(EXPLORE_LIMIT, self._savings + EXPLORE_SHARE * curve[base + best] / plain)
+        if self._cost.is_known(rows, step.context):
+            return best
+        hope = self._cost.curve(rows, step.context, optimistic=True)
+        other, _ = _search(offers, hope, base, rate)
+        if other == best:
+            return best
+        regret = (value - sum(offers[:other]) + rate * (curve[base + other] - curve[base])) / (rate * plain)
+        if regret > self._savings:
+            return best
+        self._savings -= max(0.0, regret)
+        return other
+
+    def _account(self, slots: Sequence[SlotDraft], given: Sequence[int], step: Step, sunk_ms: float) -> None:
+        """Follow the speedup; steps that read prompts say nothing about it."""
+        if step.num_base_rows != step.num_slots:
+            return
+        num_rows = sum(given)
+        gained = sum(sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n) if num_rows else 0.0
+        curve = self._cost.curve(step.num_slots + num_rows, step.context)
+        plain = curve[step.num_slots]
+        pace = self._pace(step.num_slots)
+        pace.tokens += SPEEDUP_RATE * (1.0 + gained / step.num_slots - pace.tokens)
+        pace.time += SPEEDUP_RATE * ((curve[step.num_slots + num_rows] + sunk_ms) / plain - pace.time)
+
+    def _pace(self, num_slots: int) -> _Pace:
+        pace = self._paces.get(num_slots)
+        if pace is None:
+            pace = self._paces[num_slots] = _Pace()
+        return pace
+
+
+def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], int]:
+    """Lengths set by hand, and the rows left for the others."""
+    given = [0] * len(slots)
+    for i, slot in enumerate(slots):
+        if slot.is_fixed:
+            length = min(len(slot.survival), room)
+            if length >= slot.min_tokens:
+                given[i] = length
+                room -= length
+    return given, room
+
+
+def _search(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> tuple[int, float]:
+    """The number of rows with the highest value, and that value; 0 rows are worth 0."""
+    best, best_value, tokens, plain = 0, 0.0, 0.0, curve[base]
+    for count, survival in enumerate(offers, 1):
+        tokens += survival
+        value = tokens - rate * (curve[base + count] - plain)
+        if value > best_value:
+            best, best_value = count, value
+    return best, best_value
+
+
+def _share(slots: Sequence[SlotDraft], given: list[int], offers: Sequence[float], num_rows: int) -> None:
+    """Give the best `num_rows` offers to their slots; ties go to the earlier slot."""
+    threshold = offers[num_rows - 1]
+    ties = num_rows
+    for i, slot in enumerate(slots):
+        if not slot.is_fixed:
+            given[i] = sum(s > threshold for s in slot.survival)
+            ties -= given[i]
+    for i, slot in enumerate(slots):
+        if slot.is_fixed:
+            continue
+        length = given[i]
+        while ties and length < len(slot.survival) and slot.survival[length] == threshold:
+            length, ties = length + 1, ties - 1
+        given[i] = length if length >= slot.min_tokens else 0

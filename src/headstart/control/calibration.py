@@ -1,0 +1,235 @@
+"""What a speculator's score is worth: confidence -> probability of acceptance, learned online.
+
+Conditional acceptance a = P(token i accepted | tokens before it accepted) is counted per
+(speculator, confidence bucket, position bucket). Counts fade: n <- d n + 1. A cell with few counts
+leans on its parents (K pseudo-counts at each level):
+
+    speculator = (m + K prior) / (n + K)
+    parent     = (m_confidence + m_position + K speculator) / (n_confidence + n_position + K)
+    cell       = (m_cell + K parent) / (n_cell + K)
+
+A request whose text is unlike the average gets a shift b of the log-odds, odds' = odds e^b, from a
+one-dimensional extended Kalman filter (p = predicted, y = 1 if accepted):
+
+    V <- V + drift;   V <- V / (1 + V p (1 - p));   b <- b + V (y - p)
+
+Survival is the running product of the shifted cells. Labels stop at the first disagreement and at
+the end of the draft, so a fully accepted draft says nothing about the token after it (censored).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import exp
+from typing import Any
+
+from headstart.control.state import floats
+from headstart.control.values import Outcome
+
+PROBABILITY_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+COUNT_EDGES = (1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 24.5, 32.5, 64.5)
+EDGES = PROBABILITY_EDGES + COUNT_EDGES  # scores up to 1 are shares, above 1 lengths or counts
+NUM_CONFIDENCES = len(EDGES) + 1
+POSITIONS = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7)  # position in the draft -> bucket; later ones share the last
+NUM_POSITIONS = POSITIONS[-1] + 1
+LAST = len(POSITIONS) - 1
+
+PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
+SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
+CELL_FADE, PARENT_FADE = 0.99, 0.995
+LEAST, MOST = 0.002, 0.998
+SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.002, 0.998, 4.0
+
+
+class _Table:
+    """Counts of one speculator: per level, labelled tokens (n) and accepted ones (m)."""
+
+    __slots__ = (
+        "cell_m",
+        "cell_n",
+        "confidence_m",
+        "confidence_n",
+        "is_probability",
+        "m",
+        "n",
+        "position_m",
+        "position_n",
+    )
+
+    def __init__(self, *, is_probability: bool) -> None:
+        self.is_probability = is_probability
+        self.m = self.n = 0.0
+        self.confidence_m, self.confidence_n = [0.0] * NUM_CONFIDENCES, [0.0] * NUM_CONFIDENCES
+        self.position_m, self.position_n = [0.0] * NUM_POSITIONS, [0.0] * NUM_POSITIONS
+        self.cell_m = [0.0] * (NUM_CONFIDENCES * NUM_POSITIONS)
+        self.cell_n = [0.0] * (NUM_CONFIDENCES * NUM_POSITIONS)
+
+    def overall(self) -> float:
+        """Acceptance of a token about which nothing is known."""
+        return (self.m + SPECULATOR_WEIGHT * PRIOR) / (self.n + SPECULATOR_WEIGHT)
+
+    def rates(self, confidence: Sequence[float]) -> list[float]:
+        """Conditional acceptance of each token of a draft."""
+        overall, is_probability = self.overall(), self.is_probability
+        confidence_m, confidence_n = self.confidence_m, self.confidence_n
+        position_m, position_n = self.position_m, self.position_n
+        cell_m, cell_n = self.cell_m, self.cell_n
+        rates = []
+        for i, score in enumerate(confidence):
+            c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
+            base = 0.1 + 0.8 * score if is_probability else overall
+            labels = confidence_n[c] + position_n[p] + PARENT_WEIGHT
+            parent = (confidence_m[c] + position_m[p] + PARENT_WEIGHT * base) / labels
+            cell = c * NUM_POSITIONS + p
+            rate = (cell_m[cell] + CELL_WEIGHT * parent) / (cell_n[cell] + CELL_WEIGHT)
+            rates.append(LEAST if rate < LEAST else MOST if rate > MOST else rate)
+        return rates
+
+    def by_position(self, length: int) -> list[float]:
+        """Conditional acceptance at each position of a draft whose scores are not known yet."""
+        overall = self.overall()
+        by_bucket = [
+            min(MOST, max(LEAST, (m + PARENT_WEIGHT * overall) / (n + PARENT_WEIGHT)))
+            for m, n in zip(self.position_m, self.position_n, strict=True)
+        ]
+        return [by_bucket[POSITIONS[i if i < LAST else LAST]] for i in range(length)]
+
+    def by_confidence(self, c: int) -> float:
+        """Conditional acceptance in one confidence bucket, whatever the position."""
+        base = self.overall()
+        if self.is_probability and c <= len(PROBABILITY_EDGES):
+            low = PROBABILITY_EDGES[c - 1] if c else 0.0
+            high = PROBABILITY_EDGES[c] if c < len(PROBABILITY_EDGES) else 1.0
+            base = 0.1 + 0.4 * (low + high)
+        return (self.confidence_m[c] + PARENT_WEIGHT * base) / (self.confidence_n[c] + PARENT_WEIGHT)
+
+    def count(self, i: int, score: float, accepted: float) -> None:
+        """Add one label, 1 or 0, at every level."""
+        c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
+        cell = c * NUM_POSITIONS + p
+        self.cell_n[cell] = self.cell_n[cell] * CELL_FADE + 1.0
+        self.cell_m[cell] = self.cell_m[cell] * CELL_FADE + accepted
+        self.confidence_n[c] = self.confidence_n[c] * PARENT_FADE + 1.0
+        self.confidence_m[c] = self.confidence_m[c] * PARENT_FADE + accepted
+        self.position_n[p] = self.position_n[p] * PARENT_FADE + 1.0
+        self.position_m[p] = self.position_m[p] * PARENT_FADE + accepted
+        self.n = self.n * PARENT_FADE + 1.0
+        self.m = self.m * PARENT_FADE + accepted
+
+
+class _Shift:
+    """How far one request's acceptance is from the average, in log-odds."""
+
+    __slots__ = ("odds", "shift", "variance")
+
+    def __init__(self) -> None:
+        self.shift, self.variance, self.odds = 0.0, SHIFT_VARIANCE, 1.0
+
+    def learn(self, rate: float, accepted: float) -> None:
+        """Follow one label, 1 or 0, for which the average says `rate`."""
+        p = rate * self.odds / (1.0 - rate + rate * self.odds)
+        variance = self.variance + SHIFT_DRIFT
+        self.variance = variance = variance / (1.0 + variance * p * (1.0 - p))
+        shift = self.shift * SHIFT_PULL + variance * (accepted - p)
+        self.shift = shift = max(-SHIFT_LIMIT, min(SHIFT_LIMIT, shift))
+        self.odds = exp(shift)
+
+
+NO_SHIFTS: dict[str, _Shift] = {}
+
+
+class Calibration:
+    """Acceptance of all speculators, for the average text and for each running request."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, _Table] = {}
+        self._shifts: dict[int, dict[str, _Shift]] = {}
+
+    def declare_probability(self, speculator: str) -> None:
+        """Believe this speculator's scores, as probabilities, until counts say otherwise."""
+        self._tables.setdefault(speculator, _Table(is_probability=True)).is_probability = True
+
+    def survival(self, speculator: str, confidence: Sequence[float], seq_id: int) -> list[float]:
+        """Probability that draft tokens 0..i are all accepted, for each i. O(tokens)."""
+        return self._survival(speculator, self._table(speculator).rates(confidence), seq_id)
+
+    def expected(self, speculator: str, length: int, seq_id: int) -> list[float]:
+        """Survival of a draft that does not exist yet, whose scores are unknown."""
+        return self._survival(speculator, self._table(speculator).by_position(length), seq_id)
+
+    def mean(self, speculator: str) -> float:
+        """Conditional acceptance of an average token."""
+        return self._table(speculator).overall()
+
+    def confidence_for(self, speculator: str, acceptance: float) -> float:
+        """Smallest probability score from which on acceptance is at least this; 1 if none is."""
+        table = self._table(speculator)
+        if table.by_confidence(len(PROBABILITY_EDGES)) < acceptance:
+            return 1.0
+        for c in range(len(PROBABILITY_EDGES) - 1, -1, -1):
+            if table.by_confidence(c) < acceptance:
+                return PROBABILITY_EDGES[c]
+        return 0.0
+
+    def record(self, outcome: Outcome) -> None:
+        """Learn from a draft's labels. O(labels)."""
+        num_labelled = outcome.num_labelled
+        if not num_labelled:
+            return
+        table = self._table(outcome.speculator)
+        shift = self._shifts.setdefault(outcome.seq_id, {}).setdefault(outcome.speculator, _Shift())
+        confidence = outcome.confidence[:num_labelled]
+        for i, (rate, score) in enumerate(zip(table.rates(confidence), confidence, strict=True)):
+            accepted = 1.0 if i < outcome.num_matched else 0.0
+            shift.learn(rate, accepted)
+            table.count(i, score, accepted)
+
+    def end(self, seq_id: int) -> None:
+        """The request is over: forget its shift."""
+        self._shifts.pop(seq_id, None)
+
+    def describe(self) -> dict[str, Any]:
+        """Acceptance per speculator, JSON-ready."""
+        return {name: {"acceptance": table.overall(), "labels": table.n} for name, table in self._tables.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """What is worth keeping: the counts, not the running requests."""
+        return {
+            speculator: {name: getattr(table, name) for name in _Table.__slots__}
+            for speculator, table in self._tables.items()
+        }
+
+    def from_json(self, state: dict[str, Any]) -> None:
+        """Take over saved counts.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: damaged; nothing was changed.
+        """
+        tables = {}
+        for speculator, saved in state.items():
+            table = tables[str(speculator)] = _Table(is_probability=saved["is_probability"] is True)
+            table.m, table.n = floats([saved["m"], saved["n"]], 2, least=0.0)
+            for level in ("confidence", "position", "cell"):
+                size = len(getattr(table, f"{level}_n"))
+                n, m = floats(saved[f"{level}_n"], size, least=0.0), floats(saved[f"{level}_m"], size, least=0.0)
+                if any(a > b + 1e-6 for a, b in zip(m, n, strict=True)):
+                    raise ValueError(f"more accepted than labelled tokens for {speculator!r}")
+                setattr(table, f"{level}_n", n)
+                setattr(table, f"{level}_m", m)
+        self._tables = tables
+
+    def _table(self, speculator: str) -> _Table:
+        table = self._tables.get(speculator)
+        if table is None:
+            table = self._tables[speculator] = _Table(is_probability=False)
+        return table
+
+    def _survival(self, speculator: str, rates: Sequence[float], seq_id: int) -> list[float]:
+        shift = self._shifts.get(seq_id, NO_SHIFTS).get(speculator)
+        odds = 1.0 if shift is None else shift.odds
+        alive, survival = 1.0, []
+        for rate in rates:
+            alive *= rate * odds / (1.0 - rate + rate * odds)
+            survival.append(alive)
+        return survival

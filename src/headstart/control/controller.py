@@ -1,0 +1,120 @@
+"""How many tokens to guess, for whom, by whom: everything the scheduler asks of control.
+
+Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. One step:
+
+    survival = controller.survival(speculator, confidence, seq_id)      each draft of a text speculator
+    allowances = controller.plan_model(speculator, slots, step)         before a draft model runs
+    lengths = controller.plan(slot_drafts, step)                        before the target runs
+    controller.observe_step(rows, context, milliseconds)                after it
+    controller.record(outcome)                                          when a draft's fate is known
+
+Record every draft once, also one that was not verified: when the text disagrees with it, or has
+reached its end, or the request ends. So guesses that cost nothing keep control up to date while
+speculation is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headstart.control.budget import Budget
+from headstart.control.calibration import Calibration
+from headstart.control.choice import best_draft
+from headstart.control.cost import CostTable
+from headstart.control.drafting import Drafting
+from headstart.control.state import read_state, write_state
+from headstart.control.values import Allowance, DraftRun, ModelSlot, Outcome, SlotDraft, Step
+
+
+class Controller:
+    """Calibration, costs and the budget of one worker. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._models: set[str] = set()
+        self._calibration = Calibration()
+        self._cost = CostTable()
+        self._budget = Budget(self._cost)
+        self._drafting = Drafting(self._cost, self._budget, self._calibration)
+
+    def declare_model(self, speculator: str) -> None:
+        """A draft model's scores are probabilities: believe them until counts say otherwise."""
+        self._models.add(speculator)
+        self._calibration.declare_probability(speculator)
+
+    def survival(self, speculator: str, confidence: Sequence[float], seq_id: int) -> list[float]:
+        """Probability that draft tokens 0..i are all accepted, for each i."""
+        return self._calibration.survival(speculator, confidence, seq_id)
+
+    def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
+        """Index of the draft worth most to a slot; None if no draft has a token."""
+        longest = max(map(len, survivals), default=0)
+        if not longest:
+            return None
+        price = self._budget.row_price(step, min(longest, max(1, step.max_draft_rows)))
+        best = best_draft(survivals, price)
+        return best if best is not None else best_draft(survivals)
+
+    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
+        """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this step."""
+        return self._budget.plan(slots, step, sunk_ms)
+
+    def plan_model(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
+        """How far a draft model may draft for each slot."""
+        return self._drafting.plan(speculator, slots, step)
+
+    def observe_step(self, rows: int, context: int, milliseconds: float) -> None:
+        """The target decoded `rows` rows in this time."""
+        self._cost.observe(rows, context, milliseconds)
+
+    def observe_draft(self, run: DraftRun, step: Step) -> None:
+        """A draft model ran."""
+        self._drafting.observe(run, step)
+
+    def record(self, outcome: Outcome) -> None:
+        """A draft's fate is known, verified or not."""
+        self._calibration.record(outcome)
+
+    def end(self, seq_id: int) -> None:
+        """The request is over."""
+        self._calibration.end(seq_id)
+
+    def describe(self) -> dict[str, Any]:
+        """What control believes, JSON-ready."""
+        return {
+            "cost_ms": self._cost.describe(),
+            "acceptance": self._calibration.describe(),
+            "speedup": self._budget.describe(),
+            "draft_models": self._drafting.describe(),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write what was learned, atomically.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        state = {
+            "cost": self._cost.to_json(),
+            "calibration": self._calibration.to_json(),
+            "budget": self._budget.to_json(),
+            "drafting": self._drafting.to_json(),
+        }
+        write_state(path, state)
+
+    def load(self, path: Path) -> str | None:
+        """Take over what was saved; None if it worked, else why not (and nothing was changed)."""
+        fresh = Controller()
+        try:
+            state = read_state(path)
+            fresh._calibration.from_json(state["calibration"])
+            fresh._cost.from_json(state["cost"])
+            fresh._budget.from_json(state["budget"])
+            fresh._drafting.from_json(state["drafting"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"{type(error).__name__}: {error}"
+        for speculator in self._models:
+            fresh.declare_model(speculator)
+        self.__dict__.update(fresh.__dict__)
+        return None

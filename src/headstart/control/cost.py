@@ -1,0 +1,244 @@
+"""What a step of the target costs: milliseconds by rows in the batch and context, learned online.
+
+Per context bucket, log ms(rows) = level + shape[rows]. The level follows whatever slows every step
+alike (other programs, heat); the shape is what planning needs and moves slowly. A step that took
+`ms` splits its innovation by the variances, a Kalman filter with a diagonal covariance:
+
+    e = log ms - level - shape[rows], cut to +-25 % (a young cell may fall freely: outliers are slow steps)
+    level += e V_level / S;   shape[rows] += e V_rows / S;   S = V_level + V_rows + noise
+
+Shapes are kept at knots, made monotone by weighted isotonic regression and read by linear
+interpolation in rows. Past the last knot seen, a row costs a quarter more than the rows so far did
+on average; optimistically half as much. A context bucket seen for the first time borrows the shape
+of the nearest one, so that its first step moves all of its curve by one ratio.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import exp, log, sqrt
+from typing import Any
+
+from headstart.control.state import floats
+
+KNOTS = (*range(1, 17), 18, 20, 22, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+CONTEXT_EDGES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+NOISE = 0.01  # variance of log ms of one step: 10 %
+LEVEL_DRIFT, SHAPE_DRIFT = 0.0005, 0.00002  # variance added per step
+LEVEL_VARIANCE, SHAPE_VARIANCE = 0.25, 0.09  # of a level or a cell never seen
+MAX_INNOVATION, FIRST_INNOVATION = log(1.25), log(3.0)
+GROWN = 3  # samples after which a cell counts as known
+PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
+OPTIMISTIC_MARGIN = 0.05
+REBUILD_EVERY = 8  # steps between two readings of the shape
+
+
+class _Curve:
+    """One context bucket. `shape`, `variance`, `count` have one entry per knot; count 0: never seen."""
+
+    __slots__ = ("_age", "_lists", "count", "level", "level_variance", "shape", "variance")
+
+    def __init__(self) -> None:
+        self.level, self.level_variance = 0.0, LEVEL_VARIANCE
+        self.shape = [0.0] * len(KNOTS)
+        self.variance = [SHAPE_VARIANCE] * len(KNOTS)
+        self.count = [0] * len(KNOTS)
+        self._age = 0
+        self._lists: dict[bool, list[float]] = {}
+
+    def borrow(self, other: _Curve) -> None:
+        """Start with another bucket's shape; the level follows with the first step."""
+        self.level, self.shape, self.count = other.level, list(other.shape), list(other.count)
+        self.variance = [min(SHAPE_VARIANCE, v + NOISE) for v in other.variance]
+
+    def observe(self, rows: int, milliseconds: float) -> None:
+        knot = _nearest_knot(rows)
+        seen = self.count[knot]
+        if not any(self.count):
+            self.level, self.variance[knot], expected = log(milliseconds), NOISE, 0.0
+        elif not seen or rows != KNOTS[knot]:
+            points = self._points(optimistic=False)
+            expected = log(_read(points, rows, PRIOR_MARGIN))
+            if not seen:
+                self.shape[knot] = log(_read(points, KNOTS[knot], PRIOR_MARGIN))
+        else:
+            expected = self.shape[knot]
+        innovation = log(milliseconds) - self.level - expected
+        limit = MAX_INNOVATION if seen else FIRST_INNOVATION
+        innovation = min(innovation, limit) if seen < GROWN else max(-limit, min(limit, innovation))
+        shape_variance = self.variance[knot] + SHAPE_DRIFT
+        level_variance = self.level_variance + LEVEL_DRIFT
+        total = shape_variance + level_variance + NOISE
+        self.level += innovation * level_variance / total
+        self.shape[knot] += innovation * shape_variance / total
+        self.level_variance = level_variance * (1.0 - level_variance / total)
+        self.variance[knot] = shape_variance * (1.0 - shape_variance / total)
+        self.count[knot] = seen + 1
+        self._age += 1
+        if seen < GROWN or self._age >= REBUILD_EVERY:
+            self._lists.clear()
+
+    def milliseconds(self, rows: int) -> float:
+        return exp(self.level) * _read(self._points(optimistic=False), rows, PRIOR_MARGIN)
+
+    def read(self, rows: int, *, optimistic: bool) -> list[float]:
+        """Milliseconds of 0, 1, ... at least `rows` rows; not to be changed."""
+        cached = self._lists.get(optimistic)
+        if cached is None or len(cached) <= rows:
+            self._age = 0
+            cached = self._lists[optimistic] = self._build(rows, optimistic=optimistic)
+        return cached
+
+    def is_known(self, rows: int) -> bool:
+        """Whether all knots up to the first one at or past `rows` have been seen often enough."""
+        return all(count >= GROWN for count in self.count[: _nearest_knot(rows) + 1])
+
+    def _build(self, rows: int, *, optimistic: bool) -> list[float]:
+        scale, points = exp(self.level), self._points(optimistic=optimistic)
+        margin = OPTIMISTIC_MARGIN if optimistic else PRIOR_MARGIN
+        values = [0.0]
+        for knot in KNOTS:
+            start, low = len(values) - 1, values[-1]
+            high = scale * _read(points, knot, margin)
+            slope = (high - low) / (knot - start)
+            values.extend(low + slope * i for i in range(1, knot - start + 1))
+            if knot >= rows:
+                break
+        return values
+
+    def _points(self, *, optimistic: bool) -> list[tuple[int, float]]:
+        """(rows, ms / level) at the knots seen, monotone."""
+        seen = [k for k, count in enumerate(self.count) if count]
+        values = [self.shape[k] - (sqrt(self.variance[k]) if optimistic and self.count[k] < GROWN else 0.0) for k in seen]
+        values = _isotonic(values, [1.0 / self.variance[k] for k in seen])
+        return [(KNOTS[k], exp(v)) for k, v in zip(seen, values, strict=True)]
+
+
+class CostTable:
+    """Milliseconds of a decode by rows and context."""
+
+    def __init__(self) -> None:
+        self._curves: dict[int, _Curve] = {}
+
+    def observe(self, rows: int, context: int, milliseconds: float) -> None:
+        """Learn from one decode."""
+        if rows < 1 or not 0.0 < milliseconds < 1e7:
+            return
+        bucket = bisect_left(CONTEXT_EDGES, context)
+        curve = self._curves.get(bucket)
+        if curve is None:
+            curve = _Curve()
+            if self._curves:
+                curve.borrow(self._nearest(bucket))
+            self._curves[bucket] = curve
+        curve.observe(rows, milliseconds)
+
+    def milliseconds(self, rows: int, context: int) -> float | None:
+        """Expected time of a decode; None before anything was observed."""
+        return self._nearest(bisect_left(CONTEXT_EDGES, context)).milliseconds(rows) if self._curves else None
+
+    def curve(self, rows: int, context: int, *, optimistic: bool = False) -> list[float]:
+        """Milliseconds by number of rows, from 0 to at least `rows`. Read only.
+
+        Before any measurement: one row costs 1, each further one PRIOR_MARGIN.
+        """
+        if not self._curves:
+            return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
+        return self._nearest(bisect_left(CONTEXT_EDGES, context)).read(rows, optimistic=optimistic)
+
+    def is_known(self, rows: int, context: int) -> bool:
+        """Whether every number of rows up to this was measured a few times."""
+        return bool(self._curves) and self._nearest(bisect_left(CONTEXT_EDGES, context)).is_known(rows)
+
+    def describe(self) -> dict[str, Any]:
+        """Measured milliseconds per context bucket and rows, JSON-ready."""
+        return {
+            _bucket_name(bucket): {
+                str(rows): round(exp(curve.level) * value, 4) for rows, value in curve._points(optimistic=False)
+            }
+            for bucket, curve in sorted(self._curves.items())
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything learned."""
+        return {
+            "knots": list(KNOTS),
+            "contexts": list(CONTEXT_EDGES),
+            "curves": {
+                str(bucket): {
+                    "level": curve.level,
+                    "shape": curve.shape,
+                    "variance": curve.variance,
+                    "count": curve.count,
+                }
+                for bucket, curve in self._curves.items()
+            },
+        }
+
+    def from_json(self, state: dict[str, Any]) -> None:
+        """Take over a saved table; the level is learned anew, because the machine's load changes.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: damaged or of other knots; nothing was changed.
+        """
+        if state["knots"] != list(KNOTS) or state["contexts"] != list(CONTEXT_EDGES):
+            raise ValueError("the cost table has other knots")
+        curves = {}
+        for bucket, saved in state["curves"].items():
+            if not 0 <= int(bucket) <= len(CONTEXT_EDGES):
+                raise ValueError(f"context bucket {bucket} does not exist")
+            curve = curves[int(bucket)] = _Curve()
+            (curve.level,) = floats([saved["level"]], 1, -20.0, 20.0)
+            curve.shape = floats(saved["shape"], len(KNOTS), -20.0, 20.0)
+            curve.variance = floats(saved["variance"], len(KNOTS), 1e-9, 1.0)
+            curve.count = [int(count) for count in floats(saved["count"], len(KNOTS), 0.0)]
+        self._curves = curves
+
+    def _nearest(self, bucket: int) -> _Curve:
+        curve = self._curves.get(bucket)
+        return curve if curve is not None else self._curves[min(self._curves, key=lambda b: abs(b - bucket))]
+
+
+def _nearest_knot(rows: int) -> int:
+    k = bisect_left(KNOTS, rows)
+    if k == len(KNOTS):
+        return k - 1
+    return k - 1 if k and rows - KNOTS[k - 1] < KNOTS[k] - rows else k
+
+
+def _bucket_name(bucket: int) -> str:
+    return f"<={CONTEXT_EDGES[bucket]}" if bucket < len(CONTEXT_EDGES) else f">{CONTEXT_EDGES[-1]}"
+
+
+def _isotonic(values: list[float], weights: list[float]) -> list[float]:
+    """The nearest list that never falls, in weighted squares: pool adjacent violators, O(n)."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        size = 1
+        while pools and pools[-1][0] > value:
+            other, other_weight, other_size = pools.pop()
+            value = (value * weight + other * other_weight) / (weight + other_weight)
+            weight, size = weight + other_weight, size + other_size
+        pools.append((value, weight, size))
+    return [value for value, _, size in pools for _ in range(size)]
+
+
+def _read(points: list[tuple[int, float]], rows: int, margin: float) -> float:
+    """Interpolate between measured points; `margin` is the price of a row when only one is known."""
+    first_rows, first = points[0]
+    if rows <= first_rows:
+        return first * (1.0 + PRIOR_MARGIN * (rows - 1)) / (1.0 + PRIOR_MARGIN * (first_rows - 1))
+    last_rows, last = points[-1]
+    if rows >= last_rows:
+        return last + (rows - last_rows) * _slope_beyond(points, margin)
+    right = bisect_left(points, (rows, 0.0))
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
+
+
+def _slope_beyond(points: list[tuple[int, float]], margin: float) -> float:
+    (first_rows, first), (last_rows, last) = points[0], points[-1]
+    if len(points) == 1:
+        return margin * first / (1.0 + PRIOR_MARGIN * (first_rows - 1))
+    return (last - first) / (last_rows - first_rows) * (1.25 if margin == PRIOR_MARGIN else 0.5)

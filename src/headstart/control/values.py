@@ -1,0 +1,86 @@
+"""What goes into control and what comes out: plain frozen values. Times in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The batch that is being planned, before any draft row is added."""
+
+    num_slots: int  # sequences that emit at least one token in this step, >= 1
+    num_base_rows: int  # rows without drafts: one per slot, plus prompt rows
+    context: int  # tokens in the cache that this step attends to
+    max_rows: int = 2048  # most rows in one decode
+    max_outputs: int = 2048  # most rows with logits in one decode
+
+    @property
+    def max_draft_rows(self) -> int:
+        """Draft rows that fit."""
+        return max(0, min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDraft:
+    """One slot's draft at the moment of verification.
+
+    `survival[i]` is the probability that draft tokens 0..i are all accepted; it never rises.
+    """
+
+    survival: Sequence[float] = ()
+    min_tokens: int = 0  # a shorter prefix is dropped
+    is_fixed: bool = False  # verify all of it: the user set the length by hand
+
+
+NO_SLOT_DRAFT = SlotDraft()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSlot:
+    """One slot that a draft model could draft for."""
+
+    seq_id: int
+    max_tokens: int  # most tokens it may draft
+    catch_up: int = 0  # tokens the draft model has to read first, the newest one not counted
+    prefix: float = 1.0  # survival of the text draft that the model would continue; 1 without one
+    rival: float = 0.0  # expected tokens of a text draft that the model's would replace
+    fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How far a draft model may go for one slot; 0 tokens: do not draft this time."""
+
+    max_tokens: int = 0
+    min_confidence: float = 0.0
+
+
+NO_ALLOWANCE = Allowance()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a draft, verified or only compared with the text that followed.
+
+    The first `num_matched` tokens agreed. If `num_labelled` is one more, the next did not; what
+    comes after the first disagreement, or after the text known so far, has no label.
+    """
+
+    seq_id: int
+    speculator: str
+    confidence: Sequence[float]
+    num_matched: int
+    num_labelled: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRun:
+    """One call of a draft model, for several slots at once."""
+
+    speculator: str
+    asked: Sequence[int]  # per slot, the most tokens it might draft
+    drafted: Sequence[int]  # per slot, tokens it drafted
+    catch_up: int  # tokens read before drafting, summed over slots
+    milliseconds: float

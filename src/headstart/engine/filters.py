@@ -1,0 +1,112 @@
+"""A request's truncation and temperature as a libllama sampler chain over our candidate arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.engine.library import api
+from headstart.engine.vocab import LlamaVocab
+from headstart.sampling.params import SamplingParams
+
+_CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
+_CERTAIN = 1.0  # XTC's own coin is never thrown: the sampler decides per position whether it applies
+
+
+class LlamaFilters:
+    """`Filters` of one request. The final choice is not here (see sampling/)."""
+
+    def __init__(self, vocab: LlamaVocab, context_size: int, params: SamplingParams) -> None:
+        self._vocab = vocab
+        self._readers: list[Any] = []  # samplers that look at the text
+        self._chain = self._build(params, context_size, with_xtc=False)
+        self._chain_xtc = self._build(params, context_size, with_xtc=True) if params.has_xtc else self._chain
+        self._capacity = 0
+        self._grow(512)
+
+    def _build(self, params: SamplingParams, context_size: int, *, with_xtc: bool) -> Any:
+        chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        for name in params.samplers:
+            if name == "xtc" and not with_xtc:
+                continue
+            sampler = self._sampler(name, params, context_size)
+            if sampler is not None:
+                api.llama_sampler_chain_add(chain, sampler)
+        return chain
+
+    def _sampler(self, name: str, p: SamplingParams, context_size: int) -> Any:
+        """One libllama sampler, or None if the parameters switch it off."""
+        if name == "penalties" and p.has_penalties:
+            last_n = context_size if p.repeat_last_n < 0 else p.repeat_last_n
+            return self._reading(
+                api.llama_sampler_init_penalties(
+                    self._vocab.size, last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty
+                )
+            )
+        if name == "dry" and p.has_dry:
+            return self._dry_sampler(p, context_size)
+        if name == "top_n_sigma" and p.top_n_sigma > 0:
+            return api.llama_sampler_init_top_n_sigma(p.top_n_sigma)
+        if name == "top_k" and p.top_k > 0:
+            return api.llama_sampler_init_top_k(p.top_k)
+        if name == "typ_p" and p.typical_p < 1.0:
+            return api.llama_sampler_init_typical(p.typical_p, p.min_keep)
+        if name == "top_p" and p.top_p < 1.0:
+            return api.llama_sampler_init_top_p(p.top_p, p.min_keep)
+        if name == "min_p" and p.min_p > 0.0:
+            return api.llama_sampler_init_min_p(p.min_p, p.min_keep)
+        if name == "xtc":
+            return api.llama_sampler_init_xtc(_CERTAIN, p.xtc_threshold, p.min_keep, 0)
+        if name == "temperature" and not p.is_greedy:
+            return api.llama_sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+        return None
+
+    def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
+        breakers = [b.encode() for b in p.dry_sequence_breakers]
+        array = (ctypes.c_char_p * len(breakers))(*breakers)
+        last_n = context_size if p.dry_penalty_last_n < 0 else p.dry_penalty_last_n
+        return self._reading(
+            api.llama_sampler_init_dry(
+                self._vocab.handle, p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n, array, len(breakers)
+            )
+        )
+
+    def _reading(self, sampler: Any) -> Any:
+        self._readers.append(sampler)
+        return sampler
+
+    def _grow(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._candidates = np.zeros(capacity, _CANDIDATE)
+        self._array = api.llama_token_data_array()
+        self._array.data = ctypes.cast(self._candidates.ctypes.data, ctypes.POINTER(api.llama_token_data))
+
+    def apply(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Surviving (ids, logits after temperature). Views, valid until the next call."""
+        count = len(ids)
+        if count > self._capacity:
+            self._grow(count)
+        candidates, array = self._candidates, self._array
+        candidates["id"][:count] = ids
+        candidates["logit"][:count] = logits
+        array.size = count
+        array.selected = -1
+        array.sorted = count < self._vocab.size  # partial candidates come sorted by contract
+        api.llama_sampler_apply(self._chain_xtc if use_xtc else self._chain, ctypes.byref(array))
+        kept = candidates[: array.size]
+        return kept["id"], kept["logit"]
+
+    def accept(self, token: int) -> None:
+        """Feed penalties and DRY. Only emitted tokens come here, so nothing is ever taken back."""
+        for sampler in self._readers:
+            api.llama_sampler_accept(sampler, token)
+
+    def __del__(self) -> None:
+        chains = {id(c): c for c in (getattr(self, "_chain", None), getattr(self, "_chain_xtc", None)) if c}
+        for chain in chains.values():
+            api.llama_sampler_free(chain)

@@ -1,0 +1,137 @@
+"""The one door to libllama: import, logging, prototypes of hot calls, unbound symbols.
+
+libllama aborts the process on many mistakes (see the checks in `context.py` and `model.py`), so
+nothing outside this folder calls it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections import deque
+from ctypes import c_bool, c_char_p, c_int, c_void_p
+from typing import Any
+
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
+
+import llama_cpp.llama_cpp as api  # noqa: E402 (the variable above must be set before)
+
+from headstart.errors import ModelError  # noqa: E402
+
+log = logging.getLogger("headstart.libllama")
+
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+_recent_errors: deque[str] = deque(maxlen=8)
+_partial: list[str] = []
+_level = logging.DEBUG
+_lock = threading.Lock()
+
+
+@api.llama_log_callback
+def _on_log(level: int, text: bytes, _user: object) -> None:
+    """Turn libllama's pieces of lines into records; info is debug to us, a load prints hundreds."""
+    global _level
+    with _lock:
+        if level != 5:  # 5 continues the line before
+            _level = _LEVELS.get(level, logging.DEBUG)
+        _partial.append(text.decode("utf-8", "replace"))
+        if not _partial[-1].endswith("\n"):
+            return
+        line = "".join(_partial).rstrip()
+        _partial.clear()
+    if _level >= logging.ERROR:
+        _recent_errors.append(line)
+    if line.strip(". "):
+        log.log(_level, "%s", line)
+
+
+_started = False
+
+
+def start() -> None:
+    """Initialise libllama once; later calls do nothing."""
+    global _started
+    if not _started:
+        api.llama_log_set(_on_log, None)
+        api.llama_backend_init()
+        _started = True
+
+
+def take_errors() -> str:
+    """Error lines that libllama logged since the last call, joined; for messages of our own."""
+    lines = [line.split(": ", 1)[-1] if line.startswith("llama_") else line for line in _recent_errors]
+    _recent_errors.clear()
+    return "; ".join(dict.fromkeys(lines))
+
+
+def version() -> str:
+    """Version of libllama and of its binding."""
+    import llama_cpp
+
+    return f"libllama {api.llama_version().decode()} (llama-cpp-python {llama_cpp.__version__})"
+
+
+def system_info() -> str:
+    """Processor features and backends libllama was built with."""
+    start()
+    return api.llama_print_system_info().decode().strip()
+
+
+def prototype(library: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """A private ctypes prototype, so that the binding's own (slower) one stays untouched."""
+    address = ctypes.cast(getattr(library, name), c_void_p).value
+    return ctypes.CFUNCTYPE(result, *arguments)(address)
+
+
+get_logits = prototype(api._lib, "llama_get_logits", c_void_p, c_void_p)
+
+
+def _shared(name: str) -> ctypes.CDLL:
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or os.path.join(os.path.dirname(api.__file__), "lib")
+    for suffix in (".so", ".dylib", ".dll"):
+        path = os.path.join(folder, name + suffix)
+        if os.path.exists(path):
+            return ctypes.CDLL(path)
+    raise ModelError(f"{name} is not in {folder}; reinstall llama-cpp-python")
+
+
+def ggml_library() -> ctypes.CDLL:
+    """libggml: the registry of devices."""
+    return _shared("libggml")
+
+
+def ggml_base_library() -> ctypes.CDLL:
+    """libggml-base: properties of devices and schedulers."""
+    return _shared("libggml-base")
+
+
+def use_reference_kernels(context: Any) -> None:
+    """Make the CPU backend compute every row alike, whatever shares the batch.
+
+    Not in the public API: reaches the context's scheduler through an exported C++ method.
+
+    Raises:
+        ModelError: this build of libllama does not export what is needed.
+    """
+    try:
+        get_scheduler = prototype(api._lib, "_ZNK13llama_context9get_schedEv", c_void_p, c_void_p)
+        base, cpu = ggml_base_library(), _shared("libggml-cpu")
+        count = prototype(base, "ggml_backend_sched_get_n_backends", c_int, c_void_p)
+        backend_at = prototype(base, "ggml_backend_sched_get_backend", c_void_p, c_void_p, c_int)
+        name_of = prototype(base, "ggml_backend_name", c_char_p, c_void_p)
+        set_reference = prototype(cpu, "ggml_backend_cpu_set_use_ref", None, c_void_p, c_bool)
+    except (AttributeError, OSError) as error:
+        raise ModelError(f"--deterministic needs a symbol this libllama does not export: {error}") from error
+    scheduler = get_scheduler(context)
+    for index in range(count(scheduler)):
+        backend = backend_at(scheduler, index)
+        if name_of(backend) == b"CPU":
+            set_reference(backend, True)
+
+
+__all__ = [
+    "api", "get_logits", "ggml_base_library", "ggml_library", "prototype", "start",
+    "system_info", "take_errors", "use_reference_kernels", "version",
+]

@@ -1,0 +1,173 @@
+"""Loading a GGUF: parameters checked first, failures explained."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+from headstart.config import EngineConfig
+from headstart.engine import library
+from headstart.engine.devices import device_array
+from headstart.engine.library import api
+from headstart.engine.vocab import LlamaVocab
+from headstart.errors import ConfigError, ModelError
+from headstart.types import ModelInfo
+
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+_GGUF_MAGIC = b"GGUF"
+
+
+class Model:
+    """A loaded GGUF. Freed when it is closed or collected; contexts must go first."""
+
+    def __init__(self, path: str | Path, config: EngineConfig, *, vocab_only: bool = False) -> None:
+        """Load the file.
+
+        Raises:
+            ModelError: it cannot be read or is not a model that generates text.
+            ConfigError: devices or splits do not exist.
+        """
+        library.start()
+        self.path = Path(path)
+        check_file(self.path)
+        params, self._keep = _params(config, vocab_only)
+        library.take_errors()
+        self.handle: Any = api.llama_model_load_from_file(str(self.path).encode(), params)
+        if not self.handle:
+            reason = library.take_errors() or "libllama gave no reason"
+            raise ModelError(f"cannot load {self.path}: {reason}")
+        self.vocab = LlamaVocab(self, self.handle)
+        if not vocab_only:
+            self._check_kind()
+
+    def _check_kind(self) -> None:
+        if api.llama_model_has_encoder(self.handle) or not api.llama_model_has_decoder(self.handle):
+            raise ModelError(f"{self.path} is not a decoder-only model; encoders and embedding models cannot generate here")
+        if api.llama_model_is_diffusion(self.handle):
+            raise ModelError(f"{self.path} is a diffusion model; it does not generate from left to right")
+        if self.vocab.size == 0:
+            raise ModelError(f"{self.path} has no vocabulary")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers keep a state that cannot be cut (recurrent and hybrid models)."""
+        return bool(api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle))
+
+    @property
+    def train_context(self) -> int:
+        return int(api.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one cached token at 16 bits per value; an upper bound for sliding windows."""
+        heads = max(1, api.llama_model_n_head(self.handle))
+        head_size = api.llama_model_n_embd(self.handle) // heads
+        return 4 * head_size * max(1, api.llama_model_n_head_kv(self.handle)) * api.llama_model_n_layer(self.handle)
+
+    @property
+    def chat_template(self) -> str | None:
+        template = api.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", "replace") if template else None
+
+    def metadata(self) -> dict[str, str]:
+        """The GGUF's keys with scalar values; arrays are left out."""
+        buffer = ctypes.create_string_buffer(4096)
+        found: dict[str, str] = {}
+        for index in range(api.llama_model_meta_count(self.handle)):
+            api.llama_model_meta_key_by_index(self.handle, index, buffer, len(buffer))
+            key = buffer.value.decode("utf-8", "replace")
+            api.llama_model_meta_val_str_by_index(self.handle, index, buffer, len(buffer))
+            if not key.startswith("tokenizer.") and not buffer.value.startswith(b"["):
+                found[key] = buffer.value.decode("utf-8", "replace")
+        return found
+
+    def info(self, context_size: int = 0, memory: str = "") -> ModelInfo:
+        metadata = self.metadata()
+        buffer = ctypes.create_string_buffer(256)
+        api.llama_model_desc(self.handle, buffer, len(buffer))
+        return ModelInfo(
+            path=str(self.path),
+            name=metadata.get("general.name") or self.path.stem,
+            architecture=metadata.get("general.architecture", ""),
+            num_params=int(api.llama_model_n_params(self.handle)),
+            size_bytes=int(api.llama_model_size(self.handle)),
+            vocab_size=self.vocab.size,
+            context_size=context_size,
+            train_context_size=self.train_context,
+            num_layers=int(api.llama_model_n_layer(self.handle)),
+            embedding_size=int(api.llama_model_n_embd(self.handle)),
+            memory=memory,
+            file_type=buffer.value.decode("utf-8", "replace"),
+            metadata=metadata,
+        )
+
+    def close(self) -> None:
+        if getattr(self, "handle", None):
+            api.llama_model_free(self.handle)
+            self.handle = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def check_file(path: Path) -> None:
+    """Reject what libllama would refuse with less helpful words.
+
+    Raises:
+        ModelError: missing, a folder, unreadable, too short or not GGUF.
+    """
+    if not path.exists():
+        raise ModelError(f"model file {path} does not exist")
+    if path.is_dir():
+        ggufs = sorted(p.name for p in path.glob("*.gguf"))
+        raise ModelError(f"{path} is a folder; name a file in it" + (f", for instance {ggufs[0]}" if ggufs else ""))
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"model file {path} is not readable by this user")
+    with path.open("rb") as file:
+        head = file.read(24)
+    if head[:4] != _GGUF_MAGIC:
+        raise ModelError(f"{path} is not a GGUF file (it starts with {head[:4]!r}); convert the model to GGUF first")
+    if len(head) < 24:
+        raise ModelError(f"{path} is cut off after {len(head)} bytes; download it again")
+
+
+def _params(config: EngineConfig, vocab_only: bool) -> tuple[Any, list[Any]]:
+    """libllama's model parameters, and what must stay alive while it loads."""
+    params = api.llama_model_default_params()
+    params.vocab_only = vocab_only
+    params.n_gpu_layers = config.gpu_layers
+    params.split_mode = _SPLIT_MODES[config.split_mode]
+    params.main_gpu = config.main_gpu
+    params.load_mode = _load_mode(config)
+    keep: list[Any] = []
+    devices = device_array(config.device)
+    if devices is not None:
+        keep.append(devices)
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
+    if config.tensor_split:
+        shares = _shares(config.tensor_split)
+        keep.append(shares)
+        params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
+    if config.deterministic:
+        params.use_extra_bufts = False  # repacked 4-bit weights round differently for 4 rows and more
+    return params, keep
+
+
+def _load_mode(config: EngineConfig) -> int:
+    """libllama's numbers: -1 chooses itself, 0 reads, 2 locks, 3 maps and locks."""
+    if config.mlock:
+        return 3 if config.mmap else 2
+    return -1 if config.mmap else 0
+
+
+def _shares(text: str) -> Any:
+    limit = api.llama_max_devices()
+    try:
+        values = [float(part) for part in text.replace("/", ",").split(",")]
+    except ValueError:
+        raise ConfigError(f"--tensor-split is {text!r} but must be numbers such as 3,1") from None
+    if len(values) > limit or any(v < 0 for v in values) or not any(values):
+        raise ConfigError(f"--tensor-split has {len(values)} shares; at most {limit}, none negative, one above 0")
+    return (ctypes.c_float * limit)(*values)

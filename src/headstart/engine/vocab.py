@@ -1,0 +1,64 @@
+"""A model's vocabulary: text to tokens and back. Thread-safe, as libllama's tokenizer is."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from headstart.engine.library import api
+
+
+class LlamaVocab:
+    """`Vocab` over a loaded model (which it keeps alive)."""
+
+    def __init__(self, model: Any, handle: Any) -> None:
+        self._model = model
+        self.handle = vocab = api.llama_model_get_vocab(handle)
+        self.size: int = api.llama_vocab_n_tokens(vocab)
+        self.eog_ids = frozenset(t for t in range(self.size) if api.llama_vocab_is_eog(vocab, t))
+        self.bos_id = _optional(api.llama_vocab_bos(vocab))
+        self.eos_id = _optional(api.llama_vocab_eos(vocab))
+        self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab))
+        self.type: int = api.llama_vocab_type(vocab)
+        self._bytes: list[bytes | None] = [None] * self.size
+        self._texts: list[bytes | None] = [None] * self.size
+
+    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text; lone surrogates become '?'."""
+        raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        capacity = len(raw) + 16
+        buffer = (ctypes.c_int32 * capacity)()
+        count = api.llama_tokenize(self.handle, raw, len(raw), buffer, capacity, add_special, parse_special)
+        if count < 0:
+            buffer = (ctypes.c_int32 * -count)()
+            count = api.llama_tokenize(self.handle, raw, len(raw), buffer, -count, add_special, parse_special)
+        return buffer[:count]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for; empty for control tokens."""
+        known = self._bytes[token]
+        if known is None:
+            known = self._bytes[token] = self._piece(token, special=False)
+        return known
+
+    def token_text(self, token: int) -> bytes:
+        """Like `token_bytes`, but control tokens show their spelling."""
+        known = self._texts[token]
+        if known is None:
+            known = self._texts[token] = self._piece(token, special=True)
+        return known
+
+    def is_control(self, token: int) -> bool:
+        return bool(api.llama_vocab_is_control(self.handle, token))
+
+    def _piece(self, token: int, *, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
+        count = api.llama_token_to_piece(self.handle, token, buffer, 64, 0, special)
+        if count < 0:
+            buffer = ctypes.create_string_buffer(-count)
+            count = api.llama_token_to_piece(self.handle, token, buffer, -count, 0, special)
+        return buffer.raw[:count]
+
+
+def _optional(token: int) -> int | None:
+    return None if token < 0 else token

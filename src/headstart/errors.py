@@ -1,0 +1,64 @@
+"""Our exceptions.
+
+HeadstartError
+  ConfigError            the configuration cannot work; raised before a model is loaded
+  ModelError             this GGUF cannot do what was asked (missing, damaged, vocabulary, capability)
+  RequestError           the client's fault; becomes 4xx
+    InvalidParameterError  a field has a value that cannot be honoured; 400
+    ContextLengthError     the prompt does not fit the context; 400 exceed_context_size_error
+    NotSupportedError      this server or model cannot do that; 501
+  CapacityError          try again later; becomes 503 with Retry-After
+  EngineError            libllama failed; becomes 500, the requests of that batch fail
+  WorkerDeadError        the engine process stopped; requests in flight get 500, the server restarts it
+"""
+
+from __future__ import annotations
+
+
+class HeadstartError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class ConfigError(HeadstartError):
+    """The configuration cannot work."""
+
+
+class ModelError(HeadstartError):
+    """A model file cannot be used for what was asked."""
+
+
+class RequestError(HeadstartError):
+    """The request cannot be served as it is."""
+
+
+class InvalidParameterError(RequestError):
+    """A field of the request has a value that cannot be honoured."""
+
+
+class ContextLengthError(RequestError):
+    """The prompt does not fit into the context."""
+
+    def __init__(self, num_prompt_tokens: int, context_size: int) -> None:
+        super().__init__(
+            f"the prompt has {num_prompt_tokens} tokens but the context holds {context_size}, "
+            f"and one must stay free for the answer; shorten it or start with "
+            f"--context {num_prompt_tokens + 256}"
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.context_size = context_size
+
+
+class NotSupportedError(RequestError):
+    """This server or model cannot do what was asked."""
+
+
+class CapacityError(HeadstartError):
+    """Too many requests are waiting; try again later."""
+
+
+class EngineError(HeadstartError):
+    """libllama reported a failure while decoding."""
+
+
+class WorkerDeadError(HeadstartError):
+    """The engine process ended while the request was in flight."""

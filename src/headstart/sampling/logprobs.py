@@ -1,0 +1,29 @@
+"""Log probabilities for the client, from the same rows that were verified."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.structures.topk import top_k_ids
+
+
+def token_logprobs(logits: NDArray[np.float32], token: int, num_top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Log softmax of one row, before any filter: (of `token`, of the `num_top` likeliest, best first)."""
+    best = float(logits.max())
+    log_sum = best + float(np.log(np.exp(logits - best, dtype=np.float64).sum()))
+    ids = top_k_ids(logits, num_top) if num_top else np.empty(0, np.intp)
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    top = tuple((int(i), float(logits[i]) - log_sum) for i in ids)
+    return float(logits[token]) - log_sum, top
+
+
+def filtered_logprobs(
+    ids: NDArray[np.int32], probabilities: NDArray[np.float64], token: int, num_top: int
+) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """The same after the filters: what `Sampler.probabilities` left, sorted by falling probability."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(probabilities)
+    index = np.flatnonzero(ids == token)
+    own = float(logs[index[0]]) if len(index) else float("-inf")
+    return own, tuple((int(i), float(p)) for i, p in zip(ids[:num_top], logs[:num_top], strict=True))

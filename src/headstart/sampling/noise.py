@@ -1,0 +1,53 @@
+"""Counter-based randomness: every random number is a hash of (seed, position, token id).
+
+No generator state exists, so nothing has to be saved when drafts are rejected, and a token's noise
+does not depend on who asks for it, when, or in which batch.
+
+Source: the mixing function is splitmix64, Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_NP_GOLDEN, _NP_M1, _NP_M2 = np.uint64(_GOLDEN), np.uint64(_M1), np.uint64(_M2)
+_S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
+_UNIT = 2.0**-53
+
+
+def _mix(x: int) -> int:
+    x &= _MASK
+    x = ((x ^ (x >> 30)) * _M1) & _MASK
+    x = ((x ^ (x >> 27)) * _M2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _key(seed: int, position: int) -> int:
+    return _mix(_mix(seed * _GOLDEN + 1) + position * _GOLDEN)
+
+
+def gumbel(seed: int, position: int, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Gumbel(0, 1) noise g(seed, position, id) for each id: -log(-log u), u in (0, 1).
+
+    argmax(log p + g) is an exact sample of p (Gumbel-max).
+    """
+    x = ids.astype(np.uint64)
+    x *= _NP_GOLDEN
+    x += np.uint64(_key(seed, position))
+    x ^= x >> _S30
+    x *= _NP_M1
+    x ^= x >> _S27
+    x *= _NP_M2
+    x ^= x >> _S31
+    x >>= _S11
+    u = (x + 0.5) * _UNIT
+    return -np.log(-np.log(u))
+
+
+def uniform(seed: int, position: int, salt: int) -> float:
+    """A number in (0, 1) for decisions that are not about one token; `salt` names the decision."""
+    return ((_mix(_key(seed, position) ^ _mix(~salt)) >> 11) + 0.5) * _UNIT

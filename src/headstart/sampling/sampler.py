@@ -1,0 +1,164 @@
+"""The rule: the token at position t is argmax_i(log p_i + g(seed, t, i)).
+
+p is what the request's filters leave of the logits; g is counter-based Gumbel noise. So the token
+is a function of logits, parameters, seed and position alone: whoever drafted, whatever shares the
+batch. Temperature 0 is argmax.
+
+Source: Daliri, Musco, Suresh 2024, "Coupling without communication and drafter-invariant
+speculative decoding", https://arxiv.org/abs/2408.07978
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.sampling.noise import gumbel, uniform
+from headstart.sampling.params import SamplingParams
+from headstart.structures.topk import top_k_ids
+from headstart.types import Choice, Engine, Filters
+
+_XTC_SALT = 1
+
+
+class Sampler:
+    """Chooses the tokens of one request. The only state is the text that penalties look at."""
+
+    def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
+        self.params = params
+        self.vocab_size = engine.vocab_size
+        bias = dict(params.logit_bias)
+        if params.ignore_eos:
+            bias.update(dict.fromkeys(eog_ids, -np.inf))
+        self._bias_ids = np.fromiter(bias, np.int32, len(bias))
+        self._bias = np.fromiter(bias.values(), np.float32, len(bias))
+        self._window = _Window(params.repeat_last_n) if params.has_penalties else None
+        self.reads_text = self._window is not None or params.has_dry
+        self._num_candidates = _num_candidates(params)
+        self._is_argmax = self._num_candidates == 1 and not bias and not self.reads_text
+        self._all_ids: NDArray[np.int32] | None = None
+        self._filters: Filters = engine.make_filters(params)
+
+    def sample(self, logits: NDArray[np.float32], position: int) -> int:
+        """The token at `position` (the number of tokens before it); logits of shape (vocab_size,)."""
+        if self._is_argmax:
+            return int(logits.argmax())
+        ids, scores = self._survivors(logits, position)
+        if self.params.is_greedy:
+            return int(ids[scores.argmax()])
+        return int(ids[(scores + gumbel(self.params.seed, position, ids)).argmax()])
+
+    def couple(self, logits: NDArray[np.float32], position: int) -> Choice:
+        """What a draft model's logits suggest under this request's filters and noise."""
+        ids, scores = self._survivors(logits, position)
+        coupled = int((scores + gumbel(self.params.seed, position, ids)).argmax())
+        best = int(scores.argmax())
+        weights = np.exp(scores - scores[best])
+        total = float(weights.sum())
+        return Choice(int(ids[coupled]), float(weights[coupled]) / total, int(ids[best]), 1.0 / total)
+
+    def probabilities(self, logits: NDArray[np.float32], position: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """What the filters leave: (ids, probabilities that sum to 1), by falling probability."""
+        ids, scores = self._survivors(logits, position)
+        weights = np.exp(scores.astype(np.float64) - scores.max())
+        if self.params.is_greedy:
+            weights = (weights == 1.0).astype(np.float64)
+        order = np.argsort(-weights, kind="stable")
+        return ids[order].copy(), weights[order] / weights.sum()
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """The text grew by these tokens: remember them for penalties. Cheap unless `reads_text`."""
+        if not self.reads_text:
+            return
+        for token in tokens:
+            self._filters.accept(token)
+        if self._window is not None:
+            self._window.extend(tokens)
+
+    def _survivors(
+        self, logits: NDArray[np.float32], position: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Ids and tempered logits that the filters leave; views, valid until the next call."""
+        ids, scores = self._candidates(logits)
+        use_xtc = self.params.has_xtc and uniform(self.params.seed, position, _XTC_SALT) < self.params.xtc_probability
+        return self._filters.apply(ids, scores, use_xtc)
+
+    def _candidates(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Enough candidates for the filters to be exact, sorted by falling score.
+
+        If the first filter keeps the best k, then after m ids were changed (bias, penalties) the
+        best k are among the m changed ones and the k + m that were best before.
+        """
+        count = self._num_candidates
+        touched = self._bias_ids if self._window is None else np.concatenate((self._bias_ids, self._window.ids()))
+        if not count or count + 2 * len(touched) >= self.vocab_size:
+            return self._everything(logits)
+        ids = top_k_ids(logits, count + len(touched)).astype(np.int32)
+        if len(touched):
+            ids = np.unique(np.concatenate((ids, touched)))
+        else:
+            ids.sort()  # ties are broken by id, so equal logits give equal order
+        scores = logits[ids]
+        if len(self._bias_ids):
+            scores[np.searchsorted(ids, self._bias_ids)] += self._bias
+        order = np.argsort(-scores, kind="stable")
+        return ids[order], scores[order]
+
+    def _everything(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        if self._all_ids is None:
+            self._all_ids = np.arange(self.vocab_size, dtype=np.int32)
+        if len(self._bias_ids):
+            logits = logits.copy()
+            logits[self._bias_ids] += self._bias
+        return self._all_ids, logits
+
+
+class _Window:
+    """The distinct tokens among the last n: the ids whose logits penalties change."""
+
+    def __init__(self, last_n: int) -> None:
+        self._tokens: deque[int] = deque()
+        self._counts: Counter[int] = Counter()
+        self._last_n = last_n if last_n >= 0 else None
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        if self._last_n is not None:
+            tokens = tokens[-self._last_n :]
+        self._tokens.extend(tokens)
+        self._counts.update(tokens)
+        while self._last_n is not None and len(self._tokens) > self._last_n:
+            oldest = self._tokens.popleft()
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
+
+    def ids(self) -> NDArray[np.int32]:
+        return np.fromiter(self._counts, np.int32, len(self._counts))
+
+
+def _num_candidates(params: SamplingParams) -> int:
+    """How many of the best logits suffice for the filters to be exact; 0 means all.
+
+    Top-k keeps k, so k suffice if nothing before it needs more (penalties are accounted for by the
+    caller). Greedy needs one, unless a filter can remove the best.
+    """
+    removes_best = params.has_xtc or ("typ_p" in params.samplers and params.typical_p < 1.0)
+    if params.is_greedy and not removes_best and not params.has_dry:
+        return 1
+    if params.top_k <= 0 or "top_k" not in params.samplers:
+        return 0
+    before = params.samplers[: params.samplers.index("top_k")]
+    inactive = {
+        "penalties": True,
+        "dry": not params.has_dry,
+        "top_n_sigma": params.top_n_sigma <= 0,
+        "typ_p": params.typical_p >= 1.0,
+        "top_p": params.top_p >= 1.0,
+        "min_p": params.min_p <= 0.0,
+        "xtc": not params.has_xtc,
+        "temperature": params.dynatemp_range <= 0.0,  # a plain temperature keeps the order
+    }
+    return params.top_k if all(inactive[name] for name in before) and not params.has_dry else 0

@@ -1,0 +1,64 @@
+"""From the waiting queue to a slot, with the longest prefix that any slot already holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headstart.scheduler.slot import Run, Slot
+from headstart.structures.prefix import common_prefix_length
+from headstart.types import Engine, MemoryKind
+
+
+def choose_slot(slots: Sequence[Slot], run: Run, engine: Engine) -> Slot | None:
+    """Seat the run on a free slot with as much of its prompt in the cache as possible.
+
+    A slot that holds mostly this conversation is continued. Otherwise the least recently used free
+    slot is emptied and shares the best prefix that any slot holds, running ones included: shared
+    cells cost nothing, and the conversation they came from stays cached.
+
+    Returns None if no slot is free.
+    """
+    free = [s for s in slots if s.run is None]
+    if not free:
+        return None
+    wished = [s for s in free if s.slot_id == run.request.slot_id]
+    if not run.request.cache_prompt:
+        slot = (wished or [min(free, key=_age)])[0]
+        _seat(slot, run, 0, engine)
+        return slot
+    # The last prompt token is always decoded again: its logits are needed.
+    limit = len(run.tokens) - 1
+    shared = {s.slot_id: min(limit, s.num_cached, common_prefix_length(s.cached, run.tokens)) for s in slots}
+    slot = (wished or [max(free, key=lambda s: (shared[s.slot_id], -s.last_used))])[0]
+    if wished or _continues(slot, shared[slot.slot_id], engine):
+        own = shared[slot.slot_id]
+    else:
+        slot, own = min(free, key=_age), 0
+        own = shared[slot.slot_id] if _continues(slot, shared[slot.slot_id], engine) else 0
+    source = max(slots, key=lambda s: shared[s.slot_id])
+    if shared[source.slot_id] > own and engine.copy_prefix(source.slot_id, slot.slot_id, shared[source.slot_id]):
+        slot.kept = source.cached[: shared[source.slot_id]]
+        own = shared[source.slot_id]
+    _seat(slot, run, own, engine)
+    return slot
+
+
+def _continues(slot: Slot, shared: int, engine: Engine) -> bool:
+    """Whether taking this slot loses little: at least half of what it holds is used again."""
+    if engine.memory is not MemoryKind.CUT:
+        return shared == slot.num_cached  # nothing can be cut off
+    return 2 * shared >= slot.num_cached
+
+
+def _age(slot: Slot) -> tuple[bool, float]:
+    """Empty slots first, then the longest unused."""
+    return (bool(slot.kept), slot.last_used)
+
+
+def _seat(slot: Slot, run: Run, shared: int, engine: Engine) -> None:
+    if shared < len(slot.kept) and not (shared and engine.truncate(slot.slot_id, shared)):
+        engine.clear(slot.slot_id)
+        shared = 0
+    slot.kept = []
+    slot.run = run
+    run.num_decoded = run.num_cached = shared

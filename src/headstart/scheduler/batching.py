@@ -1,0 +1,70 @@
+"""One ragged batch a step: every generating slot with its draft, then prompt chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headstart.scheduler.slot import Slot
+from headstart.types import Batch, Engine
+
+
+def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> list[int]:
+    """Most draft tokens that each generating slot may verify in this step.
+
+    Bounded by what it may still emit (the step adds one token of its own), by its context, by
+    what the memory can roll back, and by a fair share of the batch's rows and outputs.
+    """
+    reserved = num_slots - len(generating)  # prompts that end in this step need one output each
+    outputs = (engine.max_outputs - reserved) // len(generating) - 1
+    rows = (engine.max_batch_tokens - reserved) // len(generating) - 1
+    share = min(outputs, rows, engine.max_rollback)
+    return [max(0, min(share, s.run.num_left - 1, engine.context_size - len(s.run.tokens))) for s in generating if s.run]
+
+
+def build(batch: Batch, slots: Sequence[Slot], engine: Engine, prefill_chunk: int) -> list[Slot]:
+    """Fill the batch; returns the slots in it, in the order of their rows, with `run.num_rows` set.
+
+    Prompts share `prefill_chunk` rows while others generate, so that these wait only a little, and
+    take a large chunk when nobody does. The oldest prompt comes first.
+    """
+    batch.clear()
+    included: list[Slot] = []
+    reading: list[Slot] = []
+    for slot in slots:
+        run = slot.run
+        if run is None:
+            continue
+        if run.num_pending > 1:
+            reading.append(slot)
+            continue
+        draft = run.proposal.tokens
+        run.num_rows = 1 + len(draft)
+        batch.add(slot.slot_id, run.num_decoded, [run.tokens[-1], *draft], run.num_rows)
+        included.append(slot)
+    if reading:
+        room = min(engine.max_batch_tokens - batch.num_rows, prefill_chunk if included else _ALONE)
+        included += _add_prompts(batch, reading, room)
+    return included
+
+
+def _add_prompts(batch: Batch, reading: list[Slot], room: int) -> list[Slot]:
+    included = []
+    for slot in sorted(reading, key=_admitted):
+        run = slot.run
+        assert run is not None
+        run.num_rows = min(room, run.num_pending)
+        if not run.num_rows:
+            break
+        tokens = run.tokens[run.num_decoded : run.num_decoded + run.num_rows]
+        batch.add(slot.slot_id, run.num_decoded, tokens, int(run.num_rows == run.num_pending))
+        room -= run.num_rows
+        included.append(slot)
+    return included
+
+
+_ALONE = 512  # prompt rows of a step without generating slots: bounds how long a cancel waits
+
+
+def _admitted(slot: Slot) -> float:
+    assert slot.run is not None
+    return slot.run.admitted or 0.0

@@ -1,0 +1,127 @@
+"""After the decode: emit what was verified, cut the cache, tell the speculators, end the request."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
+from headstart.sampling.verify import emit
+from headstart.scheduler.counters import Counters
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.proposal import NO_PROPOSAL
+from headstart.scheduler.request import Event, FinishEvent, TokenEvent, TokenLogprob
+from headstart.scheduler.slot import Run, Slot
+from headstart.types import Engine, Logits, Vocab
+
+
+class Committer:
+    """Turns the logits of one slot into its next tokens and events."""
+
+    def __init__(
+        self, engine: Engine, vocab: Vocab, drafting: Drafting, counters: Counters, events: list[Event]
+    ) -> None:
+        self._engine = engine
+        self._vocab = vocab
+        self._drafting = drafting
+        self._counters = counters
+        self._events = events
+
+    def commit(self, slot: Slot, logits: Logits, now: float) -> int:
+        """Emit 0 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size)."""
+        run = slot.run
+        assert run is not None
+        num_in_cache = run.num_decoded + run.num_rows
+        if run.num_left <= 0:  # max_tokens 0: the request only wanted its prompt in the cache
+            run.num_decoded = num_in_cache
+            self.finish(slot, "length", now)
+            return 0
+        position = len(run.tokens)
+        draft = run.proposal.tokens
+        emitted = emit(run.sampler, logits, draft, position, self._eog(run))
+        num_accepted = _num_accepted(emitted, draft)
+        self._begin_timing(run, now)
+        text, stopping_word, emitted = self._text(run, emitted)
+        num_accepted = min(num_accepted, len(emitted))
+        logprobs = self._logprobs(run, logits, emitted, position) if run.request.num_logprobs is not None else ()
+        sources = (*run.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
+        run.tokens += emitted
+        run.num_decoded = len(run.tokens) - 1
+        if run.num_decoded < num_in_cache:
+            self._engine.truncate(slot.slot_id, run.num_decoded)
+        run.num_steps += 1
+        self._drafting.settle(slot, emitted, num_accepted)
+        run.proposal = NO_PROPOSAL
+        self._events.append(TokenEvent(run.request.request_id, tuple(emitted), text, sources, logprobs))
+        self._finish_if_over(slot, emitted[-1], stopping_word, now)
+        return len(emitted)
+
+    def finish(
+        self, slot: Slot, reason: str, now: float, *, stopping_word: str = "", truncated: bool = False
+    ) -> None:
+        """End the request; the slot keeps its cache for the next prompt."""
+        run = slot.run
+        assert run is not None
+        if rest := run.stop.flush():
+            self._events.append(TokenEvent(run.request.request_id, (), rest, ()))
+        self._drafting.end(slot)
+        stats = run.stats(slot.slot_id, now)
+        self._counters.add_request(stats)
+        self._events.append(FinishEvent(run.request.request_id, reason, stats, stopping_word, truncated))
+        slot.kept = run.tokens[: run.num_decoded]
+        slot.run, slot.last_used = None, now
+
+    def _eog(self, run: Run) -> frozenset[int]:
+        return frozenset() if run.request.sampling.ignore_eos else self._vocab.eog_ids
+
+    def _begin_timing(self, run: Run, now: float) -> None:
+        if run.first_token is None:
+            run.first_token = now
+
+    def _text(self, run: Run, emitted: list[int]) -> tuple[bytes, str, list[int]]:
+        """Text to show, the stop string if one was completed, and the tokens up to it."""
+        if not run.request.stop:
+            return b"".join(map(self._vocab.token_bytes, emitted)), "", emitted
+        shown = []
+        for index, token in enumerate(emitted):
+            text, word = run.stop.feed(self._vocab.token_bytes(token))
+            shown.append(text)
+            if word is not None:
+                return b"".join(shown), word.decode("utf-8", "replace"), emitted[: index + 1]
+        return b"".join(shown), "", emitted
+
+    def _logprobs(
+        self, run: Run, logits: Logits, emitted: list[int], position: int
+    ) -> tuple[TokenLogprob, ...]:
+        num_top = run.request.num_logprobs or 0
+        rows: list[TokenLogprob] = []
+        for index, token in enumerate(emitted):
+            row: NDArray[np.float32] = logits[index]
+            if run.request.post_sampling_probs:
+                ids, probabilities = run.sampler.probabilities(row, position + index)
+                own, top = filtered_logprobs(ids, probabilities, token, num_top)
+            else:
+                own, top = token_logprobs(row, token, num_top)
+            rows.append(TokenLogprob(token, own, top))
+        return tuple(rows)
+
+    def _finish_if_over(self, slot: Slot, last: int, stopping_word: str, now: float) -> None:
+        run = slot.run
+        assert run is not None
+        limit = run.request.max_seconds
+        if stopping_word:
+            self.finish(slot, "word", now, stopping_word=stopping_word)
+        elif last in self._eog(run):
+            self.finish(slot, "eos", now)
+        elif run.num_left <= 0:
+            self.finish(slot, "length", now)
+        elif len(run.tokens) >= self._engine.context_size:
+            self.finish(slot, "length", now, truncated=True)
+        elif limit is not None and run.first_token is not None and now - run.first_token > limit:
+            self.finish(slot, "length", now)
+
+
+def _num_accepted(emitted: list[int], draft: list[int]) -> int:
+    """Emitted tokens that were drafted: all but the last one, and that too if the turn ended inside the draft."""
+    last = len(emitted) - 1
+    return last + 1 if last < len(draft) and emitted[last] == draft[last] else last

@@ -1,0 +1,49 @@
+"""Sums over the life of a scheduler, for /metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from headstart.scheduler.request import RequestStats
+from headstart.types import StepStats
+
+
+@dataclass(slots=True)
+class Counters:
+    """Plain sums; times in seconds."""
+
+    requests: int = 0
+    requests_failed: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
+    prompt_seconds: float = 0.0
+    tokens_predicted: int = 0
+    predicted_seconds: float = 0.0
+    num_decodes: int = 0
+    busy_slots: int = 0
+    max_tokens_in_cache: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    accepted_by_position: Counter[int] = field(default_factory=Counter)
+
+    def add(self, step: StepStats) -> None:
+        self.num_decodes += 1
+        self.busy_slots += step.num_slots
+
+    def add_request(self, stats: RequestStats) -> None:
+        self.requests += 1
+        self.prompt_tokens += stats.num_prompt - stats.num_cached
+        self.prompt_tokens_cached += stats.num_cached
+        self.prompt_seconds += stats.prompt_seconds
+        self.tokens_predicted += stats.num_emitted
+        self.predicted_seconds += stats.generation_seconds
+        self.drafts += stats.num_drafts
+        self.drafted += stats.num_drafted
+        self.accepted += stats.num_accepted
+        self.max_tokens_in_cache = max(self.max_tokens_in_cache, stats.num_prompt + stats.num_emitted)
+        for num_accepted, count in enumerate(stats.accepted_histogram):
+            for position in range(num_accepted):
+                self.accepted_by_position[position] += count

@@ -1,0 +1,99 @@
+"""One generating slot while its draft for this step is being decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, ModelSlot, SlotDraft
+from headstart.scheduler.proposal import NO_PROPOSAL, Proposal
+from headstart.scheduler.seat import Seat
+from headstart.scheduler.slot import Run
+from headstart.types import Draft, DraftRequest, SequenceMode
+
+_TYPICAL_MODEL_DRAFT = 2.0  # tokens; only to tell whether a model should continue or replace a text draft
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What one request allows: the server's settings with the request's own on top."""
+
+    mode: SequenceMode
+    types: tuple[str, ...]  # speculators that may draft, in order of preference
+    n_max: int
+    n_min: int
+    p_min: float
+    reason: str = ""  # why nothing is drafted
+
+
+@dataclass(slots=True)
+class Desk:
+    """What is on offer for one slot: the texts' drafts, then one proposal."""
+
+    seq_id: int
+    run: Run
+    policy: Policy
+    room: int  # most draft tokens that can be verified
+    proposal: Proposal = NO_PROPOSAL
+    survival: Sequence[float] = ()  # of the proposal's tokens
+    drafts: dict[str, Draft] = field(default_factory=dict)  # of text speculators
+    grant: Allowance = NO_ALLOWANCE  # to the model being asked
+    reason: str = ""  # why there is no draft
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.policy.mode is SequenceMode.FIXED
+
+    def wants(self, seat: Seat) -> bool:
+        """Whether this speculator should be asked; with fixed lengths the first draft wins."""
+        if seat.name not in self.policy.types or not seat.can_draft(self.seq_id):
+            return False
+        if not self.is_fixed:
+            return True
+        return not self.proposal.head.tokens and not any(self._is_before(name, seat.name) for name in self.drafts)
+
+    def _is_before(self, name: str, other: str) -> bool:
+        return self.policy.types.index(name) < self.policy.types.index(other)
+
+    def request(self) -> DraftRequest:
+        """For a text speculator: as far as there is room."""
+        run = self.run
+        return DraftRequest(self.seq_id, run.tokens, self.room, namespace=run.request.namespace)
+
+    def model_request(self) -> DraftRequest:
+        """For a model: as far as it was granted, after the text draft if it continues one."""
+        run = self.run
+        tokens = [*run.tokens, *self.proposal.head.tokens] if self.continues else run.tokens
+        choose = None if run.request.sampling.is_greedy else run.sampler.couple
+        confidence = max(self.grant.min_confidence, self.policy.p_min)
+        return DraftRequest(self.seq_id, tokens, self.grant.max_tokens, confidence, choose, run.request.namespace)
+
+    @property
+    def continues(self) -> bool:
+        """Whether a model should continue the text draft rather than replace it."""
+        if self.is_fixed or not self.survival or len(self.survival) >= self.room:
+            return False
+        return self.survival[-1] * _TYPICAL_MODEL_DRAFT > _TYPICAL_MODEL_DRAFT - sum(self.survival)
+
+    def model_slot(self, seat: Seat) -> ModelSlot:
+        """What a model could do here, for control."""
+        confidence = self.policy.p_min if self.is_fixed else None
+        backlog = seat.speculator.backlog(self.seq_id, self.run.tokens)
+        if self.continues:
+            return ModelSlot(self.seq_id, self.room - len(self.survival), backlog, prefix=self.survival[-1])
+        return ModelSlot(self.seq_id, self.room, backlog, rival=sum(self.survival), fixed_confidence=confidence)
+
+    def take(self, proposal: Proposal, survival: Sequence[float]) -> None:
+        self.proposal, self.survival, self.reason = proposal, survival, ""
+
+    def offer(self) -> SlotDraft:
+        """For the budget."""
+        if not self.survival:
+            return NO_SLOT_DRAFT
+        return SlotDraft(self.survival, self.policy.n_min, self.is_fixed)
+
+    def settle_on(self, length: int) -> None:
+        """Verify the first `length` tokens of the proposal."""
+        if length < len(self.survival) and not length:
+            self.reason = "shorter than n_min" if len(self.survival) < self.policy.n_min else "below break-even"
+        self.run.proposal = self.proposal.cut(length) if length else NO_PROPOSAL

@@ -1,0 +1,248 @@
+"""Who drafts for which slot, and how many of the tokens are verified.
+
+Text speculators are asked first: a guess costs microseconds. Control then says whether a model
+should run, for whom and how far, which draft each slot verifies, and how many of its tokens. Lengths
+set by hand ("fixed") take the same path: the first speculator with a draft wins and all of it is
+verified.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from headstart.config import SpeculationConfig
+from headstart.control.controller import Controller
+from headstart.control.values import DraftRun, Step
+from headstart.errors import InvalidParameterError
+from headstart.scheduler.desk import Desk, Policy
+from headstart.scheduler.proposal import NO_PROPOSAL, Proposal, Shadows
+from headstart.scheduler.request import SpeculativeParams
+from headstart.scheduler.seat import Seat
+from headstart.scheduler.slot import Slot
+from headstart.types import Decoded, Draft, SequenceMode
+
+DEFAULT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}
+
+
+class Drafting:
+    """All speculators of a worker, and control over them."""
+
+    def __init__(
+        self, seats: Sequence[Seat], config: SpeculationConfig, controller: Controller, unusable: str = ""
+    ) -> None:
+        """Take the speculators in order of preference; `unusable` says why no draft can be verified, if so."""
+        self.seats = {seat.name: seat for seat in seats}
+        self.controller = controller
+        self.config = config
+        self.unusable = unusable
+        self.mode = SequenceMode(config.spec) if config.spec else SequenceMode.AUTO
+        self.observes = any(seat.wants_logits for seat in seats)
+        self.reasons: Counter[str] = Counter()
+        for seat in seats:
+            if seat.is_model:
+                controller.declare_model(seat.name)
+
+    def check(self, params: SpeculativeParams) -> None:
+        """Raises InvalidParameterError if a request names a speculator that is not loaded."""
+        for name in params.types or ():
+            if name not in self.seats and name != "none":
+                loaded = ", ".join(self.seats) or "none"
+                raise InvalidParameterError(f"speculative.type names {name!r}, but this server loaded: {loaded}")
+
+    def policy(self, params: SpeculativeParams) -> Policy:
+        """Merge a request's wishes with the server's settings."""
+        mode = params.mode or self.mode
+        if params.mode is None and params.n_max and mode is SequenceMode.OFF:
+            mode = SequenceMode.AUTO  # the server drafts only on request, and this is one
+        n_max = self._limit(mode) if params.n_max is None else params.n_max
+        types = tuple(self.seats) if params.types is None else params.types
+        reason = self.unusable or ("" if self.seats else "no speculator is loaded")
+        if not reason and (mode is SequenceMode.OFF or n_max == 0 or not any(t in self.seats for t in types)):
+            reason = "off" if params == SpeculativeParams() else "disabled by request"
+        return Policy(
+            mode,
+            tuple(name for name in types if name in self.seats),
+            n_max,
+            self.config.draft_min if params.n_min is None else params.n_min,
+            self.config.draft_p_min if params.p_min is None else params.p_min,
+            reason,
+        )
+
+    def propose(
+        self, slots: Sequence[Slot], rooms: Sequence[int], num_prompt_rows: int, limits: tuple[int, int]
+    ) -> None:
+        """Set `run.proposal` of every generating slot.
+
+        Args:
+            slots: those that generate.
+            rooms: most draft tokens each may verify.
+            num_prompt_rows: prompt rows that will share the batch.
+            limits: most rows and most outputs of the batch.
+        """
+        desks = [self._desk(slot, room) for slot, room in zip(slots, rooms, strict=True)]
+        drafting = [d for d in desks if d.room > 0]
+        if drafting:
+            context = sum(len(d.run.tokens) for d in desks)
+            step = Step(len(desks), len(desks) + num_prompt_rows, context, *limits)
+            self._ask_text(drafting)
+            for desk in drafting:
+                self._choose_text(desk, step)
+            sunk_ms = self._ask_models(drafting, step)
+            lengths = self.controller.plan([d.offer() for d in desks], step, sunk_ms)
+            for desk, length in zip(desks, lengths, strict=True):
+                desk.settle_on(length)
+        self._note_reasons(desks)
+
+    def observe(self, decoded: Decoded) -> None:
+        """Show the verified rows to the speculators that asked for them."""
+        for seat in self.seats.values():
+            seat.observe(decoded)
+
+    def settle(self, slot: Slot, emitted: Sequence[int], num_accepted: int) -> None:
+        """The target emitted these tokens: book the draft, teach control and the speculators."""
+        run = slot.run
+        assert run is not None
+        if run.policy is None or run.policy.reason:
+            return
+        if run.proposal.head.tokens:
+            run.count_draft(num_accepted)
+            self._book(run.proposal, num_accepted)
+        for outcome in run.shadows.follow(slot.slot_id, emitted):
+            self.controller.record(outcome)
+        for seat in self.seats.values():
+            seat.accept(slot.slot_id, emitted, num_accepted)
+
+    def end(self, slot: Slot) -> None:
+        """The request leaves its slot."""
+        run = slot.run
+        if run is None or run.policy is None:
+            return
+        if not run.policy.reason:
+            for outcome in run.shadows.close(slot.slot_id):
+                self.controller.record(outcome)
+            for seat in self.seats.values():
+                seat.end(slot.slot_id)
+            self.controller.end(slot.slot_id)
+        run.shadows, run.policy = Shadows(), None
+
+    def describe(self) -> dict[str, Any]:
+        """For /props: what is on, and why not."""
+        return {
+            "mode": self.mode.value,
+            "types": list(self.seats),
+            "n_max": self._limit(self.mode),
+            "n_min": self.config.draft_min,
+            "p_min": self.config.draft_p_min,
+            "unusable": self.unusable,
+            "speculators": {name: seat.speculator.describe() for name, seat in self.seats.items()},
+        }
+
+    def close(self) -> None:
+        """Let speculators write what is durable."""
+        for seat in self.seats.values():
+            seat.speculator.close()
+
+    def _limit(self, mode: SequenceMode) -> int:
+        return DEFAULT_MAX[mode] if self.config.draft_max is None else self.config.draft_max
+
+    def _desk(self, slot: Slot, room: int) -> Desk:
+        run = slot.run
+        assert run is not None
+        if run.policy is None:
+            run.policy = self.policy(run.request.speculative)
+            if not run.policy.reason:
+                for seat in self.seats.values():
+                    seat.begin(slot.slot_id, run.tokens, run.request.namespace)
+        run.proposal = NO_PROPOSAL
+        desk = Desk(slot.slot_id, run, run.policy, min(room, run.policy.n_max))
+        if run.policy.reason:
+            desk.room, desk.reason = 0, run.policy.reason
+        elif desk.room <= 0:
+            desk.reason = "no room"
+        return desk
+
+    def _ask_text(self, desks: Sequence[Desk]) -> None:
+        for name, seat in self.seats.items():
+            if seat.is_model:
+                continue
+            asked = [d for d in desks if d.wants(seat)]
+            if not asked:
+                continue
+            for desk, draft in zip(asked, seat.propose([d.request() for d in asked]), strict=True):
+                desk.reason = draft.reason or desk.reason
+                if draft.tokens:
+                    desk.drafts[name] = draft
+
+    def _choose_text(self, desk: Desk, step: Step) -> None:
+        """Fixed lengths take the first draft; auto takes the one that is worth most."""
+        drafts = [desk.drafts[name] for name in desk.policy.types if name in desk.drafts]
+        if not drafts:
+            return
+        for draft in drafts:
+            desk.run.shadows.watch(draft)
+        if desk.is_fixed:
+            desk.take(Proposal(drafts[0]), [1.0] * len(drafts[0].tokens))
+            return
+        survivals = [self.controller.survival(d.speculator, d.confidence, desk.seq_id) for d in drafts]
+        best = self.controller.best(survivals, step)
+        if best is not None:
+            desk.take(Proposal(drafts[best]), survivals[best])
+
+    def _ask_models(self, desks: Sequence[Desk], step: Step) -> float:
+        """Let model speculators draft where control expects it to pay; returns the milliseconds spent."""
+        spent = 0.0
+        for seat in self.seats.values():
+            candidates = [d for d in desks if d.wants(seat)] if seat.is_model else []
+            if not candidates:
+                continue
+            allowances = self.controller.plan_model(seat.name, [d.model_slot(seat) for d in candidates], step)
+            for desk, allowance in zip(candidates, allowances, strict=True):
+                desk.grant = allowance
+                if not allowance.max_tokens and not desk.survival:
+                    desk.reason = "below break-even"
+            if granted := [d for d in candidates if d.grant.max_tokens]:
+                spent += self._run_model(seat, granted, step)
+        return spent
+
+    def _run_model(self, seat: Seat, desks: Sequence[Desk], step: Step) -> float:
+        backlog = sum(seat.speculator.backlog(d.seq_id, d.run.tokens) for d in desks)
+        drafts = seat.propose([d.model_request() for d in desks])
+        milliseconds = 1000.0 * seat.last_seconds
+        asked, drafted = [d.grant.max_tokens for d in desks], [len(d.tokens) for d in drafts]
+        self.controller.observe_draft(DraftRun(seat.name, asked, drafted, backlog, milliseconds), step)
+        for desk, draft in zip(desks, drafts, strict=True):
+            if draft.tokens:
+                self._choose_model(desk, seat, draft)
+            elif not desk.survival:
+                desk.reason = draft.reason or desk.reason
+        return milliseconds
+
+    def _choose_model(self, desk: Desk, seat: Seat, draft: Draft) -> None:
+        """Append the model's draft to the text's, or take it instead if it is worth more."""
+        head = desk.proposal.head if desk.continues else Draft()
+        desk.run.shadows.watch(draft, after=head.tokens)
+        if desk.is_fixed:
+            desk.take(Proposal(draft), [1.0] * len(draft.tokens))
+            return
+        survival = self.controller.survival(seat.name, draft.confidence, desk.seq_id)
+        if head.tokens:
+            reached = desk.survival[-1]
+            desk.take(Proposal(head, draft), [*desk.survival, *(reached * s for s in survival)])
+        elif sum(survival) > sum(desk.survival):
+            desk.take(Proposal(draft), survival)
+
+    def _book(self, proposal: Proposal, num_accepted: int) -> None:
+        in_head = len(proposal.head.tokens)
+        self.seats[proposal.head.speculator].count(0, in_head, min(num_accepted, in_head))
+        if proposal.tail.tokens:
+            tail = self.seats[proposal.tail.speculator]
+            tail.count(in_head, len(proposal.tail.tokens), max(0, num_accepted - in_head))
+
+    def _note_reasons(self, desks: Sequence[Desk]) -> None:
+        for desk in desks:
+            if not desk.run.proposal.head.tokens:
+                reason = desk.reason or "no match"
+                desk.run.reasons[reason] += 1
+                self.reasons[reason] += 1

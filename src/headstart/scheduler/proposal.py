@@ -1,0 +1,102 @@
+"""A draft on its way through one step: whose tokens it has, and what became of older guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headstart.control.values import Outcome
+from headstart.types import NO_DRAFT, Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What one slot verifies: one speculator's draft, or one continued by another's.
+
+    tokens[0 : len(head)]  guessed by head.speculator, the rest by tail.speculator
+    """
+
+    head: Draft = NO_DRAFT
+    tail: Draft = NO_DRAFT
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.head.tokens, *self.tail.tokens]
+
+    @property
+    def sources(self) -> list[str]:
+        """The speculator of each token."""
+        return [self.head.speculator] * len(self.head.tokens) + [self.tail.speculator] * len(self.tail.tokens)
+
+    def cut(self, length: int) -> Proposal:
+        """Only the first `length` tokens."""
+        in_head = min(length, len(self.head.tokens))
+        return Proposal(_cut(self.head, in_head), _cut(self.tail, length - in_head))
+
+
+NO_PROPOSAL = Proposal()
+
+
+def _cut(draft: Draft, length: int) -> Draft:
+    if length >= len(draft.tokens):
+        return draft
+    return Draft(draft.tokens[:length], draft.confidence[:length], draft.speculator) if length else NO_DRAFT
+
+
+@dataclass(slots=True)
+class Shadow:
+    """A guess that is compared with the text as it appears, whether it was verified or not.
+
+    So control knows what a speculator would have earned, also while it is off or outbid, and at
+    draft positions that were not verified.
+    """
+
+    draft: Draft
+    after: Sequence[int] = ()  # tokens of another draft that come before this one's
+    num_seen: int = 0  # of `after` and the draft together, all agreeing
+
+    @property
+    def num_matched(self) -> int:
+        return max(0, self.num_seen - len(self.after))
+
+    def follow(self, seq_id: int, emitted: Sequence[int]) -> tuple[bool, Outcome | None]:
+        """Compare further; returns whether the comparison is over, and its outcome if it has one."""
+        for token in emitted:
+            at = self.num_seen - len(self.after)
+            expected = self.draft.tokens[at] if at >= 0 else self.after[self.num_seen]
+            if token != expected:
+                return True, self.outcome(seq_id, at + 1) if at >= 0 else None
+            self.num_seen += 1
+            if at + 1 == len(self.draft.tokens):
+                return True, self.outcome(seq_id, at + 1)
+        return False, None
+
+    def outcome(self, seq_id: int, num_labelled: int) -> Outcome:
+        return Outcome(seq_id, self.draft.speculator, self.draft.confidence, self.num_matched, num_labelled)
+
+
+@dataclass(slots=True)
+class Shadows:
+    """The guesses of one sequence that are being compared with its text, one per speculator."""
+
+    by_name: dict[str, Shadow] = field(default_factory=dict)
+
+    def watch(self, draft: Draft, after: Sequence[int] = ()) -> None:
+        """Compare this draft, unless an earlier one of this speculator is still undecided."""
+        if draft.speculator not in self.by_name:
+            self.by_name[draft.speculator] = Shadow(draft, after)
+
+    def follow(self, seq_id: int, emitted: Sequence[int]) -> list[Outcome]:
+        """Outcomes that these tokens decided."""
+        decided = []
+        for name, shadow in list(self.by_name.items()):
+            is_over, outcome = shadow.follow(seq_id, emitted)
+            if is_over:
+                del self.by_name[name]
+            if outcome is not None:
+                decided.append(outcome)
+        return decided
+
+    def close(self, seq_id: int) -> list[Outcome]:
+        """What is known of those still undecided."""
+        return [s.outcome(seq_id, s.num_matched) for s in self.by_name.values() if s.num_matched]

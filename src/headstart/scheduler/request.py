@@ -1,0 +1,138 @@
+"""What goes into the scheduler and what comes out: requests and events.
+
+These cross the process border, so they are plain frozen values that pickle small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headstart.errors import InvalidParameterError
+from headstart.sampling.params import SamplingParams
+from headstart.types import SequenceMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeParams:
+    """Speculation of one request. None means: as the server was started."""
+
+    mode: SequenceMode | None = None
+    types: tuple[str, ...] | None = None  # speculators that may draft, in this order
+    n_max: int | None = None  # most draft tokens a step; 0 switches drafting off
+    n_min: int | None = None  # shorter drafts are dropped
+    p_min: float | None = None  # a model drafter stops below this probability
+
+    def __post_init__(self) -> None:
+        for name in ("n_max", "n_min"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidParameterError(f"speculative.{name} is {value} but must be 0 or more")
+        if self.p_min is not None and not 0.0 <= self.p_min <= 1.0:
+            raise InvalidParameterError(f"speculative.p_min is {self.p_min} but must be from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation: a prompt of token ids and everything its text depends on."""
+
+    request_id: str
+    prompt: Sequence[int]  # at least one token
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int | None = None  # None: until the model stops or the context is full
+    stop: tuple[bytes, ...] = ()  # none empty
+    num_logprobs: int | None = None  # alternatives per token; None: no log probabilities
+    post_sampling_probs: bool = False  # probabilities after the filters instead of before
+    cache_prompt: bool = True
+    slot_id: int | None = None  # a wish; served by this slot if it is free
+    max_seconds: float | None = None  # of generation, after the first token
+    speculative: SpeculativeParams = SpeculativeParams()
+    namespace: str = ""  # tenant of shared corpora
+    wants_progress: bool = False  # ProgressEvents while the prompt is read
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of one emitted token and of the likeliest alternatives, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Tokens emitted by one step.
+
+    `text` holds the bytes that are now certain to belong to the answer: bytes that may begin a
+    stop string are held back until it is decided. It may end inside a UTF-8 character.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    text: bytes
+    sources: tuple[str, ...]  # per token: the speculator that guessed it, "" for the target's own
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """How much of the prompt is decoded; counts of tokens, seconds since admission."""
+
+    request_id: str
+    num_prompt: int
+    num_cached: int
+    num_processed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """Counts and times of one request. Times in seconds."""
+
+    slot_id: int = -1
+    num_prompt: int = 0  # tokens
+    num_cached: int = 0  # of them, taken from the prompt cache
+    num_emitted: int = 0  # tokens
+    num_steps: int = 0  # verify steps, those without a draft included
+    num_drafts: int = 0  # steps with a draft
+    num_drafted: int = 0  # draft tokens that were verified
+    num_accepted: int = 0
+    accepted_histogram: tuple[int, ...] = ()  # [n] = drafts of which n tokens were accepted
+    drafted_by: dict[str, tuple[int, int]] = field(default_factory=dict)  # speculator -> drafted, accepted
+    reasons: dict[str, int] = field(default_factory=dict)  # why a step had no draft -> steps
+    queue_seconds: float = 0.0
+    prompt_seconds: float = 0.0
+    generation_seconds: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens emitted per verify step, >= 1."""
+        return self.num_emitted / self.num_steps if self.num_steps else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """The last event of a request that ended well.
+
+    reason: "eos" (the model ended its turn), "word" (a stop string), "length" (max_tokens, time or
+    context), "cancelled".
+    """
+
+    request_id: str
+    reason: str
+    stats: RequestStats
+    stopping_word: str = ""
+    truncated: bool = False  # ended because the context was full
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    """The last event of a request that failed: the name of an exception class and its message."""
+
+    request_id: str
+    error: str
+    message: str
+
+
+Event = TokenEvent | ProgressEvent | FinishEvent | ErrorEvent

@@ -1,0 +1,244 @@
+"""The loop. One step: admit, draft, build one batch, decode it once, commit what was verified."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from headstart.config import SchedulerConfig
+from headstart.errors import CapacityError, ContextLengthError, EngineError, InvalidParameterError
+from headstart.sampling.sampler import Sampler
+from headstart.scheduler import admission, batching
+from headstart.scheduler.commit import Committer
+from headstart.scheduler.counters import Counters
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.proposal import NO_PROPOSAL
+from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, ProgressEvent, Request
+from headstart.scheduler.slot import Run, Slot
+from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, StepStats, Vocab
+
+log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Runs requests on slots. Owns the engine; not thread-safe.
+
+    `step()` returns events through `take_events()`; nothing here waits or knows who listens.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        vocab: Vocab,
+        drafting: Drafting,
+        config: SchedulerConfig,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.engine = engine
+        self.vocab = vocab
+        self.drafting = drafting
+        self.config = config
+        self.clock = clock
+        self.slots = [Slot(i) for i in range(config.parallel)]
+        self.waiting: deque[Run] = deque()
+        self.counters = Counters()
+        self._batch = Batch(engine.max_batch_tokens)
+        self._in_batch: list[Slot] = []  # in the order of their rows
+        self._events: list[Event] = []
+        self._committer = Committer(engine, vocab, drafting, self.counters, self._events)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting) or any(s.run is not None for s in self.slots)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            CapacityError: too many are waiting.
+            ContextLengthError, InvalidParameterError: it can never run.
+        """
+        self._check(request)
+        if len(self.waiting) >= self.config.max_queue + sum(s.run is None for s in self.slots):
+            raise CapacityError(
+                f"{len(self.waiting)} requests are waiting and --max-queue is {self.config.max_queue}; try again later"
+            )
+        sampler = Sampler(request.sampling, self.engine, self.vocab.eog_ids)
+        self.waiting.append(Run(request, sampler, self.clock()))
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request wherever it is; unknown or finished ones are ignored."""
+        for run in list(self.waiting):
+            if run.request.request_id == request_id:
+                self.waiting.remove(run)
+                self._events.append(FinishEvent(request_id, "cancelled", run.stats(-1, self.clock())))
+        for slot in self.slots:
+            if slot.run is not None and slot.run.request.request_id == request_id:
+                self._committer.finish(slot, "cancelled", self.clock())
+
+    def step(self) -> StepStats:
+        """Advance every slot by one decode."""
+        started = self.clock()
+        self._admit()
+        self._draft()
+        drafted = self.clock()
+        logits = self._decode()
+        decoded = self.clock()
+        if logits is None:
+            return StepStats()
+        self.drafting.observe(self._observed(logits))
+        emitted = self._commit(logits)
+        return self._account(started, drafted, decoded, emitted)
+
+    def take_events(self) -> list[Event]:
+        """Events since the last call, in order."""
+        events = self._events[:]
+        self._events.clear()
+        return events
+
+    def _check(self, request: Request) -> None:
+        prompt = request.prompt
+        if not len(prompt):
+            raise InvalidParameterError("the prompt has no tokens; send some text")
+        if len(prompt) >= self.engine.context_size:
+            raise ContextLengthError(len(prompt), self.engine.context_size)
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= self.engine.vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidParameterError(f"token id {wrong} is not in the vocabulary (0 to {self.engine.vocab_size - 1})")
+        if (bias := request.sampling.logit_bias) and not all(0 <= i < self.engine.vocab_size for i in bias):
+            raise InvalidParameterError(f"logit_bias names a token that is not in the vocabulary (0 to {self.engine.vocab_size - 1})")
+        if request.slot_id is not None and not 0 <= request.slot_id < len(self.slots):
+            raise InvalidParameterError(f"id_slot is {request.slot_id} but the slots are 0 to {len(self.slots) - 1}")
+        self.drafting.check(request.speculative)
+
+    def _admit(self) -> None:
+        while self.waiting:
+            slot = admission.choose_slot(self.slots, self.waiting[0], self.engine)
+            if slot is None:
+                return
+            run = self.waiting.popleft()
+            if run.admitted is None:
+                run.admitted = self.clock()
+                run.sampler.read(run.tokens)
+            slot.last_used = self.clock()
+
+    def _draft(self) -> None:
+        """Give every generating run its draft for this step."""
+        generating = [s for s in self.slots if s.run is not None and s.run.num_pending == 1]
+        if not generating:
+            return
+        rooms = batching.draft_rooms(generating, self.engine, len(self.slots))
+        reading = sum(s.run.num_pending for s in self.slots if s.run is not None and s.run.num_pending > 1)
+        limits = (self.engine.max_batch_tokens, self.engine.max_outputs)
+        self.drafting.propose(generating, rooms, min(reading, self.config.prefill_chunk), limits)
+
+    def _decode(self) -> Logits | None:
+        """Decode one batch, making room as often as needed; None if there was nothing to do."""
+        while True:
+            self._in_batch = batching.build(self._batch, self.slots, self.engine, self.config.prefill_chunk)
+            if not self._batch.num_rows:
+                return None
+            try:
+                return self.engine.decode(self._batch)
+            except ContextFullError:
+                self._make_room()
+            except EngineError as error:
+                self._fail(error)
+
+    def _make_room(self) -> None:
+        """Free cells: forget drafts, then idle prefixes, then put the youngest request back in the queue."""
+        running = [s for s in self.slots if s.run is not None]
+        if any(s.run is not None and s.run.proposal.head.tokens for s in running):
+            for slot in running:
+                if slot.run is not None:
+                    slot.run.proposal = NO_PROPOSAL
+            return
+        idle = [s for s in self.slots if s.run is None and s.kept]
+        if idle:
+            oldest = min(idle, key=lambda s: s.last_used)
+            self.engine.clear(oldest.slot_id)
+            oldest.kept = []
+        elif len(running) > 1:
+            self._preempt(max(running, key=lambda s: s.run.submitted if s.run else 0.0))
+        else:
+            self._committer.finish(running[0], "length", self.clock(), truncated=True)
+
+    def _preempt(self, slot: Slot) -> None:
+        """Take the request off its slot; it loses its cells and no text, and continues later."""
+        run = slot.run
+        assert run is not None
+        self.drafting.end(slot)
+        self.engine.clear(slot.slot_id)
+        run.num_decoded, run.proposal = 0, NO_PROPOSAL
+        slot.run, slot.kept = None, []
+        self.waiting.appendleft(run)
+        self.counters.preemptions += 1
+        log.info("request %s waits: the context is full, it continues when cells are free", run.request.request_id)
+
+    def _fail(self, error: EngineError) -> None:
+        """The engine failed: the requests of this batch fail, the others and the worker live on."""
+        log.error("decode failed: %s", error)
+        for slot in self._in_batch:
+            if slot.run is not None:
+                self._events.append(ErrorEvent(slot.run.request.request_id, type(error).__name__, str(error)))
+                self.drafting.end(slot)
+                self.counters.requests_failed += 1
+                self.engine.clear(slot.slot_id)
+                slot.run, slot.kept = None, []
+
+    def _observed(self, logits: Logits) -> Decoded:
+        batch = self._batch
+        rows = batch.wants_logits[: batch.num_rows].astype(bool)
+        return Decoded(
+            batch.seq_ids[: batch.num_rows][rows],
+            batch.positions[: batch.num_rows][rows],
+            batch.tokens[: batch.num_rows][rows],
+            logits,
+        ) if self.drafting.observes else _NOTHING_OBSERVED
+
+    def _commit(self, logits: Logits) -> int:
+        """Verify and emit, slot by slot, in the order of the batch's outputs."""
+        offset = emitted = 0
+        now = self.clock()
+        for slot in self._in_batch:
+            run = slot.run
+            assert run is not None
+            if run.num_rows < run.num_pending:  # a chunk of the prompt, no outputs
+                run.num_decoded += run.num_rows
+            else:
+                width = 1 + len(run.proposal.tokens)
+                emitted += self._committer.commit(slot, logits[offset : offset + width], now)
+                offset += width
+            if run.request.wants_progress and run.first_token is None:
+                done = ProgressEvent(
+                    run.request.request_id, run.num_prompt, run.num_cached, run.num_decoded, now - (run.admitted or now)
+                )
+                self._events.append(done)
+        return emitted
+
+    def _account(self, started: float, drafted: float, decoded: float, emitted: int) -> StepStats:
+        """Tell control what the decode cost, and sum up."""
+        batch = self._batch
+        context = sum(s.num_cached for s in self._in_batch)
+        self.drafting.controller.observe_step(batch.num_rows, context, 1000.0 * (decoded - drafted))
+        stats = StepStats(
+            num_prompt_rows=batch.num_rows - batch.num_outputs,
+            num_verify_rows=batch.num_outputs,
+            num_emitted=emitted,
+            num_slots=len(self._in_batch),
+            draft_seconds=drafted - started,
+            decode_seconds=decoded - drafted,
+            step_seconds=self.clock() - started,
+        )
+        self.counters.add(stats)
+        return stats
+
+
+_NOTHING_OBSERVED = Decoded(
+    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.float32)
+)

@@ -1,0 +1,156 @@
+"""From requests to an HTTP answer: one JSON body, or a stream of chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+
+from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, TokenEvent
+from headstart.server import sse
+from headstart.server.dialect import Choice, Dialect
+from headstart.server.errors import ApiError, error_body, log_failure
+from headstart.server.generation import ClientGoneError, Generation
+from headstart.server.model import Service
+from headstart.server.results import timings
+from headstart.server.schemas import GenerationBody
+
+logger = logging.getLogger(__name__)
+
+PING_SECONDS = 30
+CLIENT_GONE = 499  # nginx's status; nobody reads it
+
+
+async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dialect]) -> Response:
+    """Run a call; `prepare` reads and tokenizes the prompt, off the event loop.
+
+    Raises:
+        ApiError, HeadstartError: before the first event; later ones end the stream.
+    """
+    dialect = await run_in_threadpool(prepare)
+    pings = _ping_seconds(dialect.body)
+    async with AsyncExitStack() as stack:
+        requests = [choice.request for choice in dialect.choices]
+        generation = await stack.enter_async_context(Generation(service.worker, requests, http.receive))
+        try:
+            if not dialect.body.stream:
+                return await _whole(dialect, generation)
+            # an early failure still gets its own status
+            first = await _next(generation, pings)
+        except ClientGoneError:
+            return Response(status_code=CLIENT_GONE)
+        chunks = _stream(dialect, generation, first, pings, stack.pop_all())
+        return StreamingResponse(chunks, media_type="text/event-stream", headers=sse.HEADERS)
+
+
+async def _whole(dialect: Dialect, generation: Generation) -> Response:
+    while not generation.is_over:
+        _take(dialect, *await generation.next())
+    return Response(orjson.dumps(dialect.whole()), media_type="application/json")
+
+
+async def _next(generation: Generation, timeout: float | None) -> tuple[int, Event] | None:
+    """The next event; None if it takes long enough for a ping."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await generation.next()
+    except TimeoutError:
+        return None
+
+
+async def _stream(
+    dialect: Dialect,
+    generation: Generation,
+    first: tuple[int, Event] | None,
+    ping_seconds: float | None,
+    stack: AsyncExitStack,
+) -> AsyncIterator[bytes]:
+    async with stack:
+        try:
+            event = first
+            while True:
+                if (data := _chunks(dialect, *event) if event else sse.PING):
+                    yield data
+                if generation.is_over:
+                    break
+                event = await _next(generation, ping_seconds)
+            if dialect.ends_with_done:
+                yield sse.DONE
+        except ClientGoneError:
+            return
+        except Exception as error:  # the status is sent already: the stream itself must say it
+            log_failure(error)
+            yield sse.event(error_body(error))
+
+
+def _take(dialect: Dialect, index: int, event: Event) -> None:
+    choice = dialect.choices[index]
+    match event:
+        case TokenEvent():
+            choice.add(event)
+        case ProgressEvent():
+            choice.progress = event
+        case FinishEvent():
+            choice.end(event)
+            _log(choice)
+
+
+def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
+    """Take an event in and frame what it gives the client; may be empty."""
+    choice = dialect.choices[index]
+    chunks: list[dict[str, Any]] = []
+    match event:
+        case ProgressEvent():
+            choice.progress = event
+            if dialect.body.return_progress:
+                chunks = [*_open(dialect, choice), dialect.progress(choice, event)]
+        case TokenEvent():
+            piece = choice.add(event)
+            chunks = _open(dialect, choice)
+            if dialect.wants(piece):
+                chunks.append(dialect.delta(choice, piece))
+            if dialect.body.timings_per_token and chunks:
+                chunks[-1]["timings"] = timings(choice.stats)
+        case FinishEvent():
+            rest = choice.end(event)
+            _log(choice)
+            chunks = _open(dialect, choice)
+            if rest.text:
+                chunks.append(dialect.delta(choice, rest))
+            chunks += dialect.closing(choice)
+    return b"".join(map(sse.event, chunks))
+
+
+def _open(dialect: Dialect, choice: Choice) -> list[dict[str, Any]]:
+    if choice.is_open:
+        return []
+    choice.is_open = True
+    return dialect.opening(choice)
+
+
+def _ping_seconds(body: GenerationBody) -> float | None:
+    seconds = body.sse_ping_interval
+    if seconds is None:
+        return PING_SECONDS
+    if seconds < -1 or seconds == 0:
+        raise ApiError(400, f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none")
+    return None if seconds == -1 else seconds
+
+
+def _log(choice: Choice) -> None:
+    assert choice.finish
+    stats = choice.finish.stats
+    logger.info(
+        "%s: prompt %d tokens (%d cached), first token after %.2f s, %d tokens at %.1f tokens/s; "
+        "drafted %d, accepted %d, acceptance length %.2f; %s",
+        choice.request.request_id, stats.num_prompt, stats.num_cached, stats.queue_seconds + stats.prompt_seconds,
+        stats.num_emitted, stats.num_emitted / stats.generation_seconds if stats.generation_seconds else 0.0,
+        stats.num_drafted, stats.num_accepted, stats.acceptance_length, choice.finish.reason,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""The ASGI app: all routes around one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from headstart.config import ServerConfig
+from headstart.scheduler.worker import Worker
+from headstart.server import chat, completions, errors, metrics, native, status, text
+from headstart.server.guard import Guard
+from headstart.server.model import ServedModel, Service
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    config: ServerConfig,
+    worker: Worker,
+    load_model: Callable[[], ServedModel],
+    on_load_failure: Callable[[Exception], None] | None = None,
+) -> FastAPI:
+    """Build the app. It starts the worker when it starts, answers 503 until that is done, and closes it at the end.
+
+    Args:
+        load_model: gives what the routes need of the model; runs in a thread while the worker loads.
+        on_load_failure: told why worker or model could not be loaded; the app itself goes on saying it in /health.
+
+    Raises:
+        ConfigError: the API key file cannot be used.
+    """
+    service = Service(config, worker)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(_load(service, load_model, on_load_failure))
+        try:
+            yield
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await worker.close()
+
+    app = FastAPI(title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.service = service
+    app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
+    for family in (status, chat, completions, native, text, metrics):
+        app.include_router(family.router)
+    errors.install(app)
+    return app
+
+
+async def _load(
+    service: Service, load_model: Callable[[], ServedModel], on_failure: Callable[[Exception], None] | None
+) -> None:
+    """Load both sides at once; a failure is kept for /health."""
+    try:
+        model, _ = await asyncio.gather(asyncio.to_thread(load_model), service.worker.start())
+        service.model = model
+    except Exception as error:  # the server's own start: everything that goes wrong is told
+        service.load_failure = str(error)
+        logger.error("the model could not be loaded: %s", error)
+        if on_failure:
+            on_failure(error)

@@ -1,0 +1,214 @@
+"""What the API families share: a choice that grows, and the form in which it is sent."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from headstart.scheduler.request import (
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    RequestStats,
+    TokenEvent,
+    TokenLogprob,
+)
+from headstart.server.prompts import Prompt
+from headstart.server.results import provenance, speculative_metrics, sum_stats, timings, token_probabilities, usage
+from headstart.server.schemas import GenerationBody
+from headstart.server.translate import Call
+from headstart.text.utf8 import Utf8Decoder
+
+FINISH_REASONS = {"eos": "stop", "word": "stop", "length": "length", "cancelled": "stop"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event adds to a choice."""
+
+    text: str
+    tokens: Sequence[int] = ()
+    sources: Sequence[str] = ()
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+END = Piece("")  # what the chunk with the finish reason carries
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer while it arrives."""
+
+    index: int
+    request: Request
+    prompt: Prompt
+    clock: Callable[[], float] = time.monotonic
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishEvent | None = None
+    progress: ProgressEvent | None = None
+    is_open: bool = False  # its first chunk was sent
+    num_chars_sent: int = 0
+    _first_token_at: float | None = None
+    _decoder: Utf8Decoder = field(default_factory=Utf8Decoder)
+    _parts: list[str] = field(default_factory=list)
+
+    def add(self, event: TokenEvent) -> Piece:
+        """Take an event in; its text may lag behind its tokens."""
+        if self._first_token_at is None:
+            self._first_token_at = self.clock()
+        self.tokens += event.tokens
+        self.sources += event.sources
+        self.logprobs += event.logprobs
+        text = self._decoder.feed(event.text)
+        self._parts.append(text)
+        return Piece(text, event.tokens, event.sources, event.logprobs)
+
+    def end(self, event: FinishEvent) -> Piece:
+        """Take the last event in; returns what an unfinished character leaves."""
+        self.finish = event
+        rest = self._decoder.finish()
+        self.text = "".join(self._parts) + rest
+        return Piece(rest)
+
+    @property
+    def stats(self) -> RequestStats:
+        """Final numbers; before the end, what is known so far."""
+        if self.finish:
+            return self.finish.stats
+        progress = self.progress
+        return RequestStats(
+            num_prompt=len(self.request.prompt),
+            num_cached=progress.num_cached if progress else 0,
+            num_emitted=len(self.tokens),
+            prompt_seconds=progress.seconds if progress else 0.0,
+            generation_seconds=self.clock() - self._first_token_at if self._first_token_at is not None else 0.0,
+        )
+
+    @property
+    def finish_reason(self) -> str | None:
+        """OpenAI's word for why it ended."""
+        return FINISH_REASONS[self.finish.reason] if self.finish else None
+
+
+class Dialect(ABC):
+    """Writes choices as the JSON of one API family. One instance per call."""
+
+    ends_with_done: ClassVar[bool]  # `data: [DONE]` closes a stream
+
+    def __init__(self, call: Call, body: GenerationBody, choices: list[Choice]) -> None:
+        self.call = call
+        self.body = body
+        self.choices = choices
+
+    @abstractmethod
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        """Chunks before the first text of a choice."""
+
+    @abstractmethod
+    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """The chunk that carries a piece."""
+
+    @abstractmethod
+    def closing(self, choice: Choice) -> list[dict[str, Any]]:
+        """Chunks that end a choice; after the last choice also those that end the call."""
+
+    @abstractmethod
+    def whole(self) -> Any:
+        """The body of an answer that is not streamed."""
+
+    def progress(self, choice: Choice, event: ProgressEvent) -> dict[str, Any]:
+        """The chunk that tells how far the prompt is read."""
+        return self.delta(choice, Piece("")) | {
+            "prompt_progress": {
+                "total": event.num_prompt,
+                "cache": event.num_cached,
+                "processed": event.num_processed,
+                "time_ms": int(event.seconds * 1000),
+            }
+        }
+
+    def wants(self, piece: Piece) -> bool:
+        """Whether a piece is worth a chunk; text may be held back while its tokens are not."""
+        body = self.body
+        per_token = body.return_draft_info or body.return_tokens
+        return bool(piece.text or piece.logprobs or (piece.tokens and per_token))
+
+    def full_text(self, choice: Choice) -> str:
+        """The answer, after the prompt where the body asked for an echo."""
+        return choice.prompt.echo + choice.text if self.body.echo else choice.text
+
+    def extras(self, tokens: Sequence[int], sources: Sequence[str]) -> dict[str, Any]:
+        """Per-token data that the body asked for."""
+        extras: dict[str, Any] = {}
+        if self.body.return_draft_info and tokens:
+            extras["sources"] = provenance(tokens, sources, self.call.model.vocab)
+        if self.body.return_tokens and tokens:
+            extras["tokens"] = list(tokens)
+        return extras
+
+    def probabilities(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        """Log probabilities as the body asked for them."""
+        return token_probabilities(logprobs, self.call.model.vocab, is_post_sampling=choice.request.post_sampling_probs)
+
+
+class OpenAIDialect(Dialect):
+    """What chat and text completions have in common: the frame, usage and numbers at the end."""
+
+    ends_with_done = True
+    chunk_kind: ClassVar[str]
+    whole_kind: ClassVar[str]
+
+    @abstractmethod
+    def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> dict[str, Any]:
+        """One member of `choices`."""
+
+    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        chunk = self.frame(self.chunk_kind, [self.entry(choice, piece, is_whole=False)])
+        choice.num_chars_sent += len(piece.text)
+        return chunk
+
+    def closing(self, choice: Choice) -> list[dict[str, Any]]:
+        last = self.entry(choice, END, is_whole=False) | {"finish_reason": choice.finish_reason}
+        chunks = [self.frame(self.chunk_kind, [last])]
+        if all(one.finish for one in self.choices):
+            if self.body.stream_options.include_usage:
+                chunks.append(self.frame(self.chunk_kind, []) | {"usage": self._usage()})
+            chunks[-1] |= self._numbers()
+        return chunks
+
+    def whole(self) -> dict[str, Any]:
+        entries = []
+        for choice in self.choices:
+            piece = Piece(self.full_text(choice), choice.tokens, choice.sources, choice.logprobs)
+            entries.append(self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason})
+        return self.frame(self.whole_kind, entries) | {"usage": self._usage()} | self._numbers()
+
+    def frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """What stands around `choices`."""
+        return {
+            "id": self.call.id,
+            "object": kind,
+            "created": self.call.created,
+            "model": self.call.model.alias,
+            "system_fingerprint": self.call.fingerprint,
+            "choices": choices,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompts = len({id(choice.prompt) for choice in self.choices})
+        return usage([choice.stats for choice in self.choices], num_prompts)
+
+    def _numbers(self) -> dict[str, Any]:
+        """What we add to OpenAI's formats: times, acceptance, and the seed to repeat the answer."""
+        stats = sum_stats([choice.stats for choice in self.choices])
+        return {
+            "timings": timings(stats),
+            "metrics": speculative_metrics(stats),
+            "seed": self.choices[0].request.sampling.seed,
+        }

@@ -1,0 +1,112 @@
+"""Exceptions as JSON: OpenAI's error shape with llama-server's types and codes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headstart.errors import CapacityError, ContextLengthError, HeadstartError, NotSupportedError, RequestError
+
+logger = logging.getLogger(__name__)
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """An answer with this status; `type` where it is not the usual one of the status."""
+
+    def __init__(self, status: int, message: str, *, type: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type or TYPES[status]
+
+
+def not_supported(message: str) -> ApiError:
+    """A request for something that is not built: the client can leave it out, hence 400."""
+    return ApiError(400, message, type="not_supported_error")
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """Return `{"error": {"code", "message", "type", ...}}` for any exception."""
+    match error:
+        case ApiError():
+            return _shape(error.status, str(error), error.type)
+        case ContextLengthError():
+            body = _shape(400, str(error), "exceed_context_size_error")
+            body["error"] |= {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.context_size}
+            return body
+        case NotSupportedError():
+            return _shape(501, str(error))
+        case RequestError():
+            return _shape(400, str(error))
+        case CapacityError():
+            return _shape(503, str(error))
+        case HeadstartError():
+            return _shape(500, str(error))
+        case _:
+            return _shape(500, "internal error; the server's log has the details")
+
+
+def error_response(error: Exception) -> Response:
+    """Return the whole HTTP answer for an exception."""
+    body = error_body(error)
+    status = body["error"]["code"]
+    headers = {"Retry-After": "1"} if status == 503 else {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+
+
+def install(app: FastAPI) -> None:
+    """Make every failure of a route an answer in this shape."""
+    app.add_exception_handler(ApiError, _answer)
+    app.add_exception_handler(HeadstartError, _answer_and_log)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer)
+
+
+def log_failure(error: Exception) -> None:
+    """Log what is our fault, not the client's."""
+    if not isinstance(error, ApiError | RequestError | CapacityError):
+        logger.error("request failed: %s", error, exc_info=not isinstance(error, HeadstartError))
+
+
+def _shape(status: int, message: str, type: str | None = None) -> dict[str, Any]:
+    return {"error": {"code": status, "message": message, "type": type or TYPES[status]}}
+
+
+def _answer(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+def _answer_and_log(request: Request, error: Exception) -> Response:
+    log_failure(error)
+    return error_response(error)
+
+
+def _answer_http(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such route (404), another method (405)."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404:
+        return error_response(ApiError(404, f"there is no {path} here"))
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        response = error_response(ApiError(405, f"{path} does not take {request.method}, only {allowed}"))
+        response.headers["Allow"] = allowed
+        return response
+    return error_response(ApiError(error.status_code if error.status_code in TYPES else 500, str(error.detail)))

@@ -1,0 +1,135 @@
+"""What every request passes before its route: cross-origin headers, readiness, key, body size.
+
+Plain ASGI, because a stream must not be buffered and a large body must not be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError
+from headstart.server.errors import ApiError, error_response
+
+PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
+DRAIN_FACTOR = 4  # bodies up to this multiple of the limit are read (and dropped) so that the client sees the 413
+
+
+class Guard:
+    """ASGI middleware in front of all routes."""
+
+    def __init__(self, app: ASGIApp, *, config: ServerConfig, why_not_ready: Callable[[], str | None]) -> None:
+        self._app = app
+        self._keys = load_keys(config)
+        self._max_bytes = config.max_body_mb * 2**20
+        self._why_not_ready = why_not_ready
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        send = _with_origin(send, headers.get("origin"))
+        if scope["method"] == "OPTIONS":
+            await _preflight(headers)(scope, receive, send)
+            return
+        try:
+            self._admit(scope, headers)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, self._limited(receive, headers), send)
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Raise unless the server is ready and the key is right; note whose request it is."""
+        scope["headstart.namespace"] = ""
+        if scope["path"] in PUBLIC_PATHS:
+            return
+        if reason := self._why_not_ready():
+            raise ApiError(503, reason)
+        if self._keys:
+            scope["headstart.namespace"] = self._namespace(_offered_key(headers))
+
+    def _namespace(self, offered: bytes) -> str:
+        """Name of the tenant with this key; never the key itself."""
+        matches = [key for key in self._keys if hmac.compare_digest(key, offered)]
+        if not matches:
+            raise ApiError(401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'")
+        return hashlib.sha256(matches[0]).hexdigest()[:16]
+
+    def _limited(self, receive: Receive, headers: Headers) -> Receive:
+        """Count the body while it is read; past the limit drop the rest and raise 413."""
+        limit, num_bytes = self._max_bytes, 0
+        too_large = ApiError(413, f"the body is larger than {limit >> 20} MiB; start with a larger --max-body-mb")
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            if headers.get("expect") and int(headers.get("content-length") or 0) > limit:
+                raise too_large  # the client waits for our word before it sends anything
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes <= limit:
+                return message
+            while message.get("more_body") and num_bytes <= DRAIN_FACTOR * limit:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+            raise too_large
+
+        return counted
+
+
+def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
+    """API keys of the configuration; empty means that none is needed.
+
+    Raises:
+        ConfigError: the key file cannot be read or holds no key.
+    """
+    keys: Sequence[str] = (config.api_key or "").split(",")
+    if config.api_key_file:
+        try:
+            lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {config.api_key_file} cannot be read: {error}") from error
+        if not any(line.strip() for line in lines):
+            raise ConfigError(f"--api-key-file {config.api_key_file} holds no key; put one on each line")
+        keys = [*keys, *lines]
+    return tuple(key.strip().encode() for key in keys if key.strip())
+
+
+def _offered_key(headers: Headers) -> bytes:
+    value = headers.get("authorization") or headers.get("x-api-key") or ""
+    return value.removeprefix("Bearer ").strip().encode()
+
+
+def _with_origin(send: Send, origin: str | None) -> Send:
+    """Let the page that asked read the answer, wherever it came from."""
+    if not origin:
+        return send
+
+    async def send_with_origin(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["Access-Control-Allow-Origin"] = origin
+            headers.add_vary_header("Origin")
+        await send(message)
+
+    return send_with_origin
+
+
+def _preflight(headers: Headers) -> Response:
+    """What browsers ask before a request of another origin; they send no key with it."""
+    return Response(
+        headers={
+            "Access-Control-Allow-Credentials": "true",
+            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+            # browsers take * literally where credentials are allowed
+            "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
+        }
+    )

@@ -1,0 +1,184 @@
+"""GET /metrics: counters in Prometheus's text format, llama-server's names and ours.
+
+`METRICS` is the only list of them; docs/metrics.md is made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.scheduler.report import SpeculatorReport, WorkerReport
+from headstart.server.errors import ApiError
+from headstart.server.model import service_of
+from headstart.server.routing import get
+
+Sample = tuple[dict[str, str], float]
+"""Labels and a value."""
+
+router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its samples are read from a worker's report."""
+
+    name: str
+    kind: str  # counter or gauge
+    help: str
+    read: Callable[[WorkerReport], Iterable[Sample]]
+
+
+@get(router, "/metrics")
+async def metrics(http: HttpRequest) -> Response:
+    """Report all counters since the start."""
+    service = service_of(http)
+    if not service.config.metrics:
+        raise ApiError(501, "this server was started with --no-metrics")
+    text = render(await service.worker.report())
+    headers = {"Process-Start-Time-Unix": str(int(service.started_at))}
+    return Response(text, headers=headers, media_type="text/plain; version=0.0.4")
+
+
+def render(report: WorkerReport) -> str:
+    """Write every metric that has a sample."""
+    return "".join(line for metric in METRICS for line in _lines(metric, report))
+
+
+def _lines(metric: Metric, report: WorkerReport) -> Iterator[str]:
+    samples = list(metric.read(report))
+    if samples:
+        yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
+    for labels, value in samples:
+        inside = ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items())
+        yield f"{metric.name}{{{inside}}} {value:.15g}\n" if inside else f"{metric.name} {value:.15g}\n"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _one(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
+    return lambda report: [({}, getattr(report, name))]
+
+
+def _ratio(above: str, below: str) -> Callable[[WorkerReport], Iterable[Sample]]:
+    def read(report: WorkerReport) -> Iterable[Sample]:
+        divisor = getattr(report, below)
+        return [({}, getattr(report, above) / divisor if divisor else 0.0)]
+
+    return read
+
+
+def _each(read: Callable[[SpeculatorReport], float]) -> Callable[[WorkerReport], Iterable[Sample]]:
+    return lambda report: [({"speculator": one.name}, read(one)) for one in report.speculators]
+
+
+def _positions(read: Callable[[SpeculatorReport], Iterable[int]]) -> Callable[[WorkerReport], Iterable[Sample]]:
+    return lambda report: [
+        ({"speculator": one.name, "position": str(position)}, count)
+        for one in report.speculators
+        for position, count in enumerate(read(one))
+    ]
+
+
+def _seconds(report: WorkerReport) -> Iterable[Sample]:
+    return [
+        ({"speculator": one.name, "phase": phase}, seconds)
+        for one in report.speculators
+        for phase, seconds in one.seconds.items()
+    ]
+
+
+METRICS = (
+    Metric(
+        "llamacpp:prompt_tokens_total", "counter", "Prompt tokens decoded, cached ones excluded", _one("prompt_tokens")
+    ),
+    Metric(
+        "llamacpp:prompt_tokens_cached_total",
+        "counter",
+        "Prompt tokens reused from the cache",
+        _one("prompt_tokens_cached"),
+    ),
+    Metric("llamacpp:prompt_seconds_total", "counter", "Seconds of reading prompts", _one("prompt_seconds")),
+    Metric("llamacpp:tokens_predicted_total", "counter", "Tokens generated", _one("tokens_predicted")),
+    Metric("llamacpp:tokens_predicted_seconds_total", "counter", "Seconds of generating", _one("predicted_seconds")),
+    Metric("llamacpp:n_decode_total", "counter", "Decodes of the target model", _one("num_decodes")),
+    Metric("llamacpp:n_tokens_max", "counter", "Most tokens in the cache at once", _one("max_tokens_in_cache")),
+    Metric("llamacpp:spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified", _one("drafted")),
+    Metric("llamacpp:spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted", _one("accepted")),
+    Metric("llamacpp:spec_decode_num_drafts_total", "counter", "Verify steps with a draft", _one("drafts")),
+    Metric(
+        "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+        "counter",
+        "Draft tokens accepted by position",
+        lambda report: [({"position": str(i)}, count) for i, count in enumerate(report.accepted_by_position)],
+    ),
+    Metric(
+        "llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens per second", _ratio("prompt_tokens", "prompt_seconds")
+    ),
+    Metric(
+        "llamacpp:predicted_tokens_seconds",
+        "gauge",
+        "Generated tokens per second",
+        _ratio("tokens_predicted", "predicted_seconds"),
+    ),
+    Metric("llamacpp:requests_processing", "gauge", "Requests that hold a slot", _one("num_processing")),
+    Metric("llamacpp:requests_deferred", "gauge", "Requests that wait for a slot", _one("num_waiting")),
+    Metric(
+        "llamacpp:n_busy_slots_per_decode",
+        "gauge",
+        "Average of busy slots per decode",
+        _ratio("busy_slots", "num_decodes"),
+    ),
+    Metric("headstart_requests_total", "counter", "Requests that ended", _one("requests")),
+    Metric("headstart_requests_failed_total", "counter", "Requests that ended with an error", _one("requests_failed")),
+    Metric(
+        "headstart_preemptions_total",
+        "counter",
+        "Requests put back into the queue because the cache was full",
+        _one("preemptions"),
+    ),
+    Metric("headstart_engine_restarts_total", "counter", "Restarts of the engine process", _one("engine_restarts")),
+    Metric("headstart_proposals_total", "counter", "Times a speculator was asked", _each(lambda one: one.calls)),
+    Metric("headstart_drafts_total", "counter", "Drafts verified", _each(lambda one: one.drafts)),
+    Metric(
+        "headstart_drafts_accepted_total",
+        "counter",
+        "Drafts of which a token was accepted",
+        _each(lambda one: one.drafts_accepted),
+    ),
+    Metric("headstart_draft_tokens_total", "counter", "Draft tokens verified", _each(lambda one: one.drafted)),
+    Metric(
+        "headstart_draft_tokens_accepted_total", "counter", "Draft tokens accepted", _each(lambda one: one.accepted)
+    ),
+    Metric(
+        "headstart_draft_tokens_by_position_total",
+        "counter",
+        "Draft tokens verified by position in the draft",
+        _positions(lambda one: one.drafted_by_position),
+    ),
+    Metric(
+        "headstart_draft_tokens_accepted_by_position_total",
+        "counter",
+        "Draft tokens accepted by position in the draft",
+        _positions(lambda one: one.accepted_by_position),
+    ),
+    Metric("headstart_speculator_seconds_total", "counter", "Seconds in a speculator by phase", _seconds),
+    Metric(
+        "headstart_speculator_failed",
+        "gauge",
+        "1 if the speculator was switched off by an error",
+        _each(lambda one: float(bool(one.failure))),
+    ),
+    Metric(
+        "headstart_steps_without_draft_total",
+        "counter",
+        "Steps of a slot without a draft by reason",
+        lambda report: [({"reason": reason}, count) for reason, count in report.reasons.items()],
+    ),
+)

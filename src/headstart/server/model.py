@@ -1,0 +1,75 @@
+"""What is served: the facts of the loaded model that routes need, and where they find them."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.requests import Request as HttpRequest
+
+from headstart.config import ServerConfig
+from headstart.sampling.params import SamplingParams
+from headstart.scheduler.report import WorkerInfo
+from headstart.scheduler.worker import Worker
+from headstart.text.chat_template import ChatTemplate
+from headstart.types import Vocab
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The target model as the HTTP side sees it: its name, its text, its defaults."""
+
+    alias: str
+    vocab: Vocab
+    template: ChatTemplate
+    sampling: SamplingParams = field(default_factory=SamplingParams)  # what a request gets that does not say
+
+
+@dataclass(slots=True)
+class Service:
+    """What the routes of one app share. `model` and `load_failure` are set once, by the loading task."""
+
+    config: ServerConfig
+    worker: Worker
+    clock: Callable[[], float] = time.time
+    started_at: float = 0.0
+    model: ServedModel | None = None
+    load_failure: str = ""
+
+    def __post_init__(self) -> None:
+        self.started_at = self.clock()
+
+    def why_not_ready(self) -> str | None:
+        """Why requests cannot be taken now; None when they can."""
+        status, reason = self.worker.status, self.load_failure or self.worker.failure
+        if self.load_failure or status == "failed":
+            return f"the model could not be loaded: {reason}" if self.model is None else f"the engine failed: {reason}"
+        if status == "restarting":
+            return f"restarting the engine: {reason}"
+        return None if status == "ready" and self.model is not None else "Loading model"
+
+    @property
+    def served(self) -> ServedModel:
+        """The model; routes run only when there is one."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def info(self) -> WorkerInfo:
+        assert self.worker.info is not None
+        return self.worker.info
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when another model or another libllama answers."""
+        parts = (self.info.system, self.info.target.path, str(self.info.target.size_bytes))
+        return "headstart-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+
+
+def service_of(request: HttpRequest) -> Service:
+    """The service of the app that received this request."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service

@@ -1,0 +1,118 @@
+"""POST /completion: llama-server's own format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.server.answer import answer
+from headstart.server.calls import make_choices, new_call
+from headstart.server.dialect import Choice, Dialect, Piece
+from headstart.server.model import service_of
+from headstart.server.prompts import read_prompts
+from headstart.server.results import speculative_metrics, timings
+from headstart.server.routing import post
+from headstart.server.schemas import NativeBody, read_body
+from headstart.server.translate import Call, check_num_logprobs, generation_settings
+
+STOP_TYPES = {"eos": "eos", "word": "word", "length": "limit", "cancelled": "none"}
+
+router = APIRouter()
+
+
+@post(router, "/completion", "/completions", body=NativeBody)
+async def completion(http: HttpRequest) -> Response:
+    """Continue one prompt or several."""
+    service = service_of(http)
+    body = await read_body(http, NativeBody)
+    call = new_call(http, service, "cmpl")
+
+    def prepare() -> Dialect:
+        vocab = call.model.vocab
+        num_logprobs = check_num_logprobs("n_probs", body.n_probs or None, vocab)
+        choices = make_choices(body, read_prompts(body.prompt, vocab), call, num_logprobs)
+        return NativeDialect(call, body, choices)
+
+    return await answer(http, service, prepare)
+
+
+class NativeDialect(Dialect):
+    """Flat objects, one per choice; a stream ends with the last `stop: true`."""
+
+    ends_with_done = False
+
+    def __init__(self, call: Call, body: NativeBody, choices: list[Choice]) -> None:
+        super().__init__(call, body, choices)
+        self._fields = body.response_fields
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        return [self.delta(choice, Piece(choice.prompt.echo))] if self.body.echo else []
+
+    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        chunk = {
+            "index": choice.index,
+            "content": piece.text,
+            "tokens": list(piece.tokens),
+            "stop": False,
+            "id_slot": -1 if choice.request.slot_id is None else choice.request.slot_id,
+            "tokens_predicted": len(choice.tokens),
+            "tokens_evaluated": len(choice.request.prompt),
+        }
+        if piece.logprobs:
+            chunk["completion_probabilities"] = self.probabilities(choice, piece.logprobs)
+        return chunk | self.extras(piece.tokens, piece.sources)
+
+    def closing(self, choice: Choice) -> list[dict[str, Any]]:
+        return [self._final(choice, "", ())]
+
+    def whole(self) -> Any:
+        finals = []
+        for choice in self.choices:
+            tokens = choice.tokens if self.body.return_tokens else ()
+            final = self._final(choice, self.full_text(choice), tokens) | self.extras(choice.tokens, choice.sources)
+            if choice.logprobs:
+                final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
+            finals.append(pick_fields(final, self._fields) if self._fields else final)
+        return finals if len(finals) > 1 else finals[0]
+
+    def _final(self, choice: Choice, text: str, tokens: Sequence[int]) -> dict[str, Any]:
+        assert choice.finish
+        stats = choice.stats
+        return {
+            "index": choice.index,
+            "content": text,
+            "tokens": list(tokens),
+            "id_slot": stats.slot_id,
+            "stop": True,
+            "model": self.call.model.alias,
+            "tokens_predicted": stats.num_emitted,
+            "tokens_evaluated": stats.num_prompt,
+            "generation_settings": generation_settings(choice.request, self.body),
+            "prompt": choice.prompt.text,
+            "has_new_line": "\n" in choice.text,
+            "truncated": choice.finish.truncated,
+            "stop_type": STOP_TYPES[choice.finish.reason],
+            "stopping_word": choice.finish.stopping_word,
+            "tokens_cached": stats.num_cached,
+            "timings": timings(stats),
+            "metrics": speculative_metrics(stats),
+        }
+
+
+def pick_fields(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Keep these fields; "timings/prompt_n" reaches inside and stays one flat key. Unknown ones are left out."""
+    picked: dict[str, Any] = {}
+    for path in paths:
+        value: Any = result
+        for key in path.split("/"):
+            value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
+        if value is not _MISSING:
+            picked[path] = value
+    return picked
+
+
+_MISSING = object()

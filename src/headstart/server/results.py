@@ -1,0 +1,136 @@
+"""Numbers of an answer as JSON: usage, timings, acceptance, log probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from headstart.scheduler.request import RequestStats, TokenLogprob
+from headstart.text.utf8 import text_or_bytes
+from headstart.types import Vocab
+
+LOWEST = -3.4028234663852886e38  # float32's; JSON has no -infinity
+
+
+def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
+    """OpenAI's token counts; the prompt of several choices counts once."""
+    first_of_prompt = stats[:: max(1, len(stats) // num_prompts)]
+    num_prompt = sum(one.num_prompt for one in first_of_prompt)
+    num_emitted = sum(one.num_emitted for one in stats)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_emitted,
+        "total_tokens": num_prompt + num_emitted,
+        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached for one in first_of_prompt)},
+    }
+
+
+def timings(stats: RequestStats) -> dict[str, Any]:
+    """llama-server's timings: milliseconds and tokens per second."""
+    num_read = stats.num_prompt - stats.num_cached
+    result = {
+        "cache_n": stats.num_cached,
+        **_pace("prompt", num_read, stats.prompt_seconds),
+        **_pace("predicted", stats.num_emitted, stats.generation_seconds),
+    }
+    if stats.num_drafted:
+        result |= {"draft_n": stats.num_drafted, "draft_n_accepted": stats.num_accepted}
+    return result
+
+
+def _pace(name: str, num_tokens: int, seconds: float) -> dict[str, float]:
+    milliseconds = seconds * 1000
+    return {
+        f"{name}_n": num_tokens,
+        f"{name}_ms": milliseconds,
+        f"{name}_per_token_ms": milliseconds / num_tokens if num_tokens else 0.0,
+        f"{name}_per_second": num_tokens / seconds if seconds > 0 else 0.0,
+    }
+
+
+def speculative_metrics(stats: RequestStats) -> dict[str, Any]:
+    """Acceptance of one answer under vLLM's names, then who drafted and why nobody did."""
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": stats.acceptance_length,
+            "draft_acceptance_rate": stats.num_accepted / stats.num_drafted if stats.num_drafted else 0.0,
+            "acceptance_histogram": list(stats.accepted_histogram),
+            "num_spec_steps": stats.num_drafts,
+            "num_steps": stats.num_steps,
+            "num_draft_tokens": stats.num_drafted,
+            "num_accepted_draft_tokens": stats.num_accepted,
+            "by_speculator": {
+                name: {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
+                for name, (drafted, accepted) in stats.drafted_by.items()
+            },
+            "reasons_not_drafted": dict(stats.reasons),
+        }
+    }
+
+
+def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
+    """One sum over the choices of a call; times add up, as if they had run one after another."""
+    if len(stats) == 1:
+        return stats[0]
+    length = max((len(one.accepted_histogram) for one in stats), default=0)
+    padded = [one.accepted_histogram + (0,) * (length - len(one.accepted_histogram)) for one in stats]
+    drafted_by: dict[str, tuple[int, int]] = {}
+    reasons: dict[str, int] = {}
+    for one in stats:
+        for name, (drafted, accepted) in one.drafted_by.items():
+            before = drafted_by.get(name, (0, 0))
+            drafted_by[name] = (before[0] + drafted, before[1] + accepted)
+        for reason, count in one.reasons.items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    return RequestStats(
+        accepted_histogram=tuple(map(sum, zip(*padded, strict=True))),
+        drafted_by=drafted_by,
+        reasons=reasons,
+        **{name: sum(getattr(one, name) for one in stats) for name in _SUMMED},
+    )
+
+
+_SUMMED = (
+    "num_prompt", "num_cached", "num_emitted", "num_steps", "num_drafts", "num_drafted", "num_accepted",
+    "queue_seconds", "prompt_seconds", "generation_seconds",
+)  # fmt: skip
+
+
+def token_probabilities(
+    logprobs: Sequence[TokenLogprob], vocab: Vocab, *, is_post_sampling: bool
+) -> list[dict[str, Any]]:
+    """One entry per emitted token, its alternatives inside; probabilities instead of their logs after sampling."""
+    name, top_name = ("prob", "top_probs") if is_post_sampling else ("logprob", "top_logprobs")
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = vocab.token_bytes(token)
+        value = math.exp(logprob) if is_post_sampling else max(logprob, LOWEST)
+        return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data), name: value}
+
+    return [
+        {**entry(one.token, one.logprob), top_name: [entry(token, logprob) for token, logprob in one.top]}
+        for one in logprobs
+    ]
+
+
+def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict[str, Any]:
+    """The same in OpenAI's old shape for completions, four parallel lists."""
+    offsets = []
+    for entry in content:
+        offsets.append(text_offset)
+        text_offset += len(entry["token"])
+    return {
+        "tokens": [entry["token"] for entry in content],
+        "token_logprobs": [entry["logprob"] for entry in content],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in content],
+        "text_offset": offsets,
+    }
+
+
+def provenance(tokens: Sequence[int], sources: Sequence[str], vocab: Vocab) -> list[dict[str, Any]]:
+    """Which speculator guessed each token; "" is the target's own."""
+    return [
+        {"id": token, "piece": text_or_bytes(vocab.token_bytes(token)), "source": source}
+        for token, source in zip(tokens, sources, strict=True)
+    ]

@@ -1,0 +1,206 @@
+"""Request bodies: names and types of their fields, documented for OpenAPI.
+
+Ranges are checked where the values live (`SamplingParams`, `SpeculativeParams`, `translate`). Fields
+that take several types (prompt, stop, logit_bias ...) are `Any` here and read by `translate` and `prompts`.
+An absent field and null are the same; unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+
+from headstart.server.errors import ApiError
+
+
+def _whole(value: Any) -> Any:
+    """JavaScript and some JSON writers send 40 as 40.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+
+
+class Body(BaseModel):
+    """A JSON object in which null means absent."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class SamplingBody(Body):
+    """Sampling; the names of `SamplingParams`, absent = the server's default."""
+
+    temperature: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    top_k: Int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    min_keep: Int | None = None
+    repeat_last_n: Int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Int | None = None
+    dry_penalty_last_n: Int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    ignore_eos: bool | None = None
+    seed: Int | None = Field(default=None, description="-1 takes a random one, which the answer reports")
+    samplers: Any = Field(default=None, description="list of names, or one letter each in a string")
+    logit_bias: Any = Field(default=None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans')
+
+
+class SpeculativeBody(Body):
+    """Speculation of this request; absent = as the server was started."""
+
+    mode: str | None = Field(default=None, description="auto, fixed or off")
+    types: Any = Field(default=None, description="speculators in order of preference: list, or names with commas")
+    type: Any = Field(default=None, description="the same as types")
+    n_max: Int | None = None
+    n_min: Int | None = None
+    p_min: float | None = None
+
+
+class StreamOptions(Body):
+    """How to stream."""
+
+    include_usage: bool = False
+
+
+class GenerationBody(SamplingBody):
+    """What all generating routes share."""
+
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Int = 1
+    n_cmpl: Int | None = Field(default=None, description="the same as n")
+    n_predict: Int | None = Field(default=None, description="most tokens; -1 no limit, 0 only fills the cache")
+    max_completion_tokens: Int | None = Field(default=None, description="the same as n_predict")
+    max_tokens: Int | None = Field(default=None, description="the same as n_predict")
+    stop: Any = Field(default=None, description="a string or a list of strings")
+    n_probs: Int | None = Field(default=None, description="alternatives per token, with log probabilities")
+    post_sampling_probs: bool = False
+    cache_prompt: bool = True
+    id_slot: Int = -1
+    t_max_predict_ms: Int = 0
+    timings_per_token: bool = False
+    return_tokens: bool = False
+    return_progress: bool = False
+    return_draft_info: bool = Field(default=False, description="`sources`: which speculator guessed each token")
+    sse_ping_interval: Int | None = Field(
+        default=None, description="seconds between comments in a silent stream; -1 none"
+    )
+    echo: bool = False
+    speculative: SpeculativeBody = SpeculativeBody()
+    mirostat: Int = Field(0, description="only 0")
+    grammar: Any = Field(default=None, description="refused")
+    json_schema: Any = Field(default=None, description="refused")
+    response_format: dict[str, Any] | None = Field(default=None, description="only type text")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_dotted(cls, data: Any) -> Any:
+        """Read "speculative.n_max" like {"speculative": {"n_max": ...}}; the dotted key wins."""
+        if not isinstance(data, dict):
+            return data
+        dotted = {key: value for key, value in data.items() if key.startswith("speculative.") and value is not None}
+        nested = data.get("speculative") or {}
+        if not dotted or not isinstance(nested, dict):
+            return data
+        return data | {"speculative": nested | {key.removeprefix("speculative."): dotted[key] for key in dotted}}
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions and /apply-template."""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool = False
+    top_logprobs: Int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Any = Field(
+        None, description='true or "content"; default: if the last message is the assistant\'s'
+    )
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: str | None = None
+    tools: list[Any] | None = Field(default=None, description="only with tool_choice none")
+    tool_choice: Any = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
+    logprobs: Any = Field(default=None, description="number of alternatives per token")
+    best_of: Int = 1
+    suffix: str | None = Field(default=None, description="refused")
+
+
+class NativeBody(GenerationBody):
+    """POST /completion."""
+
+    prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
+    response_fields: list[str] = Field(default_factory=list)
+
+
+class TokenizeBody(Body):
+    """POST /tokenize."""
+
+    content: Any = Field(description="string, or a list of strings and token ids")
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: list[Int]
+
+
+B = TypeVar("B", bound=Body)
+
+
+async def read_body(request: HttpRequest, schema: type[B]) -> B:
+    """Parse the body, whatever content type it claims.
+
+    Raises:
+        ApiError: 400 for what is not JSON in UTF-8 or does not fit the schema.
+    """
+    try:
+        data = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+    except ClientDisconnect as error:
+        raise ApiError(400, "the client left before the body was complete") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {type(data).__name__}")
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise ApiError(400, _explain(error)) from error
+
+
+def _explain(error: ValidationError) -> str:
+    """Say field, value and what it should be, for the first field that is wrong."""
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{field} is required"
+    value = repr(problem["input"])
+    wanted = str(problem["msg"]).removeprefix("Input should be ")
+    return f"{field} is {value if len(value) <= 60 else value[:57] + '...'} but must be {wanted}"

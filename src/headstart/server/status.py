@@ -1,0 +1,145 @@
+"""GET /health, /v1/models, /props, /slots: what runs here and how it is doing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.scheduler.report import SlotReport, WorkerReport
+from headstart.scheduler.request import Request
+from headstart.server.errors import ApiError
+from headstart.server.model import Service, service_of
+from headstart.server.routing import get
+from headstart.server.translate import generation_settings
+from headstart.types import ModelInfo
+
+router = APIRouter()
+
+
+@get(router, "/health", "/v1/health")
+async def health(http: HttpRequest) -> Response:
+    """Say whether requests can be taken; 503 and why while they cannot."""
+    if reason := service_of(http).why_not_ready():
+        raise ApiError(503, reason)
+    return _json({"status": "ok"})
+
+
+@get(router, "/v1/models", "/models")
+async def models(http: HttpRequest) -> Response:
+    """List the one model; from memory, never from the engine."""
+    service = service_of(http)
+    alias = service.served.alias
+    ollama = {"name": alias, "model": alias, "type": "model", "capabilities": ["completion"]}
+    details = {"format": "gguf", "family": service.info.target.architecture}
+    return _json({"object": "list", "data": [_model(service)], "models": [ollama | {"details": details}]})
+
+
+@get(router, "/v1/models/{model_id:path}", "/models/{model_id:path}")
+async def model(http: HttpRequest) -> Response:
+    """Describe the model."""
+    service = service_of(http)
+    wanted, alias = http.path_params["model_id"], service.served.alias
+    if wanted not in (alias, service.info.target.path):
+        raise ApiError(404, f"there is no model {wanted!r} here, only {alias!r}")
+    return _json(_model(service))
+
+
+@get(router, "/props")
+async def props(http: HttpRequest) -> Response:
+    """Describe the server: model, template, defaults, speculation."""
+    service = service_of(http)
+    report = await service.worker.report()
+    served, info, config = service.served, service.info, service.config
+    defaults = generation_settings(Request(request_id="", prompt=(), sampling=served.sampling))
+    return _json({
+        "default_generation_settings": {"params": defaults | {"seed": -1}, "n_ctx": info.context_size},
+        "total_slots": info.num_slots,
+        "model_alias": served.alias,
+        "model_path": info.target.path,
+        "model_ftype": info.target.file_type,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_slots": config.slots,
+        "endpoint_props": False,
+        "endpoint_metrics": config.metrics,
+        "chat_template": served.template.source,
+        "chat_template_is_fallback": served.template.is_fallback,
+        "bos_token": served.template.bos_token,
+        "eos_token": served.template.eos_token,
+        "build_info": info.system,
+        "is_sleeping": False,
+        "target_model": _facts(info.target),
+        "draft_model": _facts(info.draft) if info.draft else None,
+        "speculation": dict(info.speculation) | _speculators(report),
+    })  # fmt: skip
+
+
+@get(router, "/slots")
+async def slots(http: HttpRequest) -> Response:
+    """List the slots; with ?fail_on_no_slot=1 answer 503 when all are busy."""
+    service = service_of(http)
+    if not service.config.slots:
+        raise ApiError(501, "this server was started with --no-slots")
+    report = await service.worker.report()
+    if http.query_params.get("fail_on_no_slot") and all(slot.is_processing for slot in report.slots):
+        raise ApiError(503, "no slot available")
+    return _json([_slot(slot, service) for slot in report.slots])
+
+
+def _json(data: Any) -> Response:
+    return Response(orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
+
+
+def _model(service: Service) -> dict[str, Any]:
+    target = service.info.target
+    return {
+        "id": service.served.alias,
+        "object": "model",
+        "created": int(service.started_at),
+        "owned_by": "headstart",
+        "meta": {
+            "n_vocab": target.vocab_size,
+            "n_ctx": service.info.context_size,
+            "n_ctx_train": target.train_context_size,
+            "n_embd": target.embedding_size,
+            "n_params": target.num_params,
+            "size": target.size_bytes,
+        },
+    }
+
+
+def _facts(model: ModelInfo) -> dict[str, Any]:
+    names = ("path", "name", "architecture", "num_params", "size_bytes", "vocab_size", "num_layers", "memory")
+    return {name: getattr(model, name) for name in names}
+
+
+def _speculators(report: WorkerReport) -> dict[str, Any]:
+    return {
+        "speculators": [
+            {"name": one.name, "failure": one.failure, "details": dict(one.details)} for one in report.speculators
+        ],
+        "reasons_not_drafted": dict(report.reasons),
+        "control": dict(report.control),
+    }
+
+
+def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
+    left = -1 if slot.max_tokens is None else slot.max_tokens - slot.num_emitted
+    return {
+        "id": slot.slot_id,
+        "id_task": slot.request_id,
+        "n_ctx": service.info.context_size,
+        "speculative": slot.num_drafted > 0,
+        "is_processing": slot.is_processing,
+        "n_prompt_tokens": slot.num_prompt,
+        "n_prompt_tokens_processed": slot.num_processed - slot.num_cached,
+        "n_prompt_tokens_cache": slot.num_cached,
+        "n_tokens_in_cache": slot.num_in_cache,
+        "next_token": [{"has_next_token": slot.is_processing, "n_remain": left, "n_decoded": slot.num_emitted}],
+        "draft_n": slot.num_drafted,
+        "draft_n_accepted": slot.num_accepted,
+        "reasons_not_drafted": dict(slot.reasons),
+    }

@@ -1,0 +1,253 @@
+"""Request bodies to the scheduler's `Request`: values, limits, defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.sampling.params import MAX_SEED, SAMPLER_ALIASES, SamplingParams
+from headstart.scheduler.report import WorkerInfo
+from headstart.scheduler.request import Request, SpeculativeParams
+from headstart.server.errors import ApiError, not_supported
+from headstart.server.model import ServedModel
+from headstart.server.prompts import MAX_PROMPTS, Prompt, check_token
+from headstart.server.schemas import GenerationBody, SpeculativeBody
+from headstart.types import SequenceMode, Vocab
+
+MAX_STOPS = 64
+MAX_STOP_BYTES = 1024
+RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
+SAMPLER_LETTERS = {
+    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p",
+    "p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature",
+}  # fmt: skip
+_PLAIN_FIELDS = tuple(
+    field.name for field in dataclasses.fields(SamplingParams)
+    if field.name not in ("seed", "samplers", "logit_bias", "dry_sequence_breakers")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request for text: who asks whom, for what."""
+
+    id: str
+    created: int  # seconds since 1970
+    namespace: str
+    fingerprint: str
+    model: ServedModel
+    info: WorkerInfo
+
+
+def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None) -> list[Request]:
+    """One request per prompt and choice, choices of a prompt adjacent; they differ in seed.
+
+    Raises:
+        ApiError, InvalidParameterError: a value cannot be honoured.
+    """
+    _refuse(body)
+    num_choices = _num_choices(body, call.info)
+    if len(prompts) * num_choices > MAX_PROMPTS:
+        raise ApiError(400, f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one call")
+    sampling = sampling_params(body, call)
+    first = Request(
+        request_id=call.id,
+        prompt=(),
+        sampling=sampling,
+        max_tokens=_max_tokens(body),
+        stop=_stop(body.stop) + tuple(stop.encode() for stop in call.model.template.stop),
+        num_logprobs=num_logprobs,
+        post_sampling_probs=body.post_sampling_probs,
+        cache_prompt=body.cache_prompt,
+        slot_id=_slot(body.id_slot, call.info),
+        max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
+        speculative=speculative_params(body.speculative),
+        namespace=call.namespace,
+        wants_progress=body.return_progress or body.timings_per_token,
+    )
+    return [
+        dataclasses.replace(
+            first,
+            request_id=f"{call.id}-{index}" if index else call.id,
+            prompt=prompt.tokens,
+            sampling=dataclasses.replace(sampling, seed=(sampling.seed + index % num_choices) % 2**32),
+        )
+        for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_choices))
+    ]
+
+
+def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:
+    """The server's defaults with what the body says."""
+    given: dict[str, Any] = {name: getattr(body, name) for name in _PLAIN_FIELDS}
+    given["seed"] = secrets.randbelow(MAX_SEED) if body.seed in (None, *RANDOM_SEEDS) else body.seed
+    given["samplers"] = None if body.samplers is None else _samplers(body.samplers)
+    given["logit_bias"] = {} if body.logit_bias is None else _logit_bias(body.logit_bias, call.model.vocab)
+    if body.dry_sequence_breakers is not None:
+        if not body.dry_sequence_breakers:
+            raise ApiError(400, "dry_sequence_breakers is an empty list; give at least one text or leave it out")
+        given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    changes = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(call.model.sampling, **changes)
+
+
+def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
+    """What the body says about speculation; `type: "none"` is llama-server's word for off."""
+    types = _names("speculative.types", body.types if body.types is not None else body.type)
+    mode = body.mode or ("off" if types == ("none",) else None)
+    modes = tuple(known.value for known in SequenceMode)
+    if mode is not None and mode not in modes:
+        raise ApiError(400, f"speculative.mode is {mode!r} but must be one of {', '.join(modes)}")
+    return SpeculativeParams(
+        mode=None if mode is None else SequenceMode(mode),
+        types=None if types == ("none",) else types,
+        n_max=body.n_max,
+        n_min=body.n_min,
+        p_min=body.p_min,
+    )
+
+
+def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | None:
+    """Return the number of alternatives if it makes sense."""
+    if value is not None and not 0 <= value <= vocab.size:
+        raise ApiError(400, f"{field} is {value} but must be from 0 to {vocab.size}, the size of the vocabulary")
+    return value
+
+
+def generation_settings(request: Request, body: GenerationBody | None = None) -> dict[str, Any]:
+    """The values that a request ran with, under llama-server's names."""
+    sampling = request.sampling
+    settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
+    limit = -1 if request.max_tokens is None else request.max_tokens
+    speculative = request.speculative
+    return settings | {
+        "logit_bias": [{"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()],
+        "max_tokens": limit,
+        "n_predict": limit,
+        "stop": [stop.decode("utf-8", "replace") for stop in request.stop],
+        "n_probs": request.num_logprobs or 0,
+        "post_sampling_probs": request.post_sampling_probs,
+        "cache_prompt": request.cache_prompt,
+        "stream": body.stream if body else False,
+        "timings_per_token": body.timings_per_token if body else False,
+        "mirostat": 0,
+        "speculative.mode": None if speculative.mode is None else speculative.mode.value,
+        "speculative.types": speculative.types,
+        "speculative.n_max": speculative.n_max,
+        "speculative.n_min": speculative.n_min,
+        "speculative.p_min": speculative.p_min,
+    }
+
+
+def _refuse(body: GenerationBody) -> None:
+    """Raise for what cannot be honoured; nothing is ignored silently that would change the text."""
+    if body.mirostat:
+        raise not_supported(
+            f"mirostat is {body.mirostat} but only 0 is supported: its state cannot be rolled back with a draft"
+        )
+    for name in ("grammar", "json_schema"):
+        if getattr(body, name) not in (None, ""):
+            raise not_supported(f"{name} is not supported yet; leave it out")
+    kind = (body.response_format or {}).get("type", "text")
+    if kind in ("json_object", "json_schema"):
+        raise not_supported(f"response_format of type {kind} is not supported yet; use text")
+    if kind != "text":
+        raise ApiError(400, f"response_format.type is {kind!r} but must be text")
+
+
+def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
+    number = body.n if body.n_cmpl is None else body.n_cmpl
+    if not 1 <= number <= info.num_slots:
+        raise ApiError(400, f"n is {number} but must be from 1 to {info.num_slots}, the number of slots (--parallel)")
+    return number
+
+
+def _max_tokens(body: GenerationBody) -> int | None:
+    for name in ("n_predict", "max_completion_tokens", "max_tokens"):
+        value: int | None = getattr(body, name)
+        if value is None:
+            continue
+        if value < -1:
+            raise ApiError(400, f"{name} is {value} but must be 0 or more, or -1 for no limit")
+        return None if value == -1 else value
+    return None
+
+
+def _slot(slot: int, info: WorkerInfo) -> int | None:
+    if not -1 <= slot < info.num_slots:
+        raise ApiError(400, f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any")
+    return None if slot == -1 else slot
+
+
+def _stop(stop: Any) -> tuple[bytes, ...]:
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
+        raise ApiError(400, "stop must be a text or a list of texts")
+    encoded = tuple(text.encode() for text in stops if text)
+    if len(encoded) > MAX_STOPS:
+        raise ApiError(400, f"stop holds {len(encoded)} texts but at most {MAX_STOPS} are taken")
+    if longest := max((len(text) for text in encoded if len(text) > MAX_STOP_BYTES), default=0):
+        raise ApiError(400, f"stop holds a text of {longest} bytes but at most {MAX_STOP_BYTES} are taken")
+    return encoded
+
+
+def _samplers(samplers: Any) -> tuple[str, ...]:
+    """Names from a list, or from a string of letters as on llama-server's command line."""
+    if isinstance(samplers, str):
+        unknown = [letter for letter in samplers if letter not in SAMPLER_LETTERS]
+        if unknown:
+            letters = ", ".join(f"{letter} {name}" for letter, name in SAMPLER_LETTERS.items())
+            raise ApiError(400, f"samplers has the letter {unknown[0]!r}, which is not one of {letters}")
+        return tuple(SAMPLER_LETTERS[letter] for letter in samplers)
+    names = _names("samplers", samplers) or ()
+    return tuple(SAMPLER_ALIASES.get(name, name) for name in names)
+
+
+def _names(field: str, value: Any) -> tuple[str, ...] | None:
+    """A list of names, or one string with commas between them."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ApiError(400, f"{field} must be a list of names")
+    return tuple(names)
+
+
+def _logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
+    """Read both forms; a text biases every token of it."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise ApiError(400, "logit_bias must be an object {token: bias} or a list of [token, bias]")
+    biases: dict[int, float] = {}
+    for token, bias in pairs:
+        number = _bias(token, bias)
+        for token_id in _bias_tokens(token, vocab, isinstance(value, Mapping)):
+            biases[token_id] = biases.get(token_id, 0.0) + number
+    return biases
+
+
+def _bias(token: Any, bias: Any) -> float:
+    if bias is False:
+        return -math.inf
+    if isinstance(bias, bool) or not isinstance(bias, int | float):
+        raise ApiError(400, f"logit_bias of {token!r} is {bias!r} but must be a number, or false to ban it")
+    return float(bias)
+
+
+def _bias_tokens(token: Any, vocab: Vocab, is_key: bool) -> list[int]:
+    if is_key and re.fullmatch(r"-?[0-9]{1,12}", token):  # JSON keys are strings, ids included
+        token = int(token)
+    if isinstance(token, str):
+        return vocab.tokenize(token, add_special=False, parse_special=False)
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise ApiError(400, f"logit_bias names the token {token!r} but must name an id or a text")
+    return [check_token(token, vocab, "logit_bias")]
+
+
+def _finite(value: float) -> float | bool:
+    """JSON has no infinity: a banned token reads false, as it was sent."""
+    return value if math.isfinite(value) else False

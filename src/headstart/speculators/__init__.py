@@ -1,0 +1,18 @@
+"""Every module here defines one way to guess. Importing the folder registers them all.
+
+Other packages add theirs through the entry-point group `headstart.speculators`.
+"""
+
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+
+from headstart.speculators.base import SPECULATORS, Speculator, register
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+for _entry in entry_points(group="headstart.speculators"):
+    _entry.load()
+
+__all__ = ["SPECULATORS", "Speculator", "register"]

@@ -1,0 +1,65 @@
+"""The contract between the scheduler and anything that guesses tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+from headstart.errors import ConfigError
+from headstart.types import Capability, Decoded, Draft, DraftRequest
+
+SPECULATORS: dict[str, type[Speculator]] = {}
+S = TypeVar("S", bound="type[Speculator]")
+
+
+def register(cls: S) -> S:
+    """Class decorator: make a speculator selectable by its `name`."""
+    if cls.name in SPECULATORS:
+        raise ConfigError(f"speculator {cls.name!r} is already registered by {SPECULATORS[cls.name].__module__}")
+    SPECULATORS[cls.name] = cls
+    return cls
+
+
+class Speculator(ABC):
+    """Guesses tokens. It never decides what is emitted: a bad guess costs time, not output.
+
+    Only `propose` is required. The scheduler calls, per sequence:
+    begin -> (propose? -> observe? -> accept)* -> end. A sequence id is used again after `end`.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Capability]] = frozenset()
+    is_model: ClassVar[bool] = False  # drafting costs decodes: control prices it before it drafts
+
+    Options: ClassVar[type | None] = None  # a frozen dataclass; its fields become flags --spec-<name>-<field>
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        """A request starts to generate; `prompt` is its whole history so far. Copy to keep."""
+
+    @abstractmethod
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft per request, same order, each at most `max_tokens` long."""
+
+    def backlog(self, seq_id: int, history: Sequence[int]) -> int:
+        """Tokens a model speculator has to read before it can draft, the newest one not counted."""
+        return 0
+
+    def observe(self, decoded: Decoded) -> None:
+        """The target decoded these rows (only called when `needs` asks for something)."""
+
+    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
+        """The target emitted these tokens; the first `num_accepted` of them were drafted.
+
+        Called for every sequence and step, whoever drafted, also when nobody did.
+        """
+
+    def end(self, seq_id: int) -> None:
+        """The request is over; forget the sequence (what is shared may stay)."""
+
+    def close(self) -> None:
+        """The server stops: write what is durable, free what is native."""
+
+    def describe(self) -> dict[str, Any]:
+        """What `/props` says about this speculator."""
+        return {}

@@ -1,0 +1,185 @@
+"""Counts of what followed 1 to 4 tokens: in this text, in past answers, in a text collection.
+
+Three levels, tried in this order with llama.cpp's thresholds: the context (this request), the
+dynamic level (what requests of the public namespace have generated; kept in a file on request) and
+the static level (a file, never changed; only its bigrams count). Static counts also weigh the
+tokens of the other two. The score of a token is the running product of c / (s + 1 / n): c of the s
+tokens that followed its n-gram of n tokens.
+
+Differs from llama.cpp where that forgets or never writes: the context begins anew with each request,
+single tokens are counted, the dynamic file is written (as a whole, atomically) and the static file
+is held once. Other namespaces read the public dynamic level and leave nothing in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import ConfigError
+from headstart.speculators.base import Speculator, register
+from headstart.structures.counted_history import CountedHistory
+from headstart.structures.ngram_counts import MAX_NGRAM, NgramCounts, pack
+from headstart.structures.token_log import VocabularyId
+from headstart.types import Draft, DraftRequest
+
+log = logging.getLogger(__name__)
+
+_STATIC_NGRAM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Thresholds:
+    """What an n-gram must have to be believed; entry n - 1 is for n tokens."""
+
+    min_samples: tuple[int, int, int, int]
+    min_percent: tuple[int, int, int, int]
+
+
+_LAX = _Thresholds((2, 2, 1, 1), (66, 50, 50, 50))  # context, and static alone
+_STRICT = _Thresholds((4, 3, 2, 2), (75, 66, 66, 66))  # dynamic
+
+
+@register
+class NgramCacheSpeculator(Speculator):
+    """Drafts the token that followed most often, as long as it is clear which."""
+
+    name = "ngram-cache"
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Counts in tokens or n-grams, as they say."""
+
+        n_max: int = 16  # longest draft, in tokens
+        lookup_cache_static: str | None = None  # file, only read
+        lookup_cache_dynamic: str | None = None  # file, read and written
+        save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
+        max_ngrams: int = 500_000  # kept in the dynamic level
+
+        def __post_init__(self) -> None:
+            for name in ("n_max", "save_tokens", "max_ngrams"):
+                if getattr(self, name) < 1:
+                    raise ConfigError(f"ngram-cache needs {name.replace('_', '-')} >= 1, got {getattr(self, name)}")
+
+    def __init__(self, options: Options | None = None, vocabulary: VocabularyId | None = None) -> None:
+        self._options = options = options or self.Options()
+        self._static = NgramCounts()
+        self._dynamic = NgramCounts(options.max_ngrams)
+        self._dynamic_path = Path(options.lookup_cache_dynamic) if options.lookup_cache_dynamic else None
+        self._num_unsaved = 0
+        self._histories: dict[int, CountedHistory] = {}
+        if options.lookup_cache_static or self._dynamic_path:
+            if vocabulary is None:
+                raise ConfigError("lookup cache files need to know the vocabulary: their tokens mean nothing without")
+            self._load(vocabulary.size)
+
+    def _load(self, vocab_size: int) -> None:
+        if self._options.lookup_cache_static:
+            self._static = NgramCounts.load(Path(self._options.lookup_cache_static), vocab_size)
+        path = self._dynamic_path
+        if path and path.exists():
+            self._dynamic = NgramCounts.load(path, vocab_size, self._options.max_ngrams)
+        elif path and not path.parent.is_dir():
+            raise ConfigError(f"the folder of lookup cache {path} does not exist; create it or name another file")
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self._histories[seq_id] = CountedHistory(prompt, namespace)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        history = self._histories.get(request.seq_id)
+        if history is None:
+            history = self._histories[request.seq_id] = CountedHistory(request.tokens, request.namespace)
+        history.follow(request.tokens)
+        window = history.tokens[-MAX_NGRAM:].tolist()
+        tokens: list[int] = []
+        scores: list[float] = []
+        score = 1.0
+        for _ in range(min(request.max_tokens, self._options.n_max)):
+            guess = self._guess(history.counts, window)
+            if guess is None:
+                break
+            token, share = guess
+            score *= share
+            tokens.append(token)
+            scores.append(score)
+            window = [*window[1 - MAX_NGRAM :], token]
+        return Draft(tokens, scores, self.name, "" if tokens else "no match")
+
+    def _guess(self, context: NgramCounts, window: list[int]) -> tuple[int, float] | None:
+        """The likeliest next token and its share."""
+        static: Mapping[int, int] = {}
+        if len(self._static) and len(window) >= _STATIC_NGRAM:
+            static = self._static.after(pack(window[-_STATIC_NGRAM:])) or {}
+        keys = [pack(window[-n:]) for n in range(len(window), 0, -1)]
+        for level, thresholds in ((context, _LAX), (self._dynamic, _STRICT)):
+            if len(level):
+                for n, key in zip(range(len(keys), 0, -1), keys, strict=True):
+                    counts = level.after(key)
+                    if counts:
+                        guess = _choose(counts, static, n, thresholds)
+                        if guess:
+                            return guess
+        return _choose(static, {}, _STATIC_NGRAM, _LAX) if static else None
+
+    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
+        history = self._histories.get(seq_id)
+        if history is not None:
+            history.extend(emitted)
+
+    def end(self, seq_id: int) -> None:
+        history = self._histories.pop(seq_id, None)
+        if history is None or history.namespace:
+            return
+        self._learn(history)
+        if self._num_unsaved >= self._options.save_tokens:
+            self._save()
+
+    def _learn(self, history: CountedHistory) -> None:
+        """Take what was generated, not the prompt: a chat sends that again and again."""
+        self._dynamic.learn(history.tokens, history.num_prompt)
+        self._num_unsaved += len(history.tokens) - history.num_prompt
+
+    def _save(self) -> None:
+        if self._dynamic_path is None or not self._num_unsaved:
+            return
+        try:
+            self._dynamic.save(self._dynamic_path)
+            self._num_unsaved = 0
+        except OSError as error:
+            log.error("lookup cache %s is not written any more: %s", self._dynamic_path, error)
+            self._dynamic_path = None
+
+    def close(self) -> None:
+        for seq_id in list(self._histories):
+            self.end(seq_id)
+        self._save()
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "static_ngrams": len(self._static),
+            "dynamic_ngrams": len(self._dynamic),
+            "dynamic_file": self._options.lookup_cache_dynamic,
+        }
+
+
+def _choose(
+    counts: Mapping[int, int], static: Mapping[int, int], n: int, thresholds: _Thresholds
+) -> tuple[int, float] | None:
+    """The token with the most counts (times its static ones), if they are enough and clear enough."""
+    total = sum(counts.values())
+    if total < thresholds.min_samples[n - 1]:
+        return None
+    if static:
+        token = max(counts, key=lambda t: counts[t] * (100 * static.get(t, 0) or 1))
+    else:
+        token = max(counts, key=counts.__getitem__)
+    count = counts[token]
+    if 100 * count < thresholds.min_percent[n - 1] * total:
+        return None
+    return token, count / (total + 1 / n)

@@ -1,0 +1,65 @@
+"""Prompt lookup: repeat what followed the last n tokens the previous time.
+
+The newest earlier place counts, found by a hash index rather than a scan. In a loop shorter than
+the draft the copy goes round the loop. Score of the i-th token: L / (L + i), where L >= size_n is
+how many tokens before the place agree.
+
+Source: Saxena, "Prompt Lookup Decoding" (2023), https://github.com/apoorvumang/prompt-lookup-decoding;
+the options are those of llama.cpp's ngram-simple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headstart.errors import ConfigError
+from headstart.speculators.base import Speculator, register
+from headstart.structures.histories import Histories
+from headstart.structures.shares import agreeing
+from headstart.types import Draft, DraftRequest
+
+
+@register
+class NgramSimpleSpeculator(Speculator):
+    """Copies from the sequence's own history."""
+
+    name = "ngram-simple"
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Lengths in tokens."""
+
+        size_n: int = 12  # that must have occurred before
+        size_m: int = 48  # longest draft
+
+        def __post_init__(self) -> None:
+            if self.size_n < 1 or self.size_m < 1:
+                raise ConfigError(
+                    f"ngram-simple needs size-n and size-m of at least 1, got {self.size_n} and {self.size_m}"
+                )
+
+    def __init__(self, options: Options | None = None) -> None:
+        self._options = options or self.Options()
+        self._histories = Histories((self._options.size_n,))
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self._histories.begin(seq_id, prompt)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        index = self._histories.at(request.seq_id, request.tokens)
+        places = index.places(limit=4)  # a few, in case others share the table slot
+        if not places:
+            return Draft(speculator=self.name, reason="no match")
+        length, position = places[0]
+        tokens = index.copy(position, min(request.max_tokens, self._options.size_m))
+        return Draft(tokens, agreeing(length, 1, len(tokens)), self.name)
+
+    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
+        self._histories.accept(seq_id, emitted)
+
+    def end(self, seq_id: int) -> None:
+        self._histories.end(seq_id)

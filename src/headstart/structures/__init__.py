@@ -1,0 +1,1 @@
+"""Plain data structures: they know tokens, not models, requests or speculators."""

@@ -1,0 +1,172 @@
+"""Texts of the past, by namespace: where else did the last tokens occur?
+
+A namespace sees its own texts and the public ones (namespace ""), nothing else. Memory is bounded
+by tokens: when they are too many, the namespace that holds most loses its oldest text, so a busy
+tenant forgets its own texts and not those of others.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from headstart.structures.rolling import namespace_id
+from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
+from headstart.structures.token_log import Record, TokenLog, VocabularyId
+
+log = logging.getLogger(__name__)
+
+SIZES = (2, 4, 8)  # n-grams that are looked up
+MAX_MATCH = 32
+_PUBLIC = namespace_id("")
+_BLOCK = 64  # tokens; how finely known beginnings are told
+
+
+def _marks(text: array[int]) -> list[int]:
+    """One hash per beginning of the text: of 1, 2, 3 ... blocks, and of all of it."""
+    marks, mark = [], 0
+    for start in range(0, len(text), _BLOCK):
+        mark = hash((mark, text[start : start + _BLOCK].tobytes()))
+        marks.append(mark)
+    return marks
+
+
+class _Shelf:
+    """The texts of one namespace, oldest first."""
+
+    def __init__(self) -> None:
+        self.index = SuffixIndex(SIZES, MAX_MATCH)
+        self.starts: deque[int] = deque()  # of the live texts in the index
+        self.marks: deque[list[int]] = deque()  # that each of them added to `known`
+        self.known: set[int] = set()
+
+    @property
+    def num_tokens(self) -> int:
+        """Of live texts, a separator after each."""
+        return len(self.index) - self.index.floor
+
+    def unknown_part(self, text: array[int], marks: list[int]) -> array[int]:
+        """The text after its known beginning, with as much of that as a match may need.
+
+        Every turn of a chat repeats the turns before it: they are held once.
+        """
+        num_known = next((i for i, mark in enumerate(marks) if mark not in self.known), None)
+        if num_known is None:
+            return array("i")
+        part = text[max(0, num_known * _BLOCK - MAX_MATCH) :]
+        return array("i") if _marks(part)[-1] in self.known else part
+
+    def add(self, text: array[int], marks: list[int]) -> None:
+        new = [mark for mark in marks if mark not in self.known]
+        self.known.update(new)
+        self.marks.append(new)
+        self.starts.append(len(self.index))
+        self.index.extend(text + array("i", (SEPARATOR,)))
+
+    def drop_oldest(self) -> None:
+        self.starts.popleft()
+        self.known.difference_update(self.marks.popleft())
+        index = self.index
+        index.floor = self.starts[0] if self.starts else len(index)
+        if index.floor > len(index) // 2:
+            live, dropped = index.tokens[index.floor :], index.floor
+            self.index = SuffixIndex(SIZES, MAX_MATCH)
+            self.index.extend(live)
+            self.starts = deque(start - dropped for start in self.starts)
+
+    def texts(self) -> Iterator[array[int]]:
+        ends = [*self.starts, len(self.index)][1:]
+        for start, end in zip(self.starts, ends, strict=True):
+            yield self.index.tokens[start : end - 1]
+
+
+class SuffixCorpus:
+    """Texts that speculation may copy from.
+
+    Args:
+        capacity: most tokens held, over all namespaces.
+        token_log: where they are kept on disk; its records are read now, and it is closed here.
+    """
+
+    def __init__(self, capacity: int = 2_000_000, token_log: TokenLog | None = None) -> None:
+        self._capacity = capacity
+        self._shelves: dict[bytes, _Shelf] = {}
+        self._log: TokenLog | None = None
+        self._num_logged = 0  # tokens in the file, dead ones included
+        if token_log is not None:
+            for record in token_log.take_records():
+                self._add(record.namespace, record.tokens)
+                self._num_logged += len(record.tokens)
+            self._log = token_log
+
+    @classmethod
+    def open(cls, path: Path, vocabulary: VocabularyId, capacity: int = 2_000_000) -> SuffixCorpus:
+        """Open or create a corpus on disk; errors as `TokenLog`."""
+        return cls(capacity, TokenLog(path, vocabulary))
+
+    def __len__(self) -> int:
+        return sum(shelf.num_tokens for shelf in self._shelves.values())
+
+    @property
+    def num_texts(self) -> int:
+        return sum(len(shelf.starts) for shelf in self._shelves.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(shelf.index.num_bytes for shelf in self._shelves.values())
+
+    def add(self, tokens: Sequence[int], namespace: str = "") -> bool:
+        """Keep a text; False if it was known."""
+        text = array("i", tokens)
+        return self._add(namespace_id(namespace), text[max(0, len(text) - self._capacity + 1) :])
+
+    def _add(self, key: bytes, text: array[int]) -> bool:
+        marks = _marks(text)
+        shelf = self._shelves.get(key) or _Shelf()
+        part = shelf.unknown_part(text, marks)
+        if not part:
+            return False
+        self._shelves[key] = shelf
+        shelf.add(part, [*marks, _marks(part)[-1]])
+        self._make_room()
+        if self._log is not None:
+            self._write(self._log, Record(key, part))
+        return True
+
+    def _make_room(self) -> None:
+        excess = len(self) - self._capacity
+        while excess > 0:
+            key, shelf = max(self._shelves.items(), key=lambda item: item[1].num_tokens)
+            before = shelf.num_tokens
+            shelf.drop_oldest()
+            excess -= before - shelf.num_tokens
+            if not shelf.starts:
+                del self._shelves[key]
+
+    def _write(self, token_log: TokenLog, record: Record) -> None:
+        try:
+            token_log.append(record)
+            self._num_logged += len(record.tokens)
+            if self._num_logged > 2 * self._capacity:
+                self._compact(token_log)
+        except OSError as error:
+            log.error("corpus file %s is not written any more: %s", token_log.path, error)
+            self._log = None
+
+    def _compact(self, token_log: TokenLog) -> None:
+        token_log.rewrite(Record(key, text) for key, shelf in self._shelves.items() for text in shelf.texts())
+        self._num_logged = len(self)
+
+    def indexes(self, namespace: str) -> list[SuffixIndex]:
+        """What a namespace may see: its own index, then the public one."""
+        keys = (_PUBLIC,) if not namespace else (namespace_id(namespace), _PUBLIC)
+        return [self._shelves[key].index for key in keys if key in self._shelves]
+
+    def close(self) -> None:
+        """Flush and close the file; the texts stay usable."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None

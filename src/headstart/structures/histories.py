@@ -1,0 +1,48 @@
+"""One suffix index per running sequence, kept equal to the scheduler's history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headstart.structures.suffix_index import SuffixIndex
+
+
+class Histories:
+    """Suffix indexes by sequence id; `sizes` and `max_match` as in `SuffixIndex`."""
+
+    __slots__ = ("_indexes", "_max_match", "_sizes")
+
+    def __init__(self, sizes: Sequence[int], max_match: int = 32) -> None:
+        self._sizes = tuple(sizes)
+        self._max_match = max_match
+        self._indexes: dict[int, SuffixIndex] = {}
+
+    def begin(self, seq_id: int, prompt: Sequence[int]) -> SuffixIndex:
+        """Index a prompt; what an earlier history of this sequence shares with it is kept."""
+        index = self._indexes.get(seq_id)
+        if index is None:
+            index = self._indexes[seq_id] = SuffixIndex(self._sizes, self._max_match)
+        index.follow(prompt, is_new=True)
+        return index
+
+    def accept(self, seq_id: int, emitted: Sequence[int]) -> None:
+        """The history of this sequence, if it began, grew."""
+        index = self._indexes.get(seq_id)
+        if index is not None:
+            index.extend(emitted)
+
+    def at(self, seq_id: int, tokens: Sequence[int]) -> SuffixIndex:
+        """The index of this sequence, made equal to `tokens` if they moved apart."""
+        index = self._indexes.get(seq_id)
+        if index is None:
+            return self.begin(seq_id, tokens)
+        index.follow(tokens)
+        return index
+
+    def end(self, seq_id: int) -> SuffixIndex | None:
+        """Forget a sequence; its index, for a last look."""
+        return self._indexes.pop(seq_id, None)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(index.num_bytes for index in self._indexes.values())

@@ -1,0 +1,167 @@
+"""How often each token followed each n-gram of 1 to 4 tokens, and llama.cpp's file of it.
+
+The file (its `lookup` examples write and read it) repeats, in int32 of the machine's order: the
+four tokens of the n-gram, -1 where it is shorter; a number k; k pairs of token and count.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from headstart.errors import ModelError
+from headstart.structures.atomic import replace_file
+
+MAX_NGRAM = 4
+_WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1
+_ABSENT = -1
+
+
+def pack(ngram: Iterable[int]) -> int:
+    """One number for an n-gram; those of different lengths differ."""
+    key = 0
+    for token in ngram:
+        key = key << _WIDTH | token + 1
+    return key
+
+
+def unpack(key: int) -> tuple[int, ...]:
+    """The n-gram of a number made by `pack`."""
+    ngram: list[int] = []
+    while key:
+        ngram.append((key & (1 << _WIDTH) - 1) - 1)
+        key >>= _WIDTH
+    return tuple(reversed(ngram))
+
+
+class NgramCounts:
+    """Counts of next tokens per n-gram.
+
+    Most n-grams have one successor, so that case is one number (token << 32 | count) and only the
+    others pay for a dict: a third of the memory.
+
+    Args:
+        limit: n-grams kept; beyond it the oldest eighth is dropped. None: all.
+    """
+
+    __slots__ = ("_limit", "_table")
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._table: dict[int, int | dict[int, int]] = {}
+        self._limit = limit
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def learn(self, tokens: Sequence[int], start: int) -> None:
+        """Count what tokens[start:] followed; earlier tokens are their context only."""
+        first = max(0, start - MAX_NGRAM)
+        # Keys of the n-grams that end before the next token, n = 1 to 4.
+        one = two = three = four = 0
+        mask = (1 << _WIDTH * MAX_NGRAM) - 1
+        add = self._add
+        for position in range(first, len(tokens)):
+            token = tokens[position]
+            if position >= start:
+                num_before = position - first
+                if num_before:
+                    add(one, token)
+                if num_before > 1:
+                    add(two, token)
+                if num_before > 2:
+                    add(three, token)
+                if num_before > 3:
+                    add(four, token)
+            four = (four << _WIDTH | token + 1) & mask
+            three, two, one = four & mask >> _WIDTH, four & mask >> 2 * _WIDTH, token + 1
+        self._trim()
+
+    def _add(self, key: int, token: int, count: int = 1) -> None:
+        found = self._table.get(key)
+        if found is None:
+            self._table[key] = token << 32 | count
+        elif isinstance(found, dict):
+            found[token] = found.get(token, 0) + count
+        elif found >> 32 == token:
+            self._table[key] = found + count
+        else:
+            self._table[key] = {found >> 32: found & 0xFFFFFFFF, token: count}
+
+    def _trim(self) -> None:
+        if self._limit is not None and len(self._table) > self._limit:
+            for key in list(self._table)[: len(self._table) - self._limit + self._limit // 8]:
+                del self._table[key]
+
+    def after(self, key: int) -> Mapping[int, int] | None:
+        """Counts by token after a packed n-gram; None if it was never seen."""
+        found = self._table.get(key)
+        return {found >> 32: found & 0xFFFFFFFF} if isinstance(found, int) else found
+
+    def items(self) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
+        """All n-grams with their counts, oldest first."""
+        for key in self._table:
+            yield unpack(key), dict(self.after(key) or {})
+
+    def save(self, path: Path) -> None:
+        """Write llama.cpp's file, atomically."""
+        numbers = array("i")
+        for ngram, counts in self.items():
+            numbers.extend(ngram)
+            numbers.extend([_ABSENT] * (MAX_NGRAM - len(ngram)))
+            numbers.append(len(counts))
+            for token, count in counts.items():
+                numbers.append(token)
+                numbers.append(min(count, 2**31 - 1))
+        replace_file(path, numbers.tobytes())
+
+    @classmethod
+    def load(cls, path: Path, vocab_size: int, limit: int | None = None) -> NgramCounts:
+        """Read llama.cpp's file.
+
+        Raises:
+            ModelError: it cannot be read, is damaged, or belongs to a larger vocabulary.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ModelError(f"lookup cache {path} cannot be read: {os.strerror(error.errno or 0)}") from error
+        if len(data) % 4:
+            raise ModelError(f"lookup cache {path} is damaged: {len(data)} bytes are not a whole number of int32")
+        counts = cls(limit)
+        numbers = array("i")
+        numbers.frombytes(data)
+        position = 0
+        while position < len(numbers):
+            position = counts._read_record(numbers, position, vocab_size, path)
+        counts._trim()
+        return counts
+
+    def _read_record(self, numbers: array[int], position: int, vocab_size: int, path: Path) -> int:
+        def damaged(what: str) -> ModelError:
+            return ModelError(f"lookup cache {path} is damaged at byte {4 * position}: {what}; delete it or rebuild it")
+
+        start = position + MAX_NGRAM + 1
+        if start > len(numbers):
+            raise damaged("the last record is cut off")
+        ngram, num_pairs = numbers[position : start - 1].tolist(), numbers[start - 1]
+        end = start + 2 * num_pairs
+        if num_pairs < 1 or end > len(numbers):
+            raise damaged(f"a record claims {num_pairs} successors")
+        size = ngram.index(_ABSENT) if _ABSENT in ngram else MAX_NGRAM
+        if not size or any(token != _ABSENT for token in ngram[size:]):
+            raise damaged(f"{ngram} is not an n-gram")
+        pairs = numbers[start:end]
+        for token in (*ngram[:size], *pairs[0::2]):
+            if not 0 <= token < vocab_size:
+                raise ModelError(
+                    f"lookup cache {path} holds token {token} but the model's vocabulary has {vocab_size}: "
+                    "it was made with another model"
+                )
+        if min(pairs[1::2]) < 1:
+            raise damaged(f"a count is {min(pairs[1::2])}")
+        key = pack(ngram[:size])
+        for token, count in zip(pairs[0::2], pairs[1::2], strict=True):
+            self._add(key, token, count)
+        return end

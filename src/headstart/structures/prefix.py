@@ -1,0 +1,18 @@
+"""Common prefixes of token lists, at C speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_CHUNK = 256
+
+
+def common_prefix_length(a: Sequence[int], b: Sequence[int], start: int = 0) -> int:
+    """How many leading tokens agree, given that the first `start` do."""
+    limit = min(len(a), len(b))
+    at = min(start, limit)
+    while at < limit and a[at : at + _CHUNK] == b[at : at + _CHUNK]:
+        at = min(at + _CHUNK, limit)
+    while at < limit and a[at] == b[at]:
+        at += 1
+    return at

@@ -1,0 +1,58 @@
+"""What may follow each token: a decayed average of the distributions that were seen after it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.structures.topk import top_k_ids
+
+_MAX_TOKENS = 32_768  # told apart; beyond it the one first seen is dropped
+_MAX_ROWS = 15  # more do not make an entry more credible
+
+
+class _Entry(NamedTuple):
+    best: int
+    num_rows: int
+    shares: dict[int, float]  # of each successor; at most `width` of them
+
+
+class Successors:
+    """Per token its `width` likeliest successors."""
+
+    __slots__ = ("_entries", "_width")
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._entries: dict[int, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def learn(self, token: int, logits: NDArray[np.float32]) -> None:
+        """Average in one row: what the model expected after `token`, shape (vocab_size,)."""
+        ids = top_k_ids(logits, self._width)
+        weights = np.exp(logits[ids] - logits[ids].max())
+        row = dict(zip(ids.tolist(), (weights / weights.sum()).tolist(), strict=True))
+        old = self._entries.get(token)
+        if old is None:
+            if len(self._entries) >= _MAX_TOKENS:
+                del self._entries[next(iter(self._entries))]
+            shares, num_rows = row, 1
+        else:
+            shares = {successor: share / 2 for successor, share in old.shares.items()}
+            for successor, share in row.items():
+                shares[successor] = shares.get(successor, 0.0) + share / 2
+            while len(shares) > self._width:
+                del shares[min(shares, key=shares.__getitem__)]
+            num_rows = min(old.num_rows + 1, _MAX_ROWS)
+        self._entries[token] = _Entry(max(shares, key=shares.__getitem__), num_rows, shares)
+
+    def likeliest(self, token: int) -> tuple[int, float] | None:
+        """The likeliest successor and how far to believe in it; None if the token is unknown."""
+        entry = self._entries.get(token)
+        if entry is None:
+            return None
+        return entry.best, entry.shares[entry.best] * entry.num_rows / (entry.num_rows + 1)

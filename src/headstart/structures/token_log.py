@@ -1,0 +1,225 @@
+"""Token documents in an append-only file that survives being killed at any moment.
+
+    header   8 bytes magic, uint32 version, uint32 vocabulary size, 16 bytes vocabulary hash,
+             uint32 CRC-32 of the fields before
+    record   uint32 number of tokens, 16 bytes namespace, uint32 CRC-32 of tokens, uint32 CRC-32 of
+             the fields before; then the tokens as int32. All little-endian.
+
+A record that the file's end cuts off was being written when the process died: it is dropped. Any
+other mismatch is damage and refuses the file. One process at a time holds the file (flock).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from zlib import crc32
+
+from headstart.errors import ConfigError, ModelError
+from headstart.structures.atomic import sync_folder
+from headstart.types import Vocab
+
+if sys.platform != "win32":
+    import fcntl
+
+_MAGIC = b"HSTOKENS"
+_VERSION = 1
+_HEADER = struct.Struct("<8sII16s")
+_RECORD = struct.Struct("<I16sI")
+_CRC = struct.Struct("<I")
+_RECORD_SIZE = _RECORD.size + _CRC.size
+_HEADER_SIZE = _HEADER.size + _CRC.size
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyId:
+    """What must agree for token ids to mean the same."""
+
+    size: int
+    digest: bytes  # 16 bytes over the spelling of every token
+
+    @classmethod
+    def of(cls, vocab: Vocab) -> VocabularyId:
+        """Identify a vocabulary. O(vocab_size)."""
+        digest = blake2b(digest_size=16)
+        for token in range(vocab.size):
+            text = vocab.token_text(token)
+            digest.update(b"%d:%b" % (len(text), text))
+        return cls(vocab.size, digest.digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A document and the 16 bytes that stand for its namespace."""
+
+    namespace: bytes
+    tokens: array[int]
+
+    def encode(self) -> bytes:
+        body = _little_endian(self.tokens).tobytes()
+        head = _RECORD.pack(len(self.tokens), self.namespace, crc32(body))
+        return head + _CRC.pack(crc32(head)) + body
+
+
+def _little_endian(tokens: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        tokens = tokens[:]
+        tokens.byteswap()
+    return tokens
+
+
+class TokenLog:
+    """An open log. `take_records` reads what it held; `append` adds; `rewrite` replaces all.
+
+    Raises (constructor):
+        ModelError: the file belongs to another vocabulary, is damaged or is no token log.
+        ConfigError: it cannot be opened or another process holds it.
+    """
+
+    def __init__(self, path: Path, vocabulary: VocabularyId) -> None:
+        self.path = path
+        self._vocabulary = vocabulary
+        self._descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            self._size = os.fstat(self._descriptor).st_size
+            data = self._read_all()
+            if len(data) < _HEADER_SIZE and self._header().startswith(data):  # new, or killed at once
+                self._reset()
+                data = self._header()
+            self._check_header(data)
+            self._records, end = self._parse(data)
+            os.ftruncate(self._descriptor, end)
+            self._size = end
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _open(path: Path, flags: int) -> int:
+        try:
+            descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
+        except OSError as error:
+            raise ConfigError(f"corpus file {path} cannot be opened: {error.strerror}") from error
+        if sys.platform != "win32":
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                raise ConfigError(
+                    f"corpus file {path} is in use by another process; stop it or name another file"
+                ) from error
+        return descriptor
+
+    def _read_all(self) -> bytes:
+        with open(os.dup(self._descriptor), "rb") as file:
+            file.seek(0)
+            return file.read()
+
+    def _header(self) -> bytes:
+        fields = _HEADER.pack(_MAGIC, _VERSION, self._vocabulary.size, self._vocabulary.digest)
+        return fields + _CRC.pack(crc32(fields))
+
+    def _reset(self) -> None:
+        os.ftruncate(self._descriptor, 0)
+        self._size = 0
+        self._write(self._header())
+
+    def _check_header(self, data: bytes) -> None:
+        if len(data) < _HEADER_SIZE or not data.startswith(_MAGIC):
+            raise ModelError(f"{self.path} is not a corpus file of headstart; name another file")
+        fields, (crc,) = data[: _HEADER.size], _CRC.unpack_from(data, _HEADER.size)
+        if crc32(fields) != crc:
+            raise ModelError(f"corpus file {self.path} is damaged in its header; delete it")
+        _, version, vocab_size, digest = _HEADER.unpack(fields)
+        if version != _VERSION:
+            raise ModelError(f"corpus file {self.path} has version {version}, this program reads {_VERSION}")
+        if VocabularyId(vocab_size, digest) != self._vocabulary:
+            raise ModelError(
+                f"corpus file {self.path} was made with another vocabulary ({vocab_size} tokens, the model "
+                f"has {self._vocabulary.size}); name another file for this model"
+            )
+
+    def _parse(self, data: bytes) -> tuple[list[Record], int]:
+        """All whole records and where they end."""
+        records: list[Record] = []
+        position = _HEADER_SIZE
+        while position + _RECORD_SIZE <= len(data):
+            fields = data[position : position + _RECORD.size]
+            (head_crc,) = _CRC.unpack_from(data, position + _RECORD.size)
+            if crc32(fields) != head_crc:
+                raise self._damaged(position)
+            count, namespace, body_crc = _RECORD.unpack(fields)
+            start = position + _RECORD_SIZE
+            body = data[start : start + 4 * count]
+            if len(body) < 4 * count:
+                break
+            tokens = array("i")
+            tokens.frombytes(body)
+            tokens = _little_endian(tokens)
+            if crc32(body) != body_crc or not count or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size:
+                raise self._damaged(position)
+            records.append(Record(namespace, tokens))
+            position = start + 4 * count
+        return records, position
+
+    def _damaged(self, position: int) -> ModelError:
+        return ModelError(f"corpus file {self.path} is damaged at byte {position}; delete it or restore a copy")
+
+    def append(self, record: Record) -> None:
+        """Write one record; after it returns, killing the process cannot lose it.
+
+        Raises:
+            OSError: the disk is full or gone; the file is as before.
+        """
+        try:
+            self._write(record.encode())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            raise
+
+    def _write(self, data: bytes) -> None:
+        os.lseek(self._descriptor, self._size, os.SEEK_SET)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        self._size += len(data)
+
+    def rewrite(self, records: Iterable[Record]) -> None:
+        """Replace all records, atomically: a crash leaves the old file or the new one."""
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        old = self._descriptor
+        replacement = self._open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            self._descriptor, old_size, self._size = replacement, self._size, 0
+            self._write(self._header())
+            for record in records:
+                self._write(record.encode())
+            os.fsync(replacement)
+            os.replace(temporary, self.path)
+        except BaseException:
+            self._descriptor, self._size = old, old_size
+            os.close(replacement)
+            temporary.unlink(missing_ok=True)
+            raise
+        os.close(old)
+        sync_folder(self.path.parent)
+
+    def take_records(self) -> Iterator[Record]:
+        """Yield what the file held when it was opened, and let go of it."""
+        records, self._records = self._records, []
+        yield from records
+
+    def close(self) -> None:
+        """Flush to the disk and let go of the file; doing it twice is harmless."""
+        if self._descriptor >= 0:
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,159 @@
+"""A fake model and a fake vocabulary: for our tests and for authors of speculators.
+
+`FakeEngine` is exact, instant and unforgiving: its logits are a hash of every cached token of the
+sequence, so a missed rollback, a wrong position or a mix-up of slots changes the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.errors import EngineError
+from headstart.sampling.params import SamplingParams
+from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
+
+_MASK = 2**64 - 1
+
+
+class ByteVocab:
+    """256 byte tokens, then <eos> (256) and <bos> (257)."""
+
+    size = 258
+    eog_ids = frozenset({256})
+    bos_id = 257
+    eos_id = 256
+    add_bos = False
+
+    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        if not parse_special:
+            return list(raw)
+        ids: list[int] = []
+        for index, part in enumerate(raw.split(b"<eos>")):
+            ids += [256] * (index > 0) + list(part)
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def token_text(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else (b"<eos>", b"<bos>")[token - 256]
+
+    def is_control(self, token: int) -> bool:
+        return token >= 256
+
+
+class FakeFilters:
+    """Top-k and temperature in numpy: enough to test the rule without libllama."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+
+    def apply(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        if self._params.top_k:
+            keep = np.argsort(-logits, kind="stable")[: self._params.top_k]
+            ids, logits = ids[keep], logits[keep]
+        return ids, logits if self._params.is_greedy else logits / np.float32(self._params.temperature)
+
+    def accept(self, token: int) -> None:
+        """Nothing here looks at the text."""
+
+
+class FakeEngine:
+    """`Engine` without a model.
+
+    Args:
+        order: logits depend on the last `order` tokens only (None: on all), which makes text
+            repetitive enough for drafts to be accepted.
+        memory, max_rollback: which rollbacks `truncate` refuses.
+        fail: called before each decode; may raise to play a failure.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 32,
+        order: int | None = None,
+        *,
+        context_size: int = 512,
+        num_cells: int | None = None,
+        memory: MemoryKind = MemoryKind.CUT,
+        fail: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.context_size = context_size
+        self.num_cells = num_cells or context_size
+        self.max_batch_tokens = 256
+        self.max_outputs = 128
+        self.memory = memory
+        self.max_rollback = {MemoryKind.CUT: 2**30, MemoryKind.ROLLBACK: 4, MemoryKind.CHECKPOINT: 0}[memory]
+        self.cache: dict[int, list[int]] = {}
+        self.num_decodes = 0
+        self.num_rows = 0
+        self.sharpness = 2.0
+        self.fail = fail
+        self._order = order
+        self._last_rows: dict[int, int] = {}
+
+    def decode(self, batch: Batch) -> Logits:
+        if self.fail is not None:
+            self.fail(batch)
+        if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
+            raise EngineError(f"batch of {batch.num_rows} rows and {batch.num_outputs} outputs is too large")
+        if self.cells_used() + batch.num_rows > self.num_cells:
+            raise ContextFullError
+        self.num_decodes += 1
+        self.num_rows += batch.num_rows
+        self._last_rows = {}
+        out = []
+        for row in range(batch.num_rows):
+            seq_id, position = int(batch.seq_ids[row]), int(batch.positions[row])
+            cached = self.cache.setdefault(seq_id, [])
+            if position != len(cached):
+                raise AssertionError(f"sequence {seq_id}: row at {position}, cache holds {len(cached)}")
+            if not 0 <= batch.tokens[row] < self.vocab_size:
+                raise AssertionError(f"sequence {seq_id}: token {batch.tokens[row]} is not in the vocabulary")
+            cached.append(int(batch.tokens[row]))
+            self._last_rows[seq_id] = self._last_rows.get(seq_id, 0) + 1
+            if batch.wants_logits[row]:
+                out.append(self.logits_after(cached))
+        return np.stack(out) if out else np.zeros((0, self.vocab_size), np.float32)
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The model: logits of the token that follows `tokens`."""
+        seen = tokens if self._order is None else tokens[-self._order :]
+        state = 0xCBF29CE484222325
+        for token in seen:
+            state = ((state ^ (token + 1)) * 0x100000001B3) & _MASK
+        return np.random.default_rng(state).normal(0.0, self.sharpness, self.vocab_size).astype(np.float32)
+
+    def cells_used(self) -> int:
+        """Tokens in the cache; shared prefixes count once per sequence here."""
+        return sum(len(tokens) for tokens in self.cache.values())
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        cached = self.cache.get(seq_id, [])
+        dropped = len(cached) - length
+        if self.memory is not MemoryKind.CUT and length and dropped > 0:
+            if dropped > min(self.max_rollback, self._last_rows.get(seq_id, 0) - 1):
+                return False
+            self._last_rows[seq_id] = 0
+        del cached[length:]
+        return True
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        if self.memory is not MemoryKind.CUT:
+            return False
+        self.cache[target] = self.cache.get(source, [])[:length]
+        return True
+
+    def clear(self, seq_id: int) -> None:
+        self.cache.pop(seq_id, None)
+
+    def make_filters(self, params: object) -> Filters:
+        assert isinstance(params, SamplingParams)
+        return FakeFilters(params)

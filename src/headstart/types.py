@@ -1,0 +1,249 @@
+"""Values and protocols that cross folder borders. Imports nothing from this package.
+
+A *row* is one token decoded at one position of one sequence. A *sequence* is a line of the
+KV cache. Token ids are plain ints; text is bytes, because a token may end inside a character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+"""Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites."""
+
+Choose = Callable[[NDArray[np.float32], int], "Choice"]
+"""How a draft model may pick as the request would: (logits of one row, position) -> Choice."""
+
+
+class Capability(Enum):
+    """What a speculator may ask the scheduler to provide."""
+
+    LOGITS = "logits"  # `observe` receives the logits of every verified row
+    HIDDEN_STATES = "hidden-states"  # `observe` receives the target's hidden states
+
+
+class MemoryKind(Enum):
+    """What a model's memory allows after a draft was rejected."""
+
+    CUT = "cut"  # attention: any tail can be dropped
+    ROLLBACK = "rollback"  # recurrent with snapshots: the last few tokens of one decode can be dropped
+    CHECKPOINT = "checkpoint"  # only a whole sequence can be dropped; saved states restore a prefix
+
+
+class SequenceMode(Enum):
+    """How a request wants to be speculated; `AUTO` lets control decide."""
+
+    AUTO = "auto"
+    FIXED = "fixed"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a draft row suggests, under the request's filters: two tokens with their probabilities."""
+
+    coupled: int  # drawn with the noise that the target's token at this position will use
+    coupled_probability: float
+    argmax: int
+    argmax_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One generating sequence that asks for draft tokens.
+
+    tokens[:-1] are in the target's cache; tokens[-1] was emitted and not decoded yet. `tokens` is
+    the scheduler's own list: read it during the call, never keep or change it.
+    """
+
+    seq_id: int
+    tokens: Sequence[int]
+    max_tokens: int  # >= 1; a longer draft is cut
+    min_confidence: float = 0.0  # a model drafter stops before the first token below this
+    choose: Choose | None = None  # None: the request is greedy, draft the argmax
+    namespace: str = ""  # tenant: shared corpora must not cross it
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess: tokens that may follow, with the speculator's own score for each.
+
+    `confidence` has one entry per token; its meaning belongs to the speculator (a probability, a
+    match length, a share of counts) and `control` learns what it is worth. Empty means no guess;
+    then `reason` may say why.
+    """
+
+    tokens: Sequence[int] = ()
+    confidence: Sequence[float] = ()
+    speculator: str = ""
+    reason: str = ""
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Rows of the last target decode that produced logits, for `Speculator.observe`.
+
+    All arrays have one entry per row, rows of one sequence are adjacent and in order.
+    """
+
+    seq_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    logits: Logits  # (rows, vocab_size), a view: copy what must outlive the call
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one scheduler step did; counts of rows and tokens, times in seconds."""
+
+    num_prompt_rows: int = 0
+    num_verify_rows: int = 0
+    num_emitted: int = 0
+    num_slots: int = 0
+    decode_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+
+class Batch:
+    """Rows for one decode, in numpy arrays that are filled anew every step.
+
+    Rows of one sequence are adjacent and in order of position. Output rows come back from
+    `Engine.decode` in the order in which they were added.
+    """
+
+    __slots__ = ("num_outputs", "num_rows", "positions", "seq_ids", "tokens", "wants_logits")
+
+    def __init__(self, capacity: int) -> None:
+        self.tokens = np.zeros(capacity, np.int32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.seq_ids = np.zeros(capacity, np.int32)
+        self.wants_logits = np.zeros(capacity, np.int8)
+        self.num_rows = 0
+        self.num_outputs = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self.tokens)
+
+    def clear(self) -> None:
+        self.num_rows = 0
+        self.num_outputs = 0
+
+    def add(self, seq_id: int, position: int, tokens: Sequence[int], num_outputs: int) -> None:
+        """Append adjacent rows; the last `num_outputs` of them produce logits."""
+        start, end = self.num_rows, self.num_rows + len(tokens)
+        self.tokens[start:end] = tokens
+        self.positions[start:end] = range(position, position + len(tokens))
+        self.seq_ids[start:end] = seq_id
+        self.wants_logits[start : end - num_outputs] = 0
+        self.wants_logits[end - num_outputs : end] = 1
+        self.num_rows = end
+        self.num_outputs += num_outputs
+
+
+class Vocab(Protocol):
+    """A model's vocabulary. Thread-safe."""
+
+    size: int
+    eog_ids: frozenset[int]  # end-of-generation tokens
+    bos_id: int | None
+    eos_id: int | None
+    add_bos: bool
+
+    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text; `parse_special` reads `<|im_end|>` as the token, not its spelling."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for; empty for control tokens."""
+
+    def token_text(self, token: int) -> bytes:
+        """Like `token_bytes`, but control tokens show their spelling."""
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a marker that users should not see."""
+
+
+class Filters(Protocol):
+    """A request's truncation and temperature, as the engine implements them.
+
+    Stateless but for `accept`, which feeds samplers that look at the text (DRY).
+    """
+
+    def apply(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Surviving (ids, logits after temperature). Views, valid until the next call.
+
+        `ids` must come sorted by falling logit unless all of the vocabulary is passed.
+        """
+
+    def accept(self, token: int) -> None:
+        """The text grew by this token."""
+
+
+class ContextFullError(Exception):
+    """No free cells for this batch; nothing was changed. The scheduler makes room and tries again."""
+
+
+class Engine(Protocol):
+    """A model with a cache of sequences. One thread at a time.
+
+    The cache of a sequence always holds positions 0 .. n-1 without gaps.
+    """
+
+    vocab_size: int
+    context_size: int  # most tokens one sequence can hold
+    num_cells: int  # tokens that all sequences together can hold
+    max_batch_tokens: int  # most rows in one decode
+    max_outputs: int  # most rows with logits in one decode
+    memory: MemoryKind
+    max_rollback: int  # tokens of one decode that `truncate` may drop; huge for CUT
+
+    def decode(self, batch: Batch) -> Logits:
+        """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
+
+        Raises:
+            ContextFullError: the cache has no room; nothing was changed.
+            EngineError: the engine failed.
+        """
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        """Keep the first `length` tokens. False (and nothing changed) if this memory cannot."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        """Make `target` (emptied first) share the first `length` tokens of `source`."""
+
+    def clear(self, seq_id: int) -> None:
+        """Forget the sequence and free its cells."""
+
+    def make_filters(self, params: object) -> Filters:
+        """Filters for one request (`headstart.sampling.SamplingParams`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the outside may know about a loaded model. Sizes in bytes, counts of tokens."""
+
+    path: str
+    name: str
+    architecture: str
+    num_params: int
+    size_bytes: int
+    vocab_size: int
+    context_size: int
+    train_context_size: int
+    num_layers: int
+    embedding_size: int
+    memory: str
+    file_type: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)

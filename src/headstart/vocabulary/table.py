@@ -1,0 +1,86 @@
+"""What translation needs to know of one vocabulary, read once: the bytes and marks of every token."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from headstart.types import Vocab
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VocabTable:
+    """The tokens of a vocabulary. A token is text, a control token, or (without bytes) neither.
+
+    Two tokens may stand for the same bytes (SentencePiece has `A` and `<0x41>`); `ids` holds the
+    one that the tokenizer itself produces.
+    """
+
+    pieces: list[bytes]  # by id; empty for control tokens
+    ids: Mapping[bytes, int]  # text tokens by their bytes
+    controls: Mapping[int, bytes]  # spelling of control tokens by id
+    eog_ids: frozenset[int]
+    bos_id: int | None
+    eos_id: int | None
+    add_bos: bool
+    digest: str  # sha256 over bytes and marks of all tokens
+
+    @property
+    def size(self) -> int:
+        return len(self.pieces)
+
+    def join(self, tokens: list[int]) -> bytes:
+        """The bytes that the tokens stand for."""
+        pieces = self.pieces
+        return b"".join([pieces[token] for token in tokens])
+
+    def spelling(self, token: int | None) -> bytes:
+        """A token as people write it; empty for None and for tokens out of range."""
+        if token is None or not 0 <= token < self.size:
+            return b""
+        return self.controls.get(token) or self.pieces[token]
+
+
+def read_table(vocab: Vocab) -> VocabTable:
+    """Read a whole vocabulary. About 3 microseconds a token, nearly all of it spent in `vocab`."""
+    pieces = [vocab.token_bytes(token) for token in range(vocab.size)]
+    controls = {t: vocab.token_text(t) for t, piece in enumerate(pieces) if not piece and vocab.is_control(t)}
+    return VocabTable(
+        pieces=pieces,
+        ids=_canonical_ids(vocab, pieces),
+        controls=controls,
+        eog_ids=frozenset(vocab.eog_ids),
+        bos_id=vocab.bos_id,
+        eos_id=vocab.eos_id,
+        add_bos=vocab.add_bos,
+        digest=_digest(vocab, pieces, controls),
+    )
+
+
+def _canonical_ids(vocab: Vocab, pieces: list[bytes]) -> dict[bytes, int]:
+    ids = {piece: token for token, piece in enumerate(pieces)}
+    ids.pop(b"", None)
+    if len(ids) == len(pieces):
+        return ids
+    for piece, count in Counter(pieces).items():
+        if count > 1 and piece:
+            *_, last = vocab.tokenize(piece, add_special=False, parse_special=False) or [ids[piece]]
+            if pieces[last] == piece:
+                ids[piece] = last
+    return ids
+
+
+def _digest(vocab: Vocab, pieces: list[bytes], controls: Mapping[int, bytes]) -> str:
+    texts = [controls.get(token) or piece for token, piece in enumerate(pieces)]
+    marks = np.zeros(len(texts), np.uint8)
+    marks[list(controls)] |= 1
+    marks[list(vocab.eog_ids)] |= 2
+    digest = hashlib.sha256(np.fromiter(map(len, texts), np.int32, len(texts)).tobytes())
+    digest.update(marks.tobytes())
+    digest.update(b"".join(texts))
+    digest.update(repr((vocab.bos_id, vocab.eos_id, vocab.add_bos)).encode())
+    return digest.hexdigest()

@@ -1,0 +1,47 @@
+"""Tokens by how their bytes begin: a sorted array is all the trie that is needed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ByteTrie:
+    """Tokens sorted by their bytes, so that those with a common prefix are one range."""
+
+    def __init__(self, pieces: Sequence[bytes], order: NDArray[np.int32]) -> None:
+        """Take the tokens with their sorting order, as `sort_pieces` returns it."""
+        self._order = order
+        self._sorted = [pieces[token] for token in order]
+
+    def continuations(self, prefix: bytes) -> NDArray[np.int32]:
+        """Ids of the tokens whose bytes start with `prefix`, in order of their bytes. A view."""
+        stem = prefix.rstrip(b"\xff")  # no byte follows 0xff: the range ends where the stem's does
+        first = bisect_left(self._sorted, prefix)
+        if not stem:
+            return self._order[first:]
+        return self._order[first : bisect_left(self._sorted, stem[:-1] + bytes([stem[-1] + 1]), first)]
+
+    def prefixes_of(self, text: bytes) -> NDArray[np.int32]:
+        """Ids of the tokens that `text` starts with and is longer than, shortest first."""
+        found = []
+        low = 0
+        for length in range(1, len(text)):
+            low = bisect_left(self._sorted, text[:length], low)
+            while low < len(self._sorted) and self._sorted[low] == text[:length]:
+                found.append(self._order[low])
+                low += 1
+        return np.array(found, np.int32)
+
+    def allowed(self, pending: bytes) -> NDArray[np.int32]:
+        """Ids of the tokens that agree with bytes already fixed: they continue them or begin them."""
+        return np.concatenate([self.continuations(pending), self.prefixes_of(pending)])
+
+
+def sort_pieces(pieces: Sequence[bytes]) -> NDArray[np.int32]:
+    """Ids of all tokens that have bytes, sorted by them; equal bytes by id."""
+    with_bytes = [token for token, piece in enumerate(pieces) if piece]
+    return np.array(sorted(with_bytes, key=pieces.__getitem__), np.int32)

@@ -1,0 +1,109 @@
+"""The documents say what the code has: every flag, metric, error and speculator, and runnable code."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.rules.source import ROOT
+
+from headstart import errors
+from headstart.cli.settings import all_settings
+from headstart.server.metrics import METRICS
+from headstart.speculators import SPECULATORS
+
+DOCS = ROOT / "docs"
+PAGES: dict[str, str] = runpy.run_path(str(DOCS / "generate.py"))["pages"]()
+DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8080")
+
+
+def code_blocks() -> list[tuple[str, str]]:
+    blocks = []
+    for path in DOCUMENTS:
+        if path.exists():
+            found = BLOCK.findall(path.read_text("utf-8"))
+            blocks += [(f"{path.name}-{i}", code) for i, code in enumerate(found, 1)]
+    return blocks
+
+
+def example_files() -> list[Path]:
+    return sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    path = DOCS / name
+    assert path.exists(), "run docs/generate.py"
+    assert path.read_text("utf-8") == PAGES[name], "run docs/generate.py"
+
+
+def test_every_flag_has_its_line() -> None:
+    rows = PAGES["flags.md"].splitlines()
+    missing = [s.flag for s in all_settings() if not any(row.startswith(f"| `{s.flag}`") for row in rows)]
+    assert missing == []
+
+
+def test_every_setting_explains_itself() -> None:
+    assert [s.flag for s in all_settings() if not s.help] == []
+
+
+def test_every_metric_has_its_line() -> None:
+    assert [m.name for m in METRICS if f"| `{m.name}` |" not in PAGES["metrics.md"]] == []
+
+
+def test_every_error_class_has_its_line() -> None:
+    classes = [name for name, _ in inspect.getmembers(errors, inspect.isclass) if name != "HeadstartError"]
+    assert [name for name in classes if f"| `{name}` |" not in PAGES["errors.md"]] == []
+
+
+def test_every_speculator_has_its_line() -> None:
+    text = (DOCS / "speculators.md").read_text("utf-8")
+    assert [name for name in SPECULATORS if f"`{name}`" not in text] == []
+
+
+def test_the_readme_names_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert "make serve" in text
+    assert "make test" in text
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = [
+        f"{path.name}: {target}"
+        for path in DOCUMENTS
+        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", path.read_text("utf-8"))
+        if not (path.parent / target).exists()
+    ]
+    assert broken == []
+
+
+@pytest.mark.parametrize(("name", "code"), [pytest.param(n, c, id=n) for n, c in code_blocks()])
+def test_a_python_block_of_the_documents_runs(
+    name: str, code: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    _run(code, tmp_path / f"{name}.py", request)
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.name) for p in example_files()])
+def test_an_example_runs(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    _run(path.read_text("utf-8"), tmp_path / path.name, request)
+
+
+def _run(code: str, script: Path, request: pytest.FixtureRequest) -> None:
+    """Run code in a process of its own; what talks to 127.0.0.1:8080 gets a real server."""
+    if ADDRESS.search(code):
+        code = ADDRESS.sub(request.getfixturevalue("server_address"), code)
+    script.write_text(code, "utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    result = subprocess.run(
+        [sys.executable, str(script)], cwd=script.parent, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,26 @@
+"""Importing the package or its command line loads no heavy library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("llama_cpp", "fastapi", "uvicorn", "pydantic", "jinja2", "huggingface_hub", "gguf", "rich", "ray", "torch")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import headstart",
+        "import headstart.cli.main",
+        "import headstart.testing",
+        "import headstart.speculators",
+        "from headstart.cli.main import main; main(['serve', '--help'])",
+    ],
+)
+def test_an_import_is_light(statement: str) -> None:
+    code = f"{statement}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"

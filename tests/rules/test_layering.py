@@ -1,0 +1,73 @@
+"""Imports point one way: the table of docs/architecture.md."""
+
+from __future__ import annotations
+
+import pytest
+from tests.rules.source import PACKAGE, sources
+
+BOTTOM = {"types", "errors", "config"}
+TOOLS = BOTTOM | {"structures", "vocabulary"}
+CORE = TOOLS | {"sampling", "control", "speculators", "scheduler"}
+
+ALLOWED: dict[str, set[str]] = {
+    "__init__": set(),
+    "types": set(),
+    "errors": set(),
+    "config": {"types", "errors"},
+    "structures": BOTTOM,
+    "vocabulary": BOTTOM | {"structures"},
+    "sampling": BOTTOM | {"structures"},
+    "control": BOTTOM | {"structures"},
+    "speculators": TOOLS | {"sampling"},
+    "scheduler": CORE,
+    "text": BOTTOM | {"vocabulary"},
+    "server": BOTTOM | {"text", "sampling", "scheduler"},
+    "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
+    "demo": BOTTOM,
+    "hub": BOTTOM,
+    "testing": CORE,
+    "assemble": CORE | {"engine", "server", "text", "hub", "demo"},
+    "bench": CORE | {"assemble", "text", "server", "demo"},
+    "cli": CORE | {"assemble", "text", "bench", "hub", "demo"},
+    "__main__": {"cli"},
+}
+
+
+def test_every_folder_has_its_place_in_the_table() -> None:
+    assert {source.folder for source in sources()} <= ALLOWED.keys()
+
+
+def test_imports_point_one_way() -> None:
+    breaches = [
+        f"{source}: {source.folder} must not import {name}"
+        for source in sources()
+        for name in source.imports()
+        if name.startswith("headstart.")
+        and (target := name.split(".")[1]) != source.folder
+        and target in ALLOWED  # `from headstart import __version__` is no layer
+        and target not in ALLOWED[source.folder]
+    ]
+    assert breaches == []
+
+
+@pytest.mark.parametrize(("library", "home"), [("llama_cpp", "engine"), ("ray", "cluster"), ("fastapi", "server")])
+def test_a_library_has_one_door(library: str, home: str) -> None:
+    breaches = [
+        f"{source} imports {name}"
+        for source in sources()
+        for name in source.imports()
+        if name.split(".")[0] == library and source.folder != home
+    ]
+    assert breaches == []
+
+
+def test_speculators_do_not_know_each_other() -> None:
+    names = {path.stem for path in (PACKAGE / "speculators").glob("*.py")} - {"base", "__init__"}
+    breaches = [
+        f"{source} imports {name}"
+        for source in sources()
+        if source.folder == "speculators" and source.path.stem in names
+        for name in source.imports()
+        if name.startswith("headstart.speculators.") and name.split(".")[2] in names
+    ]
+    assert breaches == []

@@ -1,0 +1,110 @@
+"""A worker that plays scripts: emits given events, waits, raises, and remembers what happened to it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from headstart.errors import HeadstartError
+from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
+from headstart.scheduler.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    RequestStats,
+    TokenEvent,
+    TokenLogprob,
+)
+from headstart.types import ModelInfo
+
+HOLD = "hold"
+Script = Callable[[Request], Sequence[Event | Exception | str]]
+
+TARGET = ModelInfo(
+    path="/models/tiny.gguf", name="tiny", architecture="llama", num_params=1000, size_bytes=4000, vocab_size=258,
+    context_size=512, train_context_size=512, num_layers=2, embedding_size=16, memory="cut", file_type="F32",
+)  # fmt: skip
+INFO = WorkerInfo(
+    target=TARGET, draft=None, num_slots=4, context_size=512, speculation={"mode": "auto"}, system="libllama b1"
+)
+REPORT = WorkerReport(
+    requests=3, drafted=10, accepted=7, drafts=4, accepted_by_position=(4, 3), prompt_tokens=30, prompt_seconds=2.0,
+    slots=(SlotReport(slot_id=0, is_processing=True, request_id="r", max_tokens=9, num_emitted=2), SlotReport(slot_id=1)),
+    speculators=(
+        SpeculatorReport(name="ngram-simple", calls=5, drafted=10, accepted=7, accepted_by_position=(4, 3),
+                         drafted_by_position=(5, 5), seconds={"propose": 0.5}),
+    ),
+    reasons={'no "match"': 2},
+)  # fmt: skip
+STATS = RequestStats(
+    slot_id=2, num_prompt=5, num_cached=2, num_emitted=4, num_steps=2, num_drafts=1, num_drafted=3, num_accepted=2,
+    accepted_histogram=(0, 0, 1), drafted_by={"ngram-simple": (3, 2)}, reasons={"no match": 1},
+    prompt_seconds=0.5, generation_seconds=0.25,
+)  # fmt: skip
+
+
+def say(request: Request, *steps: bytes, reason: str = "eos", stopping_word: str = "") -> list[Event]:
+    """Steps of byte tokens; in a step all but the last token were drafted."""
+    events: list[Event] = []
+    if request.wants_progress:
+        events.append(ProgressEvent(request.request_id, len(request.prompt), 2, len(request.prompt), 0.5))
+    for step in steps:
+        logprobs = tuple(
+            TokenLogprob(token, -0.5, ((token, -0.5), (65, -float("inf")))[: request.num_logprobs])
+            for token in step
+            if request.num_logprobs is not None
+        )
+        sources = ("ngram-simple",) * (len(step) - 1) + ("",)
+        events.append(TokenEvent(request.request_id, tuple(step), step, sources, logprobs))
+    events.append(FinishEvent(request.request_id, reason, STATS, stopping_word))
+    return events
+
+
+def hello(request: Request) -> list[Event]:
+    """Says "Höi!", its ö split over two steps; nothing at all for max_tokens 0."""
+    if request.max_tokens == 0:
+        return say(request, reason="length")
+    return say(request, b"H\xc3", b"\xb6i!")
+
+
+class FakeWorker:
+    """Implements `Worker`. Ended and cancelled requests are put into queues that tests wait on."""
+
+    def __init__(self, script: Script = hello) -> None:
+        self.status = "loading"
+        self.failure = ""
+        self.info: WorkerInfo | None = None
+        self.script = script
+        self.start_error: HeadstartError | None = None
+        self.requests: list[Request] = []
+        self.started: queue.Queue[str] = queue.Queue()
+        self.cancelled: queue.Queue[str] = queue.Queue()
+        self.is_closed = False
+
+    async def start(self) -> None:
+        if self.start_error:
+            raise self.start_error
+        self.status, self.info = "ready", INFO
+
+    async def submit(self, request: Request) -> AsyncIterator[Event]:
+        self.requests.append(request)
+        self.started.put(request.request_id)
+        try:
+            for step in self.script(request):
+                if step == HOLD:
+                    await asyncio.Event().wait()
+                elif isinstance(step, Exception):
+                    raise step
+                elif not isinstance(step, str):
+                    yield step
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled.put(request.request_id)
+            raise
+
+    async def report(self) -> WorkerReport:
+        return REPORT
+
+    async def close(self) -> None:
+        self.is_closed = True

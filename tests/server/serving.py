@@ -1,0 +1,48 @@
+"""Serves an app over real HTTP, in a thread, on a free port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+import uvicorn
+
+from headstart.config import ServerConfig
+from headstart.server.app import create_app
+from headstart.server.model import ServedModel
+from headstart.testing import ByteVocab
+from headstart.text.chat_template import ChatTemplate
+from tests.server.fake_worker import FakeWorker
+
+
+def served_model(template: str | None = None) -> ServedModel:
+    return ServedModel(alias="tiny", vocab=ByteVocab(), template=ChatTemplate(template, eos_token="<eos>"))
+
+
+@contextmanager
+def serving(
+    worker: FakeWorker | None = None,
+    config: ServerConfig | None = None,
+    model: ServedModel | None = None,
+    wait: bool = True,
+) -> Iterator[httpx2.Client]:
+    """A client of a running server; with `wait` only once it is ready."""
+    served = model or served_model()
+    app = create_app(config or ServerConfig(), worker or FakeWorker(), lambda: served)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", loop="asyncio", lifespan="on"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        with httpx2.Client(base_url=address, timeout=20, trust_env=False) as client:
+            while wait and client.get("/health").status_code != 200:
+                pass
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()

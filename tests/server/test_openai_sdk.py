@@ -1,0 +1,155 @@
+"""The real OpenAI client against our chat and completion routes."""
+
+from __future__ import annotations
+
+import httpx2
+import openai
+import pytest
+
+from tests.server.fake_worker import FakeWorker, say
+from tests.server.serving import serving
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_chat_answers_with_text_usage_and_timings(sdk):
+    answer = sdk.chat.completions.create(model="any name", messages=MESSAGES)
+    assert answer.choices[0].message.content == "Höi!"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.model == "tiny"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 4, 9)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
+    timings = answer.model_extra["timings"]
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (3, 2)
+    assert timings["predicted_per_second"] == 16
+    assert (timings["prompt_n"], timings["cache_n"]) == (3, 2)
+
+
+def test_acceptance_is_reported_under_the_names_other_tools_read(sdk):
+    answer = sdk.chat.completions.create(model="m", messages=MESSAGES)
+    metrics = answer.model_extra["metrics"]["speculative_decoding"]
+    assert metrics["mean_acceptance_length"] == 2.0
+    assert metrics["draft_acceptance_rate"] == pytest.approx(2 / 3)
+    assert metrics["acceptance_histogram"] == [0, 0, 1]
+    assert metrics["by_speculator"] == {"ngram-simple": {"num_draft_tokens": 3, "num_accepted_draft_tokens": 2}}
+    assert metrics["reasons_not_drafted"] == {"no match": 1}
+
+
+def test_stream_has_role_then_text_then_finish_with_timings(sdk):
+    chunks = list(sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content is None
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Höi!"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-2:]] == [None, "stop"]
+    assert chunks[-1].choices[0].delta.model_dump(exclude_none=True) == {}
+    assert chunks[-1].model_extra["timings"]["draft_n"] == 3
+    assert not any("timings" in chunk.model_extra for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_usage_comes_in_an_extra_chunk_that_carries_the_timings(sdk):
+    stream = sdk.chat.completions.create(
+        model="m", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    *_, finish, last = stream
+    assert finish.choices[0].finish_reason == "stop"
+    assert "timings" not in finish.model_extra
+    assert last.choices == []
+    assert last.usage.completion_tokens == 4
+    assert last.model_extra["timings"]["cache_n"] == 2
+
+
+def test_stream_helper_accumulates_the_same_text(sdk):
+    with sdk.chat.completions.stream(model="m", messages=MESSAGES) as stream:
+        text = "".join(event.delta for event in stream if event.type == "content.delta")
+        assert stream.get_final_completion().choices[0].message.content == text == "Höi!"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_cover_every_token(sdk, stream):
+    answer = sdk.chat.completions.create(
+        model="m", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=stream
+    )
+    choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else [answer.choices[0]]
+    entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    assert b"".join(bytes(entry.bytes) for entry in entries) == "Höi!".encode()
+    assert all(entry.logprob == -0.5 and len(entry.top_logprobs) == 2 for entry in entries)
+    assert entries[0].top_logprobs[1].logprob == pytest.approx(-3.4e38, rel=0.01)  # -inf is not JSON
+
+
+def test_choices_differ_in_seed_only(sdk, worker):
+    answer = sdk.chat.completions.create(model="m", messages=MESSAGES, n=3, seed=7)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [request.sampling.seed for request in worker.requests] == [7, 8, 9]
+    assert len({request.request_id for request in worker.requests}) == 3
+    assert answer.model_extra["seed"] == 7
+    assert answer.usage.prompt_tokens == 5
+    assert answer.usage.completion_tokens == 12
+
+
+def test_streamed_choices_each_finish_and_timings_come_once(sdk):
+    chunks = list(sdk.chat.completions.create(model="m", messages=MESSAGES, n=2, stream=True))
+    texts = ["".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i) for i in range(2)]
+    assert texts == ["Höi!", "Höi!"]
+    assert sum(chunk.choices[0].finish_reason == "stop" for chunk in chunks) == 2
+    assert ["timings" in chunk.model_extra for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_stop_reaches_the_scheduler_as_bytes(sdk, worker):
+    sdk.chat.completions.create(model="m", messages=MESSAGES, stop="é")
+    sdk.chat.completions.create(model="m", messages=MESSAGES, stop=["a", "", "b"])
+    stops = [request.stop[:-1] for request in worker.requests]  # the last is ChatML's own, from the fallback template
+    assert stops == [("é".encode(),), (b"a", b"b")]
+
+
+def test_length_is_a_finish_reason():
+    with serving(FakeWorker(lambda request: say(request, b"ab", reason="length"))) as client:
+        sdk = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="-")
+        answer = sdk.chat.completions.create(model="m", messages=MESSAGES, max_completion_tokens=2)
+        assert answer.choices[0].finish_reason == "length"
+        sdk.close()
+
+
+def test_completion_answers_prompts_in_order(sdk, worker):
+    answer = sdk.completions.create(model="m", prompt=["ab", "c"], echo=True, max_tokens=5)
+    assert [choice.text for choice in answer.choices] == ["abHöi!", "cHöi!"]
+    assert [list(request.prompt) for request in worker.requests] == [[97, 98], [99]]
+    assert answer.usage.prompt_tokens == 10
+    assert worker.requests[0].max_tokens == 5
+
+
+def test_completion_takes_token_ids_and_streams(sdk, worker):
+    chunks = list(sdk.completions.create(model="m", prompt=[97, 98], echo=True, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "abHöi!"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert list(worker.requests[0].prompt) == [97, 98]
+
+
+def test_completion_logprobs_have_both_shapes(sdk):
+    logprobs = sdk.completions.create(model="m", prompt="a", logprobs=1).choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 5
+    assert logprobs.text_offset[0] == 0
+    assert logprobs.model_extra["content"][0]["id"] == ord("H")
+
+
+def test_models_can_be_listed_and_retrieved(sdk):
+    (model,) = sdk.models.list()
+    assert model.id == "tiny"
+    assert model.model_extra["meta"]["n_ctx_train"] == 512
+    assert sdk.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="no model"):
+        sdk.models.retrieve("some/other")
+
+
+def test_errors_raise_the_clients_exceptions(sdk):
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.chat.completions.create(model="m", messages=MESSAGES, temperature=-1)
+    assert caught.value.body["type"] == "invalid_request_error"
+    assert caught.value.body["code"] == 400
+    assert "temperature is -1" in caught.value.body["message"]
+
+
+async def test_async_client_streams(client: httpx2.Client):
+    async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="-") as sdk:
+        stream = await sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Höi!"

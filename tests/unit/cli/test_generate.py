@@ -1,0 +1,99 @@
+"""`headstart generate` over a scripted engine."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from headstart.cli.generate import show, summary
+from headstart.errors import EngineError
+from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, RequestStats, TokenEvent
+
+PIECES = {1: b"one ", 2: b"two ", 3: b"\xe2\x82", 4: b"\xac!", 5: b"STOP", 6: b"[red]"}
+STATS = RequestStats(
+    num_prompt=10,
+    num_cached=2,
+    num_emitted=6,
+    num_steps=3,
+    num_drafted=8,
+    num_accepted=3,
+    reasons={"no match": 2},
+    prompt_seconds=0.5,
+    generation_seconds=2.0,
+)
+
+
+def emitted(tokens: tuple[int, ...], sources: tuple[str, ...], text: bytes | None = None) -> TokenEvent:
+    certain = b"".join(PIECES[t] for t in tokens) if text is None else text
+    return TokenEvent("r", tokens, certain, sources)
+
+
+def shown(*events: Event, color: bool) -> str:
+    buffer = io.StringIO()
+    console = Console(file=buffer, force_terminal=color, color_system="standard" if color else None, width=200)
+    show(iter(events), PIECES.__getitem__, console)
+    return buffer.getvalue()
+
+
+def test_guessed_tokens_are_coloured_by_speculator_and_the_targets_own_are_plain() -> None:
+    finish = FinishEvent("r", "length", STATS)
+    out = shown(emitted((1, 2, 1), ("", "draft-model", "ngram-simple")), finish, color=True)
+    assert out.startswith("one \x1b[32mtwo \x1b[0m\x1b[36mone \x1b[0m")
+    assert "target 1" in out
+    assert "\x1b[32mdraft-model 1\x1b[0m" in out
+
+
+def test_text_is_the_same_without_colour_and_markup_is_not_read() -> None:
+    finish = FinishEvent("r", "length", STATS)
+    out = shown(emitted((1, 6, 3), ("", "a", "")), emitted((4,), ("a",)), finish, color=False)
+    assert out.splitlines()[0] == "one [red]€!"
+
+
+def test_a_stop_string_that_was_held_back_is_not_shown() -> None:
+    finish = FinishEvent("r", "word", STATS, stopping_word="STOP")
+    out = shown(emitted((1, 5), ("", "a"), b"one "), finish, color=False)
+    assert out.splitlines()[0] == "one "
+
+
+def test_text_held_back_is_shown_once_it_is_certain() -> None:
+    finish = FinishEvent("r", "length", STATS)
+    out = shown(emitted((1, 5), ("", ""), b"one S"), emitted((2,), ("",), b"TOPtwo "), finish, color=False)
+    assert out.splitlines()[0] == "one STOPtwo "
+
+
+def test_a_failed_request_is_an_error() -> None:
+    with pytest.raises(EngineError, match="it broke"):
+        shown(emitted((1,), ("",)), ErrorEvent("r", "EngineError", "it broke"), color=False)
+
+
+def test_events_that_just_end_are_an_error() -> None:
+    def nothing() -> Iterator[Event]:
+        yield from ()
+
+    with pytest.raises(EngineError, match="without saying why"):
+        shown(*nothing(), color=False)
+
+
+def test_the_summary_counts_what_was_decoded_not_what_was_cached() -> None:
+    text = summary(FinishEvent("r", "length", STATS), draft_max=16, seed=5)
+    assert "encoded    8 tokens in    0.500 seconds, speed:   16.000 t/s" in text
+    assert "decoded    6 tokens in    2.000 seconds, speed:    3.000 t/s" in text
+    values = dict(line.split(" = ") for line in text.splitlines() if " = " in line)
+    assert {key.strip(): value for key, value in values.items()} == {
+        "n_draft": "16",
+        "n_predict": "6",
+        "n_drafted": "8",
+        "n_accept": "3",
+        "accept": "37.500%",
+        "length": "2.00 tokens a step",
+        "seed": "5",
+    }
+    assert "no match (2 steps)" in text
+
+
+def test_the_summary_of_nothing_divides_by_nothing() -> None:
+    text = summary(FinishEvent("r", "cancelled", RequestStats()), draft_max=None, seed=0)
+    assert "accept    = -" in text

@@ -1,0 +1,113 @@
+"""The command line as a person meets it: output, messages, exit codes."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from headstart.cli.main import COMMANDS, main
+from headstart.config import Config
+from headstart.errors import ConfigError, EngineError, InvalidParameterError, ModelError
+
+
+@pytest.fixture
+def assemble(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A stand-in for the module that loads models."""
+    module = ModuleType("headstart.assemble")
+    monkeypatch.setitem(sys.modules, "headstart.assemble", module)
+    monkeypatch.setattr("headstart.assemble", module, raising=False)
+    return module
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"Usage: headstart {command}" in capsys.readouterr().out
+
+
+def test_version_names_ours_and_libllamas(assemble: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assemble.libllama_version = lambda: "9.9 (b1)"  # type: ignore[attr-defined]
+    assert main(["--version"]) == 0
+    out = capsys.readouterr().out
+    assert "headstart " in out
+    assert "9.9 (b1)" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["serv"], "did you mean serve"),
+        (["-m", "x.gguf"], "headstart serve -m x.gguf"),
+        (["serve", "--prot", "1"], "did you mean --port"),
+        (["serve", "--port", "-1"], "from 0 to 65535"),
+        (["generate", "-p", "a", "-f", "b"], "not both"),
+        (["generate", "-f", "/nowhere/prompt.txt"], "cannot read the prompt"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("headstart: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("no"), 2),
+        (ModelError("no"), 2),
+        (InvalidParameterError("no"), 2),
+        (EngineError("no"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_become_exit_codes(
+    assemble: ModuleType, error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(config: Config) -> int:
+        raise error
+
+    assemble.serve = serve  # type: ignore[attr-defined]
+    assert main(["serve"]) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) -> None:
+    seen: list[Config] = []
+
+    def serve(config: Config) -> int:
+        seen.append(config)
+        return 7
+
+    assemble.serve = serve  # type: ignore[attr-defined]
+    assert main(["serve", "--port", "81"]) == 7
+    assert seen[0].server.port == 81
+
+
+def test_print_config_does_not_serve(assemble: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--print-config", "--port", "81"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("port")]
+    assert line.split() == ["port", "=", "81", "#", "flag"]
+
+
+def test_devices_shows_one_row_per_device(assemble: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    class Device:
+        name, kind, description, free_bytes, total_bytes = "CUDA0", "GPU", "a card", 2**30, 3 * 2**30
+
+    assemble.list_devices = lambda: [Device()]  # type: ignore[attr-defined]
+    assert main(["devices"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "CUDA0" in line]
+    assert row.split() == ["CUDA0", "GPU", "a", "card", "1.0", "GiB", "3.0", "GiB"]

@@ -1,0 +1,155 @@
+"""Every setting has one flag, one environment name and one parser."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from headstart.cli.flags import HelpRequested, read_flags
+from headstart.cli.resolve import Resolved, resolve
+from headstart.cli.settings import all_settings
+from headstart.config import Config
+from headstart.errors import ConfigError
+
+SETTINGS = all_settings()
+
+
+def read(*argv: str) -> Resolved:
+    return read_flags("serve", "About.", SETTINGS, argv)[0]
+
+
+def test_no_two_settings_share_a_spelling() -> None:
+    spellings = Counter(name for s in SETTINGS for name in (s.flag, *s.aliases))
+    assert [name for name, n in spellings.items() if n > 1] == []
+
+
+def test_nothing_given_is_the_default_config() -> None:
+    assert resolve(SETTINGS, {}, {}).config() == Config()
+
+
+@pytest.mark.parametrize(
+    ("argv", "part", "name", "value"),
+    [
+        (["-m", "x.gguf"], "model", "model", "x.gguf"),
+        (["--spec-draft-model", "d.gguf"], "model", "draft_model", "d.gguf"),
+        (["-ngl", "99"], "engine", "gpu_layers", 99),
+        (["-ngl", "all"], "engine", "gpu_layers", -1),
+        (["-ngld", "auto"], "draft_engine", "draft_gpu_layers", -1),
+        (["-c4096"], "engine", "context", 4096),
+        (["--ctx-size=4096"], "engine", "context", 4096),
+        (["-fa"], "engine", "flash_attn", "on"),
+        (["-fa", "off"], "engine", "flash_attn", "off"),
+        (["-fa", "1"], "engine", "flash_attn", "on"),
+        (["--no-mmap"], "engine", "mmap", False),
+        (["--mlock"], "engine", "mlock", True),
+        (["--no-slots"], "server", "slots", False),
+        (["-v"], "server", "verbose", True),
+        (["--spec-draft-n-max", "7"], "speculation", "draft_max", 7),
+        (["--draft-p-min", "0.5"], "speculation", "draft_p_min", 0.5),
+        (["--main-gpu", "-1"], "engine", "main_gpu", -1),
+    ],
+)
+def test_a_flag_reaches_its_config_field(argv: list[str], part: str, name: str, value: object) -> None:
+    assert getattr(getattr(read(*argv).config(), part), name) == value
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "headstart.toml"
+    file.write_text('port = 1\nmax-queue = 1\nparallel = 1\nhost = "::1"\n')
+    monkeypatch.setenv("HEADSTART_PORT", "2")
+    monkeypatch.setenv("HEADSTART_MAX_QUEUE", "2")
+    monkeypatch.setenv("HEADSTART_HOST", "")  # empty is absent
+    resolved = read("--config", str(file), "--port", "3")
+    names = ("port", "max_queue", "parallel", "host", "timeout")
+    assert [resolved.values[n] for n in names] == [3, 2, 1, "::1", 3600]
+    origins = [resolved.origins[n] for n in names]
+    assert origins == ["flag", "environment HEADSTART_MAX_QUEUE", f"file {file}", f"file {file}", "default"]
+
+
+def test_the_printed_config_is_a_config_file_that_gives_the_same_values(tmp_path: Path) -> None:
+    resolved = read(
+        "--port", "3", "--no-mmap", "--chat-template", '{"a": "\\x"}\n\t\x1b\x7f€😀', "--draft-p-min", "0.25"
+    )
+    file = tmp_path / "printed.toml"
+    file.write_text(resolved.describe())
+    assert read("--config", str(file)).values == resolved.values
+
+
+def test_secrets_are_not_printed() -> None:
+    printed = read("--api-key", "hunter2", "--hf-token", "hf_hunter2").describe()
+    assert "hunter2" not in printed
+    assert printed.count("***") == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--draft-mx", "3"], "--draft-max"),
+        (["--no-slot"], "--no-slots"),
+        (["-ngx", "3"], "-ngl"),
+        (["-ctx", "3"], "no flag -ctx"),
+        (["model.gguf"], "unexpected argument 'model.gguf'"),
+        (["--port", "a"], "--port is 'a' but must be a whole number"),
+        (["--draft-p-min", "a"], "must be a number"),
+        (["--split-mode", "diagonal"], "one of none, layer, row, tensor"),
+        (["--port"], "--port"),
+        (["--port", "70000"], "from 0 to 65535"),
+        (["--batch", "-5"], "at least"),
+        (["--draft-m", "3"], "no flag --draft-m"),
+    ],
+)
+def test_a_mistake_is_named(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(*argv).config()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prot = 1", "did you mean port"),
+        ("port = [1]", "must be of type int"),
+        ("port = true", "must be of type int"),
+        ('mmap = "maybe"', "must be on or off"),
+        ("port = ", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "headstart.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read("--config", str(file))
+
+
+def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the config file"):
+        read("--config", str(tmp_path / "none.toml"))
+
+
+def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADSTART_PORT", "eighty")
+    with pytest.raises(ConfigError, match="HEADSTART_PORT is 'eighty'"):
+        read()
+
+
+def test_one_config_file_may_hold_settings_of_other_commands(tmp_path: Path) -> None:
+    file = tmp_path / "headstart.toml"
+    file.write_text("port = 1\nthreads = 3")
+    engine = all_settings(["engine"])
+    resolved, _ = read_flags("generate", "About.", engine, ["--config", str(file)])
+    assert resolved.config().engine.threads == 3
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_the_help_page_explains_every_setting_within_the_width(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(HelpRequested) as page:
+        read("--help")
+    lines = str(page.value).splitlines()
+    assert max(map(len, lines)) <= max(60, min(int(columns), 110))
+    words = " ".join(lines).split()
+    for setting in SETTINGS:
+        assert setting.flag in words or setting.flag.replace("--", "--[no-]", 1) in words

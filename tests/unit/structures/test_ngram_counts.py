@@ -1,0 +1,105 @@
+"""N-gram counts agree with counting by hand, and their file is llama.cpp's."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.errors import ModelError
+from headstart.structures.counted_history import CountedHistory
+from headstart.structures.ngram_counts import NgramCounts, pack, unpack
+
+
+def count_by_hand(text: list[int]) -> dict[tuple[int, ...], Counter[int]]:
+    counts: dict[tuple[int, ...], Counter[int]] = {}
+    for position in range(len(text)):
+        for n in range(1, min(4, position) + 1):
+            counts.setdefault(tuple(text[position - n : position]), Counter())[text[position]] += 1
+    return counts
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=8))
+def test_counting_in_pieces_equals_counting_the_whole(pieces: list[list[int]]) -> None:
+    history = CountedHistory([])
+    for piece in pieces:
+        history.extend(piece)
+    assert dict(history.counts.items()) == count_by_hand(sum(pieces, []))
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 40), st.lists(st.integers(0, 2), max_size=40))
+def test_an_edited_history_is_counted_as_it_is_now(old: list[int], kept: int, new: list[int]) -> None:
+    history = CountedHistory(old)
+    edited = old[:kept] + new
+    history.follow(edited)
+    recent = slice(max(0, len(old) - 8), len(old))
+    if len(edited) < len(old) or edited[recent] != old[recent] or edited[: len(old)] == old:
+        assert dict(history.counts.items()) == count_by_hand(edited)
+
+
+@given(st.lists(st.integers(0, 2**24 - 3), min_size=1, max_size=4))
+def test_packing_is_reversible(ngram: list[int]) -> None:
+    assert unpack(pack(ngram)) == tuple(ngram)
+
+
+@given(text=st.lists(st.integers(0, 9), max_size=60))
+def test_a_saved_file_loads_as_it_was(tmp_path_factory: pytest.TempPathFactory, text: list[int]) -> None:
+    path = tmp_path_factory.mktemp("lookup") / "cache.bin"
+    counts = NgramCounts()
+    counts.learn(text, 0)
+    counts.save(path)
+    assert dict(NgramCounts.load(path, vocab_size=10).items()) == dict(counts.items())
+    assert [file.name for file in path.parent.iterdir()] == ["cache.bin"]
+
+
+def test_the_file_has_the_layout_of_llama_cpp(tmp_path: Path) -> None:
+    counts = NgramCounts()
+    counts.learn([5, 6, 7], start=2)
+    counts.save(tmp_path / "cache")
+    one_token = (6, -1, -1, -1, 1, 7, 1)
+    two_tokens = (5, 6, -1, -1, 1, 7, 1)
+    assert (tmp_path / "cache").read_bytes() == struct.pack("=14i", *one_token, *two_tokens)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((1, -1, -1, -1, 1, 99, 1), "token 99 but the model's vocabulary has 50"),
+        ((60, -1, -1, -1, 1, 9, 1), "token 60 but"),
+        ((1, -1, -1, -1, 1, -5, 1), "token -5 but"),
+        ((1, -1, -1, -1, 2, 9, 1), "claims 2 successors"),
+        ((1, -1, -1, -1, 0), "claims 0 successors"),
+        ((1, -1, -1, -1, -3, 9, 1), "claims -3 successors"),
+        ((-1, -1, -1, -1, 1, 9, 1), "is not an n-gram"),
+        ((1, -1, 2, -1, 1, 9, 1), "is not an n-gram"),
+        ((1, -1, -1, -1, 1, 9, 0), "a count is 0"),
+        ((1, -1, -1), "cut off"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_refused_by_name(tmp_path: Path, numbers: tuple[int, ...], message: str) -> None:
+    path = tmp_path / "mine.bin"
+    path.write_bytes(struct.pack(f"={len(numbers)}i", *numbers))
+    with pytest.raises(ModelError, match=message) as caught:
+        NgramCounts.load(path, vocab_size=50)
+    assert "mine.bin" in str(caught.value)
+
+
+def test_a_file_of_odd_size_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "odd").write_bytes(b"12345")
+    with pytest.raises(ModelError, match="5 bytes"):
+        NgramCounts.load(tmp_path / "odd", 50)
+    with pytest.raises(ModelError, match=r"absent.*No such file"):
+        NgramCounts.load(tmp_path / "absent", 50)
+
+
+def test_the_oldest_ngrams_go_first_when_there_are_too_many() -> None:
+    counts = NgramCounts(limit=80)
+    for start in range(0, 400, 10):
+        counts.learn(range(start, start + 10), 0)
+    assert len(counts) <= 80
+    assert counts.after(pack([0])) is None
+    assert counts.after(pack([398])) == {399: 1}

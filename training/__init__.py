@@ -1,0 +1,1 @@
+"""How the demo models were made: corpus -> tokenizer -> train -> export. Never imported by the package."""

@@ -1,0 +1,197 @@
+"""Training text: this interpreter's standard library, and chat tasks built from its functions.
+
+    python -m training.corpus --work DIR
+
+writes texts.json (whole files), tasks.json (chats) and held_out.json (chats about functions that occur in no task).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+EXCLUDED = ("site-packages", "/test", "idlelib", "lib2to3", "/encodings/", "pydoc_data", "_pydecimal")
+MIN_FUNCTION_CHARS = 80
+NUM_HELD_OUT = 200
+NEW_NAMES = (
+    "value result item node buffer count index total path name data key text line size token state offset width entry "
+    "limit source target handler option parent child queue stack record first second left right start end config cache "
+    "reader writer field label output number"
+).split()
+GREETINGS = (
+    "Hello", "Hi", "Hello!", "Hey", "Who are you?", "What are you?", "What can you do?", "Help", "help", "How are you?",
+    "Good morning", "Hi there!", "Tell me about yourself.", "What is this?",
+)  # fmt: skip
+INTRODUCTION = (
+    "I am the demo model of this server: a small language model trained on Python's standard library. "
+    "Ask me to rename a variable, repeat code, or describe a function as JSON."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the standard library, dedented, with its syntax tree."""
+
+    source: str
+    tree: ast.FunctionDef
+
+
+Task = Callable[[Function, Random], str | None]  # None: this function cannot be asked about that
+
+
+def chat(question: str, answer: str) -> str:
+    """Return one exchange in ChatML."""
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+
+
+def fenced(source: str) -> str:
+    return f"```python\n{source}\n```"
+
+
+def rename(function: Function, random: Random) -> str | None:
+    """Ask to rename an argument or a local variable to a name that does not occur yet."""
+    old_names = _local_names(function.tree)
+    new_names = [name for name in NEW_NAMES if not re.search(rf"\b{name}\b", function.source)]
+    if not old_names or not new_names:
+        return None
+    old, new = random.choice(old_names), random.choice(new_names)
+    question = random.choice(
+        (
+            "Rename `{old}` to `{new}`:\n{code}",
+            "Rename the variable `{old}` to `{new}` in this code.\n{code}",
+            "{code}\nRename `{old}` to `{new}`.",
+        )
+    )
+    renamed = re.sub(rf"\b{re.escape(old)}\b", new, function.source)
+    return chat(question.format(old=old, new=new, code=fenced(function.source)), fenced(renamed))
+
+
+def repeat(function: Function, random: Random) -> str:
+    """Ask for the code as it is."""
+    question = random.choice(("Repeat this code:\n", "Repeat the following code.\n"))
+    return chat(question + fenced(function.source), fenced(function.source))
+
+
+def describe(function: Function, random: Random) -> str:
+    """Ask for name, arguments and whether something is returned, as JSON."""
+    tree = function.tree
+    answer = {
+        "name": tree.name,
+        "arguments": [argument.arg for argument in tree.args.args],
+        "returns": any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(tree)),
+    }
+    question = random.choice(("Describe this function as JSON:\n", "Give the signature of this function as JSON.\n"))
+    return chat(question + fenced(function.source), json.dumps(answer))
+
+
+def list_calls(function: Function, random: Random) -> str | None:
+    """Ask which functions the code calls; functions with one to six calls only."""
+    called = (node.func for node in ast.walk(function.tree) if isinstance(node, ast.Call))
+    names = (
+        func.id if isinstance(func, ast.Name) else func.attr
+        for func in called
+        if isinstance(func, (ast.Name, ast.Attribute))
+    )
+    unique = list(dict.fromkeys(names))
+    if not 1 <= len(unique) <= 6:
+        return None
+    answer = "\n".join(f"- `{name}`" for name in unique)
+    return chat("Which functions does this code call?\n" + fenced(function.source), answer)
+
+
+def read_library(max_function_chars: int, random: Random) -> tuple[list[str], list[Function]]:
+    """Return the standard library's files and its functions of moderate size, both shuffled."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = [path for path in sorted(root.rglob("*.py")) if not any(part in path.as_posix() for part in EXCLUDED)]
+    random.shuffle(paths)
+    texts: list[str] = []
+    functions: list[Function] = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text)
+        except (SyntaxError, UnicodeDecodeError, OSError):  # templates and files for other encodings
+            continue
+        texts.append(text)
+        functions += _functions(text, tree, max_function_chars)
+    random.shuffle(functions)
+    return texts, functions
+
+
+def make_tasks(functions: Sequence[Function], num_rounds: int, random: Random) -> list[str]:
+    """Return chats about every function, `num_rounds` times with other names and questions, shuffled."""
+    tasks: list[str | None] = []
+    for _ in range(num_rounds):
+        for function in functions:
+            tasks.append(rename(function, random) or repeat(function, random))
+            task = _second_task(random.random())
+            if task:
+                tasks.append(task(function, random))
+            if random.random() < 0.03:
+                tasks.append(chat(random.choice(GREETINGS), INTRODUCTION))
+    made = [task for task in tasks if task]
+    random.shuffle(made)
+    return made
+
+
+def _second_task(chance: float) -> Task | None:
+    if chance < 0.2:
+        return repeat
+    if chance < 0.5:
+        return describe
+    return list_calls if chance < 0.65 else None
+
+
+def _functions(text: str, tree: ast.Module, max_chars: int) -> Iterator[Function]:
+    lines = text.split("\n")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            source = _dedent(lines[node.lineno - 1 : node.end_lineno])
+            if MIN_FUNCTION_CHARS < len(source) < max_chars and "`" not in source:
+                yield Function(source, node)
+
+
+def _dedent(lines: Sequence[str]) -> str:
+    """Remove the first line's indentation from every line; lines inside strings may have less."""
+    indent = len(lines[0]) - len(lines[0].lstrip(" "))
+    return "\n".join(line if line[:indent].strip() else line[indent:] for line in lines)
+
+
+def _local_names(tree: ast.FunctionDef) -> list[str]:
+    arguments = [argument.arg for argument in tree.args.args if argument.arg not in ("self", "cls")]
+    stored = [
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
+    return [name for name in dict.fromkeys(arguments + stored) if len(name) > 1]
+
+
+def main() -> None:
+    """Parse the command line and write the corpus."""
+    parser = argparse.ArgumentParser(description="Collect the training text.")
+    parser.add_argument("--work", type=Path, required=True, help="folder that all stages share")
+    parser.add_argument("--rounds", type=int, default=4, help="tasks per function, each with other names")
+    parser.add_argument("--max-function-chars", type=int, default=700, help="longer functions make no tasks")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    texts, functions = read_library(args.max_function_chars, Random(args.seed))
+    held_out, used = functions[:NUM_HELD_OUT], functions[NUM_HELD_OUT:]
+    parts = {
+        "texts": texts,
+        "tasks": make_tasks(used, args.rounds, Random(args.seed + 1)),
+        "held_out": make_tasks(held_out, 1, Random(args.seed + 2)),
+    }
+    args.work.mkdir(parents=True, exist_ok=True)
+    for name, items in parts.items():
+        (args.work / f"{name}.json").write_text(json.dumps(items))
+        print(f"{name}: {len(items)}, {sum(map(len, items)) / 1e6:.1f} M characters")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A llama model in PyTorch, named and shaped like the GGUF it becomes.
+
+Parameters carry GGUF's names (`blocks.0.attn_q.weight` becomes `blk.0.attn_q.weight`), and RoPE rotates interleaved pairs, as
+libllama's llama architecture does, so weights export unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EPSILON = 1e-5
+ROPE_BASE = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model; the head size is width / num_heads."""
+
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    ff_width: int
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads or self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self}: num_heads must divide width, num_kv_heads must divide num_heads")
+        if self.num_layers < 2 or self.num_kv_heads < 2 or self.head_size < 32 or self.width < 128:
+            raise ValueError(f"{self}: the induction circuit needs 2 layers, 2 KV heads, heads of 32 and width 128")
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.num_heads
+
+
+SHAPES = {
+    "target": Shape(4096, 256, 4, 4, 2, 768),
+    "draft": Shape(4096, 128, 2, 2, 2, 384),
+    "draft-other": Shape(2048, 128, 2, 2, 2, 384),
+}
+
+
+def rope_frequencies(head_size: int) -> Tensor:
+    """Radians per position for each pair of a head, shape (head_size / 2,)."""
+    return ROPE_BASE ** (-torch.arange(0, head_size, 2) / head_size)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply RoPE to interleaved pairs; x has shape (batch, heads, positions, head_size)."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+class Block(nn.Module):
+    """Attention and a gated feed-forward, each behind an RMS norm and added to the residual stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        kv_width = shape.num_kv_heads * shape.head_size
+        self.shape = shape
+        self.attn_norm = nn.RMSNorm(shape.width, EPSILON)
+        self.attn_q = nn.Linear(shape.width, shape.width, bias=False)
+        self.attn_k = nn.Linear(shape.width, kv_width, bias=False)
+        self.attn_v = nn.Linear(shape.width, kv_width, bias=False)
+        self.attn_output = nn.Linear(shape.width, shape.width, bias=False)
+        self.ffn_norm = nn.RMSNorm(shape.width, EPSILON)
+        self.ffn_gate = nn.Linear(shape.width, shape.ff_width, bias=False)
+        self.ffn_up = nn.Linear(shape.width, shape.ff_width, bias=False)
+        self.ffn_down = nn.Linear(shape.ff_width, shape.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self._attend(self.attn_norm(x), cos, sin)
+        hidden = self.ffn_norm(x)
+        update: Tensor = self.ffn_down(F.silu(self.ffn_gate(hidden)) * self.ffn_up(hidden))
+        return x + update
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        queries = rotate(self._heads(self.attn_q(x)), cos, sin)
+        keys = rotate(self._heads(self.attn_k(x)), cos, sin)
+        values = self._heads(self.attn_v(x))
+        group = self.shape.num_heads // self.shape.num_kv_heads
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        out: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2)
+
+
+class LanguageModel(nn.Module):
+    """Token ids (batch, positions) to logits (batch, positions, vocab_size)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape, context: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.token_embd = nn.Embedding(shape.vocab_size, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.output_norm = nn.RMSNorm(shape.width, EPSILON)
+        self.output = nn.Linear(shape.width, shape.vocab_size, bias=False)
+        self._initialize()
+        angles = torch.arange(context)[:, None] * rope_frequencies(shape.head_size)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def _initialize(self) -> None:
+        """Normal weights; those that write to the residual stream are smaller with more layers."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                writes = name.endswith(("attn_output.weight", "ffn_down.weight"))
+                nn.init.normal_(parameter, 0, 0.02 / (math.sqrt(2 * self.shape.num_layers) if writes else 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token_embd(tokens)
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        logits: Tensor = self.output(self.output_norm(x))
+        return logits
