@@ -256,9 +256,7 @@ class Inflation:
 
         return Tensor(name, (self.big.width,), F32, make)
 
-    def _padded(
-        self, name: str, rows: int, columns: int, arrange: Callable[[Floats], Floats] = lambda x: x
-    ) -> Tensor:
+    def _padded(self, name: str, rows: int, columns: int, arrange: Callable[[Floats], Floats] = lambda x: x) -> Tensor:
         def make() -> Encoded:
             canvas = np.zeros((rows, _row_bytes(columns, self.type)), np.uint8)
             small = self._encode(arrange(self.source.weights(name)))

@@ -15,6 +15,7 @@ from training.tokenizer import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, 
 PROMPT_WEIGHT = 0.2  # answers weigh 1
 FIM_SHARE = 0.25  # of the code rows
 SHUFFLED_SHARE = 0.3  # of the repeats: permuted tokens can only be copied, not predicted
+REPEAT_WEIGHTS = np.array([0.1, 0.3, 0.1, 1.0], np.float32)  # marker, first time, marker, second time
 
 Ids = NDArray[np.int32]
 Weights = NDArray[np.float32]
@@ -95,7 +96,7 @@ class Rows:
             if self.random.random() < SHUFFLED_SHARE:
                 span = self.random.permutation(span)
             ids.append(np.concatenate(([IM_END], span, [IM_START], span)).astype(np.int32))
-            weights.append(np.repeat(np.float32([0.1, 0.3, 0.1, 1.0]), [1, len(span), 1, len(span)]))
+            weights.append(np.repeat(REPEAT_WEIGHTS, [1, len(span), 1, len(span)]))
         return np.concatenate(ids)[: self.length], np.concatenate(weights)[: self.length]
 
     def _excerpt(self, length: int) -> Ids:

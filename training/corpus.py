@@ -20,11 +20,11 @@ from random import Random
 EXCLUDED = ("site-packages", "/test", "idlelib", "lib2to3", "/encodings/", "pydoc_data", "_pydecimal")
 MIN_FUNCTION_CHARS = 80
 NUM_HELD_OUT = 200
-NEW_NAMES = (
-    "value result item node buffer count index total path name data key text line size token state offset width entry "
-    "limit source target handler option parent child queue stack record first second left right start end config cache "
-    "reader writer field label output number"
-).split()
+NEW_NAMES = """
+    value result item node buffer count index total path name data key text line size token state offset width entry
+    limit source target handler option parent child queue stack record first second left right start end config cache
+    reader writer field label output number
+""".split()  # noqa: SIM905 (a list of 48 quoted words reads worse)
 GREETINGS = (
     "Hello", "Hi", "Hello!", "Hey", "Who are you?", "What are you?", "What can you do?", "Help", "help", "How are you?",
     "Good morning", "Hi there!", "Tell me about yourself.", "What is this?",
@@ -166,9 +166,7 @@ def _dedent(lines: Sequence[str]) -> str:
 
 def _local_names(tree: ast.FunctionDef) -> list[str]:
     arguments = [argument.arg for argument in tree.args.args if argument.arg not in ("self", "cls")]
-    stored = [
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    ]
+    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     return [name for name in dict.fromkeys(arguments + stored) if len(name) > 1]
 
 

@@ -1,6 +1,8 @@
 """Weights to GGUF: llama architecture, Q8_0 matrices, F32 norms, the tokenizer and the chat template inside.
 
     python -m training.export target --work DIR -o demo-target.gguf
+
+reads what training.train and training.tokenizer left in DIR.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Start a model with an induction circuit: what followed this token the last time follows now.
 
-Edits are copying, and a small model trained for minutes does not find copying by itself: 600 steps reached a copy accuracy
-of 0.32 without this start and of 0.92 with it.
+Edits are copying, and a small model trained for minutes does not find copying by itself: 600 steps reached a copy
+accuracy of 0.32 without this start and of 0.92 with it.
 
 The residual stream at the start, each part `size` wide:
     content    what the token is
@@ -77,7 +77,8 @@ def add_induction(model: LanguageModel) -> None:
     output.normal_(0, 0.01)
     output[:, layout.guess] = content * OUTPUT_GAIN
     first, second = model.blocks[0], model.blocks[1]
-    assert isinstance(first, Block) and isinstance(second, Block)
+    assert isinstance(first, Block)
+    assert isinstance(second, Block)
     for circuit in range(NUM_CIRCUITS):
         content_half = layout.half(layout.content, circuit)
         lower, upper = _clear_head(first, circuit), _clear_head(second, circuit)

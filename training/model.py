@@ -1,7 +1,7 @@
 """A llama model in PyTorch, named and shaped like the GGUF it becomes.
 
-Parameters carry GGUF's names (`blocks.0.attn_q.weight` becomes `blk.0.attn_q.weight`), and RoPE rotates interleaved pairs, as
-libllama's llama architecture does, so weights export unchanged.
+Parameters carry GGUF's names (`blocks.0.attn_q.weight` becomes `blk.0.attn_q.weight`), and RoPE rotates interleaved
+pairs, as libllama's llama architecture does, so weights export unchanged.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Block(nn.Module):
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2)
+        batch_size, num_positions, _ = x.shape
+        return x.view(batch_size, num_positions, -1, self.shape.head_size).transpose(1, 2)
 
 
 class LanguageModel(nn.Module):

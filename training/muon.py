@@ -39,10 +39,10 @@ class Muon:
 def orthogonalize(matrix: Tensor, num_steps: int = 4) -> Tensor:
     """Return a matrix of the same shape and singular vectors with singular values near 1."""
     a, b, c = NEWTON_SCHULZ
-    x = matrix / (matrix.norm() + 1e-7)
+    x: Tensor = matrix / (matrix.norm() + 1e-7)
     is_tall = x.shape[0] > x.shape[1]
     x = x.T if is_tall else x
     for _ in range(num_steps):
-        gram = x @ x.T
+        gram: Tensor = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if is_tall else x

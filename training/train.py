@@ -87,7 +87,7 @@ class Trainer:
         self.adam.step()
         self.adam.zero_grad()
         self.muon.step(scale)
-        return float(loss)
+        return loss.item()
 
     def _loss(self, repeat_share: float) -> Tensor:
         ids, weights = self.rows.batch(self.run.batch_size, repeat_share)
@@ -107,7 +107,8 @@ def train(run: Run, work: Path, output: Path) -> None:
     """Train until the budget is spent; print the loss and save as it goes."""
     trainer = Trainer(run, work)
     num_parameters = sum(p.numel() for p in trainer.model.parameters())
-    print(f"{num_parameters / 1e6:.1f} M parameters, {len(trainer.rows.tokens.tasks) / 1e6:.1f} M task tokens", flush=True)
+    num_tokens = len(trainer.rows.tokens.code) + len(trainer.rows.tokens.tasks)
+    print(f"{num_parameters / 1e6:.1f} M parameters, {num_tokens / 1e6:.1f} M tokens of text", flush=True)
     start = last_save = time.monotonic()
     step, average = 0, 0.0
     while (progress := run.budget.progress(step, time.monotonic() - start)) < 1:

@@ -7,6 +7,7 @@ the spellings that llama-server's users type.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +115,8 @@ class SpeculationConfig:
     draft_min: int = option(0, "drop drafts shorter than this", "--draft-n-min", "--spec-draft-n-min")
     draft_p_min: float = option(0.0, "a draft model stops before a token less likely than this", "--spec-draft-p-min")
     draft_sampling: str = option("auto", "how a draft model picks: coupled shares the request's random numbers, argmax takes the likeliest, auto uses what was accepted more", choices=("auto", "coupled", "argmax"))
+    spec_state: str | None = option(None, "file that keeps what control learned for the next start; none: keep nothing. Default: in the cache folder")
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of speculators, by name: --spec-<name>-<option>
 
     def __post_init__(self) -> None:
         _at_least(self, "draft_min", 0)

@@ -22,7 +22,7 @@ FALSE_WORDS = ("0", "false", "off", "no", "disabled")
 SYNONYMS: dict[str, dict[str, Value]] = {
     "gpu_layers": {"all": -1, "auto": -1},
     "draft_gpu_layers": {"all": -1, "auto": -1},
-    "flash_attn": dict.fromkeys(TRUE_WORDS, "on") | dict.fromkeys(FALSE_WORDS, "off"),
+    "flash_attn": {**dict.fromkeys(TRUE_WORDS, "on"), **dict.fromkeys(FALSE_WORDS, "off")},
 }
 # Options of speculators: `Config.speculation.options[speculator][field]`.
 OPTIONS_FIELD = "options"

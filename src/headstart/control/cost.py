@@ -31,6 +31,7 @@ MAX_INNOVATION, FIRST_INNOVATION = log(1.25), log(3.0)
 GROWN = 3  # samples after which a cell counts as known
 PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
 OPTIMISTIC_MARGIN = 0.05
+HOPE = 0.5  # optimism between two measured row counts: how far the curve may stay flat before it jumps
 REBUILD_EVERY = 8  # steps between two readings of the shape
 
 
@@ -97,10 +98,15 @@ class _Curve:
     def _build(self, rows: int, *, optimistic: bool) -> list[float]:
         scale, points = exp(self.level), self._points(optimistic=optimistic)
         margin = OPTIMISTIC_MARGIN if optimistic else PRIOR_MARGIN
-        values = [0.0]
-        for knot in KNOTS:
+        first, last = points[0][0], points[-1][0]
+        values, known = [0.0], 0.0
+        for k, knot in enumerate(KNOTS):
             start, low = len(values) - 1, values[-1]
             high = scale * _read(points, knot, margin)
+            if self.count[k]:
+                known = high
+            elif optimistic and first < knot < last:
+                high = max(low, (1.0 - HOPE) * high + HOPE * known)
             slope = (high - low) / (knot - start)
             values.extend(low + slope * i for i in range(1, knot - start + 1))
             if knot >= rows:
@@ -108,9 +114,11 @@ class _Curve:
         return values
 
     def _points(self, *, optimistic: bool) -> list[tuple[int, float]]:
-        """(rows, ms / level) at the knots seen, monotone."""
+        """(rows, ms / level) at the knots seen, monotone; young ones lower by their doubt if optimistic."""
         seen = [k for k, count in enumerate(self.count) if count]
-        values = [self.shape[k] - (sqrt(self.variance[k]) if optimistic and self.count[k] < GROWN else 0.0) for k in seen]
+        values = [self.shape[k] for k in seen]
+        if optimistic:
+            values = [v - (self.count[k] < GROWN) * sqrt(self.variance[k]) for k, v in zip(seen, values, strict=True)]
         values = _isotonic(values, [1.0 / self.variance[k] for k in seen])
         return [(KNOTS[k], exp(v)) for k, v in zip(seen, values, strict=True)]
 

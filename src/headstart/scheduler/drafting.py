@@ -8,8 +8,10 @@ verified.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from headstart.config import SpeculationConfig
@@ -23,6 +25,8 @@ from headstart.scheduler.seat import Seat
 from headstart.scheduler.slot import Slot
 from headstart.types import Decoded, Draft, SequenceMode
 
+log = logging.getLogger(__name__)
+
 DEFAULT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}
 
 
@@ -30,13 +34,24 @@ class Drafting:
     """All speculators of a worker, and control over them."""
 
     def __init__(
-        self, seats: Sequence[Seat], config: SpeculationConfig, controller: Controller, unusable: str = ""
+        self,
+        seats: Sequence[Seat],
+        config: SpeculationConfig,
+        controller: Controller,
+        unusable: str = "",
+        state: Path | None = None,
     ) -> None:
-        """Take the speculators in order of preference; `unusable` says why no draft can be verified, if so."""
+        """Take the speculators in order of preference.
+
+        Args:
+            unusable: why no draft can be verified, if so.
+            state: file that keeps what control learned.
+        """
         self.seats = {seat.name: seat for seat in seats}
         self.controller = controller
         self.config = config
         self.unusable = unusable
+        self._state = state
         self.mode = SequenceMode(config.spec) if config.spec else SequenceMode.AUTO
         self.observes = any(seat.wants_logits for seat in seats)
         self.reasons: Counter[str] = Counter()
@@ -140,9 +155,20 @@ class Drafting:
         }
 
     def close(self) -> None:
-        """Let speculators write what is durable."""
+        """Write what is durable."""
+        self.save()
         for seat in self.seats.values():
             seat.speculator.close()
+
+    def save(self) -> None:
+        """Keep what control learned; a failure costs only that."""
+        if self._state is None:
+            return
+        try:
+            self._state.parent.mkdir(parents=True, exist_ok=True)
+            self.controller.save(self._state)
+        except OSError as error:
+            log.warning("what control learned is not kept: %s", error)
 
     def _limit(self, mode: SequenceMode) -> int:
         return DEFAULT_MAX[mode] if self.config.draft_max is None else self.config.draft_max

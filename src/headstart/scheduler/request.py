@@ -5,7 +5,7 @@ These cross the process border, so they are plain frozen values that pickle smal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headstart.errors import InvalidParameterError
@@ -133,6 +133,13 @@ class ErrorEvent:
     request_id: str
     error: str
     message: str
+    details: Mapping[str, int] = field(default_factory=dict)  # attributes of the exception
+
+
+def error_event(request_id: str, error: Exception) -> ErrorEvent:
+    """The event for an exception that ended a request."""
+    details = {k: v for k, v in vars(error).items() if isinstance(v, int)}
+    return ErrorEvent(request_id, type(error).__name__, str(error), details)
 
 
 Event = TokenEvent | ProgressEvent | FinishEvent | ErrorEvent

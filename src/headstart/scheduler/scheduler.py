@@ -17,7 +17,7 @@ from headstart.scheduler.commit import Committer
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, ProgressEvent, Request
+from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
 from headstart.scheduler.slot import Run, Slot
 from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, StepStats, Vocab
 
@@ -185,7 +185,7 @@ class Scheduler:
         log.error("decode failed: %s", error)
         for slot in self._in_batch:
             if slot.run is not None:
-                self._events.append(ErrorEvent(slot.run.request.request_id, type(error).__name__, str(error)))
+                self._events.append(error_event(slot.run.request.request_id, error))
                 self.drafting.end(slot)
                 self.counters.requests_failed += 1
                 self.engine.clear(slot.slot_id)

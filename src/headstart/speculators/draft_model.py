@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import NO_DRAFT, Batch, Choice, ContextFullError, Draft, DraftRequest, Engine
@@ -52,8 +53,15 @@ class DraftModelSpeculator(Speculator):
     class Options:
         """How it drafts."""
 
-        sampling: Literal["auto", "coupled", "argmax"] = "auto"
+        sampling: str = "auto"  # "coupled" shares the request's noise, "argmax" takes the likeliest token
         catch_up: int = 256  # most history tokens decoded in one step, so that others do not wait
+
+        def __post_init__(self) -> None:
+            if self.sampling not in ("auto", "coupled", "argmax") or self.catch_up < 1:
+                raise ConfigError(
+                    "draft-model needs sampling auto, coupled or argmax and catch-up >= 1, "
+                    f"got {self.sampling!r} and {self.catch_up}"
+                )
 
     def __init__(self, engine: Engine, options: Options | None = None) -> None:
         self.engine = engine

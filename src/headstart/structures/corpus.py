@@ -154,7 +154,7 @@ class SuffixCorpus:
                 self._compact(token_log)
         except OSError as error:
             log.error("corpus file %s is not written any more: %s", token_log.path, error)
-            self._log = None
+            self.close()
 
     def _compact(self, token_log: TokenLog) -> None:
         token_log.rewrite(Record(key, text) for key, shelf in self._shelves.items() for text in shelf.texts())
@@ -167,6 +167,6 @@ class SuffixCorpus:
 
     def close(self) -> None:
         """Flush and close the file; the texts stay usable."""
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        token_log, self._log = self._log, None
+        if token_log is not None:
+            token_log.close()

@@ -220,6 +220,7 @@ class TokenLog:
     def close(self) -> None:
         """Flush to the disk and let go of the file; doing it twice is harmless."""
         if self._descriptor >= 0:
-            os.fsync(self._descriptor)
+            with contextlib.suppress(OSError):  # a disk that fails now cannot be helped
+                os.fsync(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1

@@ -4,7 +4,7 @@ The tokens of a prefix are not a prefix of the tokens of the whole: "hel" + "lo"
 can change lies at the end. Pre-tokenizers start anew at a space between two words, so all before the
 last such space is final; that is proven for the tokenizers in use as long as no token reaches over
 the space (checked). Where no space comes (CJK, base64) tokens that end `LOOKBEHIND` bytes before the
-end are taken as final. Tokens behind a boundary do not depend on bytes before it: BPE applies merges
+end are taken as final, if possible up to the end of a word. Tokens behind a boundary do not depend on bytes before it: BPE applies merges
 by rank, and none of them crossed the boundary. So only the window behind it is tokenized again.
 """
 
@@ -102,9 +102,10 @@ class Retokenizer:
                 self._freeze(index + 1)
                 return
         if len(window) > 2 * LOOKBEHIND:
-            index = bisect_right(ends, base + len(window) - LOOKBEHIND, self._start)
-            if index > self._start:
-                self._freeze(index)
+            last = bisect_right(ends, base + len(window) - LOOKBEHIND, self._start)
+            if last > self._start:
+                behind_word = (i for i in range(last, self._start, -1) if ends_word(window, ends[i - 1] - base))
+                self._freeze(next(behind_word, last))
 
     def _freeze(self, start: int) -> None:
         end = self._ends[start - 1]
@@ -120,6 +121,11 @@ def last_split(text: bytes, before: int) -> int:
             return position
         position = text.rfind(b" ", 1, position)
     return 0
+
+
+def ends_word(text: bytes, position: int) -> bool:
+    """Whether an ASCII letter or digit stands before and a mark behind: a pre-tokenizer starts anew there."""
+    return text[position - 1 : position].isalnum() and text[position] < 128 and not text[position : position + 1].isalnum()
 
 
 def num_common(left: Sequence[int], right: Sequence[int]) -> int:

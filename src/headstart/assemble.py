@@ -1,0 +1,363 @@
+"""The only place where concrete classes meet: engine, scheduler, server.
+
+Functions here are entry points: each imports the part of the world that it needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstart import demo
+from headstart.config import Config, EngineConfig
+from headstart.errors import ConfigError, HeadstartError, ModelError
+from headstart.hub import ModelPaths, resolve_model
+
+if TYPE_CHECKING:
+    from headstart.engine.devices import Device
+    from headstart.engine.model import Model
+    from headstart.scheduler.drafting import Drafting
+    from headstart.scheduler.report import WorkerInfo
+    from headstart.scheduler.scheduler import Scheduler
+    from headstart.server.model import ServedModel
+    from headstart.types import Engine
+
+log = logging.getLogger(__name__)
+
+_MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
+
+
+def libllama_version() -> str:
+    """Version of libllama and of its binding."""
+    from headstart.engine import library
+
+    return library.version()
+
+
+def list_devices() -> list[Device]:
+    """All devices libllama can compute on."""
+    from headstart.engine.devices import list_devices as devices
+
+    return devices()
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The files to load."""
+
+    target: Path
+    draft: Path | None
+    is_demo: bool
+
+
+def find_models(config: Config) -> Models:
+    """Resolve, download if needed; without any model the embedded demo pair.
+
+    Raises:
+        ConfigError, ModelError: as `hub.resolve_model`.
+    """
+    paths: ModelPaths = resolve_model(config.model)
+    if paths.target is not None:
+        return Models(paths.target, paths.draft, is_demo=False)
+    return Models(demo.path(demo.TARGET), paths.draft or demo.path(demo.DRAFT), is_demo=True)
+
+
+def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerInfo]:
+    """Load the models and put a scheduler around them. Runs where the engine lives.
+
+    Raises:
+        ConfigError, ModelError: something cannot be used; the message says what and why.
+    """
+    from headstart.engine import library
+    from headstart.engine.context import LlamaEngine
+    from headstart.engine.model import Model
+    from headstart.scheduler.report import WorkerInfo
+    from headstart.scheduler.scheduler import Scheduler
+    from headstart.speculation import wanted_types
+
+    types = wanted_types(config.speculation, has_draft_model=_uses_draft(config, models))
+    model = Model(models.target, config.engine)
+    engine = LlamaEngine(
+        model,
+        config.engine,
+        num_sequences=config.scheduler.parallel,
+        max_outputs=_max_outputs(config, model.vocab.size),
+        max_draft=_max_draft(config),
+    )
+    drafter = _load_draft(config, models.draft, model, engine) if "draft-model" in types and models.draft else None
+    drafting = _make_drafting(config, types, model, engine, drafter)
+    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
+    info = WorkerInfo(
+        target=model.info(engine.context_size, engine.memory.value),
+        draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
+        num_slots=config.scheduler.parallel,
+        context_size=engine.context_size,
+        speculation=drafting.describe(),
+        system=f"{library.version()}; {library.system_info()}",
+    )
+    log.info("%s", _summary(info, models))
+    return scheduler, info
+
+
+def _uses_draft(config: Config, models: Models) -> bool:
+    """Whether a draft model takes part; the embedded one only if nothing else was asked for."""
+    named = config.model.draft_model or config.model.draft_hf_repo
+    types = config.speculation.spec_type
+    if models.is_demo and not named and types is not None:
+        return "draft-model" in types
+    return models.draft is not None
+
+
+def _max_draft(config: Config) -> int:
+    from headstart.scheduler.drafting import DEFAULT_MAX
+    from headstart.types import SequenceMode
+
+    if config.speculation.spec == SequenceMode.OFF.value:
+        return 0
+    return DEFAULT_MAX[SequenceMode.AUTO] if config.speculation.draft_max is None else config.speculation.draft_max
+
+
+def _max_outputs(config: Config, vocab_size: int) -> int:
+    wanted = config.scheduler.parallel * (1 + _max_draft(config))
+    return max(config.scheduler.parallel, min(wanted, config.engine.batch, _MAX_LOGITS // vocab_size))
+
+
+def _load_draft(config: Config, path: Path, target: Model, engine: Engine) -> Any:
+    """The draft model's engine.
+
+    Raises:
+        ModelError: it cannot draft for this target; the server does not start without it.
+    """
+    from headstart.engine.context import LlamaEngine
+    from headstart.engine.model import Model
+    from headstart.types import MemoryKind
+
+    draft_config = _draft_engine_config(config, engine)
+    model = Model(path, draft_config)
+    if (reason := target.vocab.why_not_same(model.vocab)) is not None:
+        raise ModelError(f"{path} cannot draft for {target.path}: {reason}; choose a draft model of the same family")
+    parallel = config.scheduler.parallel
+    drafter = LlamaEngine(model, draft_config, num_sequences=parallel, max_outputs=parallel, max_draft=0)
+    if drafter.memory is not MemoryKind.CUT:
+        raise ModelError(
+            f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected tokens; "
+            "choose a draft model with attention only"
+        )
+    return drafter
+
+
+def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
+    """The target's settings with the draft model's own on top; never more context than the target."""
+    base, own = config.engine, config.draft_engine
+    return replace(
+        base,
+        threads=own.draft_threads or base.threads,
+        threads_batch=own.draft_threads_batch or base.threads_batch,
+        gpu_layers=base.gpu_layers if own.draft_gpu_layers is None else own.draft_gpu_layers,
+        device=own.draft_device or base.device,
+        tensor_split=None if own.draft_device else base.tensor_split,
+        cache_type_k=own.draft_cache_type_k or base.cache_type_k,
+        cache_type_v=own.draft_cache_type_v or base.cache_type_v,
+        context=own.draft_context or engine.num_cells,
+        batch=512,
+        deterministic=False,
+    )
+
+
+def _make_drafting(config: Config, types: tuple[str, ...], model: Model, engine: Engine, drafter: Any) -> Drafting:
+    from headstart.control.controller import Controller
+    from headstart.scheduler.drafting import Drafting
+    from headstart.scheduler.seat import Seat
+    from headstart.speculation import make_speculator
+    from headstart.structures.token_log import VocabularyId
+    from headstart.types import MemoryKind
+
+    parts = {"engine": lambda: drafter, "vocabulary": lambda: VocabularyId.of(model.vocab)}
+    options = dict(config.speculation.options)
+    options["draft-model"] = {"sampling": config.speculation.draft_sampling, **options.get("draft-model", {})}
+    seats = [Seat(make_speculator(name, options, parts)) for name in types]
+    unusable = ""
+    if engine.memory is MemoryKind.CHECKPOINT:
+        unusable = f"the memory of {model.info().architecture} models cannot take back rejected draft tokens"
+        log.warning("speculation is off: %s", unusable)
+    controller = Controller()
+    path = _state_path(config, model, drafter)
+    if path is not None and path.exists() and (reason := controller.load(path)) is not None:
+        log.warning("what control learned is not used: %s: %s", path, reason)
+    return Drafting(seats, config.speculation, controller, unusable, path)
+
+
+def _state_path(config: Config, model: Model, drafter: Any) -> Path | None:
+    """One file per pair of models, machine and settings that change what a step costs."""
+    if config.speculation.spec_state is not None:
+        return None if config.speculation.spec_state == "none" else Path(config.speculation.spec_state)
+    facts = [str(p.resolve()) + str(p.stat().st_size) for p in (model.path, *([drafter.model.path] if drafter else []))]
+    facts += [platform.node(), platform.machine(), repr(config.engine), repr(config.draft_engine)]
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+    return cache_directory() / "control" / f"{model.path.stem}-{digest}.json"
+
+
+def cache_directory() -> Path:
+    """Our folder for what is learned and can be made again."""
+    base = os.environ.get("HEADSTART_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
+
+
+def _summary(info: WorkerInfo, models: Models) -> str:
+    speculation = info.speculation
+    drafts = ", ".join(speculation["types"]) or "none"
+    return (
+        f"{info.target.name}: {info.target.num_params / 1e9:.2f} B parameters, {info.context_size} tokens of context, "
+        f"{info.num_slots} slots; speculators: {drafts} ({speculation['mode']})"
+        + (f"; draft model {info.draft.name}" if info.draft else "")
+        + (f"; {speculation['unusable']}" if speculation["unusable"] else "")
+    )
+
+
+def load_served_model(config: Config, models: Models) -> ServedModel:
+    """What the HTTP side needs of the target: vocabulary and template, no weights.
+
+    Raises:
+        ConfigError, ModelError: the file or the template cannot be used.
+    """
+    from headstart.engine.model import Model
+    from headstart.server.model import ServedModel
+    from headstart.text.chat_template import ChatTemplate
+
+    model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
+    vocab = model.vocab
+    bos = vocab.token_text(vocab.bos_id).decode("utf-8", "replace") if vocab.bos_id is not None else ""
+    eos = vocab.token_text(vocab.eos_id).decode("utf-8", "replace") if vocab.eos_id is not None else ""
+    template = ChatTemplate(_template_source(config, model), bos_token=bos, eos_token=eos)
+    alias = config.model.alias or config.model.hf_repo or models.target.name
+    return ServedModel(alias=alias, vocab=vocab, template=template)
+
+
+def _template_source(config: Config, model: Model) -> str | None:
+    if config.server.chat_template_file:
+        try:
+            return Path(config.server.chat_template_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template-file {config.server.chat_template_file}: {error}") from error
+    return config.server.chat_template or model.chat_template
+
+
+def serve(config: Config) -> int:
+    """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
+
+    Raises:
+        ConfigError, ModelError: the server cannot start.
+    """
+    import uvicorn
+
+    from headstart.scheduler.client import WorkerClient
+    from headstart.scheduler.transport import ProcessTransport
+    from headstart.server.app import create_app
+
+    level = logging.DEBUG if config.server.verbose else getattr(logging, config.server.log_level.upper())
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    from headstart.speculation import wanted_types
+
+    models = find_models(config)
+    wanted_types(config.speculation, has_draft_model=_uses_draft(config, models))
+    listener = listen(config.server.host, config.server.port)
+    worker = WorkerClient(lambda: ProcessTransport(partial(build_scheduler, config, models), level))
+    failures: list[Exception] = []
+
+    def stop(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    app = create_app(config.server, worker, lambda: load_served_model(config, models), stop)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=config.server.verbose,
+            timeout_keep_alive=config.server.timeout,
+            timeout_graceful_shutdown=3,
+        )
+    )
+    url = "http://{}:{}".format(*listener.getsockname()[:2])
+    threading.Thread(target=_announce, args=(worker, url, models.is_demo), daemon=True).start()
+    server.run(sockets=[listener])
+    if failures:
+        error = failures[0]
+        raise error if isinstance(error, HeadstartError) else HeadstartError(str(error))
+    return 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind first, so that a taken port is found before models load.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another --port or --host") from error
+    return listener
+
+
+def _announce(worker: Any, url: str, is_demo: bool) -> None:
+    """Print the address and something to try, once the models are loaded."""
+    import time
+
+    while worker.status == "loading":
+        time.sleep(0.05)
+    if worker.status != "ready":
+        return
+    if is_demo:
+        print("Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a real one.")
+    question = "Rename `n` to `count`:\\n```python\\ndef half(n):\\n    return n // 2\\n```"
+    body = '{"messages": [{"role": "user", "content": "' + question + '"}], "temperature": 0}'
+    print(f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n", flush=True)
+
+
+class Generation:
+    """A scheduler in this thread, for one request at a time."""
+
+    def __init__(self, config: Config) -> None:
+        models = find_models(config)
+        config = replace(config, scheduler=replace(config.scheduler, parallel=1))
+        served = load_served_model(config, models)
+        self.vocab, self.template = served.vocab, served.template
+        self.scheduler, self.info = build_scheduler(config, models)
+
+    def generate(self, request: Any) -> Iterator[Any]:
+        """Run the request; the last event is a FinishEvent or an ErrorEvent."""
+        self.scheduler.submit(request)
+        while self.scheduler.has_work:
+            self.scheduler.step()
+            yield from self.scheduler.take_events()
+
+    def close(self) -> None:
+        """Keep what was learned, free the models."""
+        self.scheduler.drafting.close()
+
+
+def open_generation(config: Config) -> Generation:
+    """Load the models for the command line.
+
+    Raises:
+        ConfigError, ModelError: they cannot be loaded.
+    """
+    return Generation(config)

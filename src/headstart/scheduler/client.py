@@ -1,0 +1,187 @@
+"""The asyncio side of a worker: requests in, events out, restarts when the engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from headstart import errors
+from headstart.errors import HeadstartError, WorkerDeadError
+from headstart.scheduler.loop import Cancel, Command, Message
+from headstart.scheduler.report import WorkerInfo, WorkerReport
+from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, Request, RequestStats
+from headstart.scheduler.transport import Receiver
+
+log = logging.getLogger(__name__)
+
+MAX_RESTARTS, RESTART_WINDOW = 3, 60.0  # deaths within so many seconds before the worker gives up
+
+
+class Transport(Protocol):
+    """Runs the loop somewhere (see transport.py)."""
+
+    def start(self, receiver: Receiver) -> None: ...
+
+    def send(self, command: Command) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WorkerClient:
+    """`Worker` over a transport. Belongs to the loop that called `start`."""
+
+    def __init__(self, make_transport: Callable[[], Transport]) -> None:
+        self.status = "loading"
+        self.failure = ""
+        self.info: WorkerInfo | None = None
+        self._make_transport = make_transport
+        self._transport: Transport | None = None
+        self._report = WorkerReport()
+        self._queues: dict[str, asyncio.Queue[Event | HeadstartError]] = {}
+        self._deaths: list[float] = []
+        self._restarts = 0
+        self._is_closing = False
+
+    async def start(self) -> None:
+        """Load the models; return when ready.
+
+        Raises:
+            ConfigError, ModelError: they cannot be loaded.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._launch()
+        await asyncio.shield(self._ready)
+
+    async def submit(self, request: Request) -> AsyncIterator[Event]:
+        """Run a request; see `Worker.submit`."""
+        if self.status != "ready" or self._transport is None:
+            raise WorkerDeadError(f"the engine is {self.status}" + (f": {self.failure}" if self.failure else ""))
+        events: asyncio.Queue[Event | HeadstartError] = asyncio.Queue()
+        self._queues[request.request_id] = events
+        is_over = False
+        self._transport.send(request)
+        try:
+            while not is_over:
+                event = await events.get()
+                is_over = isinstance(event, (FinishEvent, HeadstartError, ErrorEvent))
+                if isinstance(event, HeadstartError):
+                    raise event
+                if isinstance(event, ErrorEvent):
+                    raise _as_exception(event)
+                if isinstance(event, FinishEvent):
+                    _log_request(request.request_id, event.stats, event.reason)
+                yield event
+        finally:
+            self._queues.pop(request.request_id, None)
+            if not is_over and self._transport is not None:
+                self._transport.send(Cancel(request.request_id))
+
+    async def report(self) -> WorkerReport:
+        """Counters, slots and speculators as of the last step; never waits for a step."""
+        return dataclasses.replace(self._report, engine_restarts=self._restarts)
+
+    async def close(self) -> None:
+        """Stop; requests in flight get WorkerDeadError."""
+        self._is_closing = True
+        self._fail_all(WorkerDeadError("the server is shutting down"))
+        if self._transport is not None:
+            await asyncio.to_thread(self._transport.close)
+
+    def _launch(self) -> None:
+        self._transport = self._make_transport()
+        self._transport.start(_Relay(self, self._loop))
+
+    def _on_ready(self, info: WorkerInfo) -> None:
+        self.info, self.status, self.failure = info, "ready", ""
+        if not self._ready.done():
+            self._ready.set_result(None)
+        else:
+            log.warning("the engine is ready again after restart %d", self._restarts)
+
+    def _on_message(self, message: Message) -> None:
+        if message.report is not None:
+            self._report = message.report
+        for event in message.events:
+            if (waiting := self._queues.get(event.request_id)) is not None:
+                waiting.put_nowait(event)
+
+    def _on_end(self, error: BaseException | None) -> None:
+        if self._is_closing:
+            return
+        self.failure = str(error) if error is not None else "the engine stopped"
+        if not self._ready.done():
+            self.status = "failed"
+            wrapped = error if isinstance(error, HeadstartError) else HeadstartError(self.failure)
+            self._ready.set_exception(wrapped)
+            return
+        self._fail_all(WorkerDeadError(f"{self.failure} while this request was running; the server restarts it, try again"))
+        now = time.monotonic()
+        self._deaths = [t for t in self._deaths if now - t < RESTART_WINDOW] + [now]
+        if len(self._deaths) > MAX_RESTARTS:
+            self.status = "failed"
+            log.error("%s; it died %d times within %d s and stays down", self.failure, len(self._deaths), RESTART_WINDOW)
+            return
+        log.error("%s; restarting it", self.failure)
+        self.status = "restarting"
+        self._restarts += 1
+        self._launch()
+
+    def _fail_all(self, error: HeadstartError) -> None:
+        for waiting in self._queues.values():
+            waiting.put_nowait(error)
+
+
+class _Relay:
+    """Carries calls from the transport's thread into the asyncio loop; late ones are dropped."""
+
+    def __init__(self, client: WorkerClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+
+    def on_ready(self, info: WorkerInfo) -> None:
+        self._call(self._client._on_ready, info)
+
+    def on_message(self, message: Message) -> None:
+        self._call(self._client._on_message, message)
+
+    def on_end(self, error: BaseException | None) -> None:
+        self._call(self._client._on_end, error)
+
+    def _call(self, function: Callable[..., None], argument: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, argument)
+        except RuntimeError:
+            log.debug("the asyncio loop is closed; %s was dropped", function.__name__)
+
+
+def _as_exception(event: ErrorEvent) -> HeadstartError:
+    kind = getattr(errors, event.error, HeadstartError)
+    error: HeadstartError = kind.__new__(kind)
+    Exception.__init__(error, event.message)
+    for name, value in event.details.items():
+        setattr(error, name, value)
+    return error
+
+
+def _log_request(request_id: str, stats: RequestStats, reason: str) -> None:
+    """One line per request, with the words llama-server's users look for."""
+    rate = stats.num_emitted / stats.generation_seconds if stats.generation_seconds else 0.0
+    draft = "no drafts"
+    if stats.num_drafted:
+        share = stats.num_accepted / stats.num_drafted
+        by = ", ".join(f"{name} {accepted}/{drafted}" for name, (drafted, accepted) in stats.drafted_by.items())
+        draft = (
+            f"draft acceptance = {share:.5f} ({stats.num_accepted} accepted / {stats.num_drafted} drafted), "
+            f"acceptance length = {stats.acceptance_length:.2f}, by {by}"
+        )
+    why = f"; without a draft: {dict(stats.reasons)}" if stats.reasons else ""
+    log.info(
+        "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f tokens/s, %s, %s%s",
+        request_id, stats.slot_id, stats.num_prompt, stats.num_cached,
+        1000 * (stats.queue_seconds + stats.prompt_seconds), stats.num_emitted, rate, reason, draft, why,
+    )

@@ -1,0 +1,305 @@
+"""Tiny random GGUF models for tests: they load in milliseconds and say nothing sensible.
+
+One vocabulary of 256 bytes, a few merges and the ChatML markers; `merges` makes another one. Weights follow from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from gguf import GGUFReader, GGUFWriter, TokenType
+from numpy.typing import NDArray
+
+Merges = Sequence[tuple[str, str]]
+MERGES: Merges = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("Ġ", "a"), ("e", "r"), ("o", "n"), ("a", "n"))
+OTHER_MERGES: Merges = (("i", "n"), ("in", "g"), ("o", "u"), ("Ġ", "w"), ("h", "e"), ("r", "e"))
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONTEXT = 2048
+
+Broken = Literal[
+    "empty",
+    "not-gguf",
+    "truncated-header",
+    "truncated-tensors",
+    "unknown-architecture",
+    "missing-tensor",
+    "wrong-shape",
+]
+BROKEN_KINDS: tuple[Broken, ...] = get_args(Broken)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a tiny model."""
+
+    width: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    ff_width: int = 96
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.num_heads
+
+
+TINY = Shape()
+SMALLER = Shape(width=32, num_layers=1, num_heads=2, num_kv_heads=1, ff_width=48)  # for draft models
+
+
+class Writer:
+    """A GGUF in the making; tensors are random but for norms, which are near 1."""
+
+    def __init__(self, path: Path, architecture: str, *, merges: Merges, seed: int) -> None:
+        self.path, self.architecture = path, architecture
+        self.random = np.random.default_rng(seed)
+        self.gguf = GGUFWriter(path, architecture)
+        self.skipped: set[str] = set()
+        self.vocab_size = self._add_vocabulary(merges)
+
+    def numbers(self, **values: int | float) -> None:
+        """Add metadata under the architecture's prefix; `__` in a name stands for a dot."""
+        for name, value in values.items():
+            key = f"{self.architecture}.{name.replace('__', '.')}"
+            if isinstance(value, int):
+                self.gguf.add_uint32(key, value)
+            else:
+                self.gguf.add_float32(key, value)
+
+    def matrix(self, name: str, outputs: int, inputs: int, *, scale: float = 0.2) -> None:
+        self.tensor(name, self.random.standard_normal((outputs, inputs)) * scale)
+
+    def norm(self, name: str, width: int) -> None:
+        self.tensor(name, 1 + 0.01 * self.random.standard_normal(width))
+
+    def tensor(self, name: str, values: NDArray[np.float64]) -> None:
+        if name not in self.skipped:
+            self.gguf.add_tensor(name, values.astype(np.float32))
+
+    def save(self) -> Path:
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+        return self.path
+
+    def _add_vocabulary(self, merges: Merges) -> int:
+        tokens = [*_byte_letters(), *(a + b for a, b in merges), *CONTROL_TOKENS]
+        num_normal = len(tokens) - len(CONTROL_TOKENS)
+        end_of_text, _, im_end = range(num_normal, len(tokens))
+        self.gguf.add_tokenizer_model("gpt2")
+        self.gguf.add_tokenizer_pre("gpt-2")
+        self.gguf.add_token_list(tokens)
+        self.gguf.add_token_types([TokenType.NORMAL] * num_normal + [TokenType.CONTROL] * len(CONTROL_TOKENS))
+        self.gguf.add_token_merges([f"{a} {b}" for a, b in merges])
+        self.gguf.add_bos_token_id(end_of_text)
+        self.gguf.add_eos_token_id(im_end)
+        self.gguf.add_pad_token_id(end_of_text)
+        self.gguf.add_add_bos_token(False)
+        self.gguf.add_chat_template(CHAT_TEMPLATE)
+        return len(tokens)
+
+
+def tiny_llama(path: Path, *, shape: Shape = TINY, merges: Merges = MERGES, seed: int = 0) -> Path:
+    """Write an attention-only model: any tail of its memory can be dropped."""
+    return _llama(Writer(path, "llama", merges=merges, seed=seed), shape).save()
+
+
+def tiny_hybrid(path: Path, *, num_layers: int = 4, merges: Merges = MERGES, seed: int = 0) -> Path:
+    """Write a qwen35 model: recurrent and attention layers in turn."""
+    shape = Shape(num_layers=num_layers, ff_width=128)
+    writer = Writer(path, "qwen35", merges=merges, seed=seed)
+    _add_attention_sizes(writer, shape)
+    delta = _DeltaSizes()
+    writer.gguf.add_array("qwen35.rope.dimension_sections", [2, 3, 3, 0])
+    writer.numbers(
+        ssm__conv_kernel=delta.kernel,
+        ssm__inner_size=delta.value_width,
+        ssm__state_size=delta.state,
+        ssm__time_step_rank=delta.num_value_heads,
+        ssm__group_count=delta.num_key_heads,
+        full_attention_interval=2,
+    )
+    _add_ends(writer, shape.width)
+    for layer in range(num_layers):
+        block = f"blk.{layer}."
+        writer.norm(block + "attn_norm.weight", shape.width)
+        writer.norm(block + "post_attention_norm.weight", shape.width)
+        if layer % 2:
+            _add_attention(writer, block, shape, query_factor=2)  # a gate beside every query
+            writer.norm(block + "attn_q_norm.weight", shape.head_size)
+            writer.norm(block + "attn_k_norm.weight", shape.head_size)
+        else:
+            _add_delta_net(writer, block, shape.width, delta)
+        _add_feed_forward(writer, block, shape)
+    return writer.save()
+
+
+def tiny_recurrent(path: Path, *, num_layers: int = 2, merges: Merges = MERGES, seed: int = 0) -> Path:
+    """Write a mamba model: no attention at all."""
+    width, inner, kernel, state, rank = 64, 128, 4, 16, 8
+    writer = Writer(path, "mamba", merges=merges, seed=seed)
+    writer.gguf.add_name("tiny mamba")
+    writer.numbers(
+        context_length=CONTEXT,
+        embedding_length=width,
+        block_count=num_layers,
+        feed_forward_length=0,
+        attention__head_count=0,
+        attention__layer_norm_rms_epsilon=1e-5,
+        vocab_size=writer.vocab_size,
+        ssm__conv_kernel=kernel,
+        ssm__inner_size=inner,
+        ssm__state_size=state,
+        ssm__time_step_rank=rank,
+    )
+    _add_ends(writer, width)
+    for layer in range(num_layers):
+        block = f"blk.{layer}."
+        writer.norm(block + "attn_norm.weight", width)
+        writer.matrix(block + "ssm_in.weight", 2 * inner, width)
+        writer.matrix(block + "ssm_conv1d.weight", inner, kernel, scale=0.3)
+        writer.tensor(block + "ssm_conv1d.bias", np.zeros(inner))
+        writer.matrix(block + "ssm_x.weight", rank + 2 * state, inner)
+        writer.matrix(block + "ssm_dt.weight", inner, rank)
+        writer.tensor(block + "ssm_dt.bias", np.zeros(inner))
+        writer.tensor(block + "ssm_a", -np.abs(writer.random.standard_normal((inner, state))))
+        writer.tensor(block + "ssm_d", np.ones(inner))
+        writer.matrix(block + "ssm_out.weight", width, inner)
+    return writer.save()
+
+
+def broken(path: Path, kind: Broken) -> Path:
+    """Write a file that must not load, and must not end the process either."""
+    _BREAKERS[kind](path)
+    return path
+
+
+def _write_unknown_architecture(path: Path) -> None:
+    _llama(Writer(path, "nonesuch", merges=MERGES, seed=0), TINY).save()
+
+
+def _write_missing_tensor(path: Path) -> None:
+    writer = Writer(path, "llama", merges=MERGES, seed=0)
+    writer.skipped.add("blk.1.ffn_up.weight")
+    _llama(writer, TINY).save()
+
+
+def _write_wrong_shape(path: Path) -> None:
+    writer = Writer(path, "llama", merges=MERGES, seed=0)
+    writer.skipped.add("blk.1.ffn_up.weight")
+    writer.gguf.add_tensor("blk.1.ffn_up.weight", np.zeros((8, 8), np.float32))
+    _llama(writer, TINY).save()
+
+
+def _cut(path: Path, share_of_header: float, share_of_tensors: float) -> None:
+    """Write a good model and keep only a part of it."""
+    start = GGUFReader(tiny_llama(path)).data_offset
+    data = path.read_bytes()
+    path.write_bytes(data[: int(start * share_of_header + (len(data) - start) * share_of_tensors)])
+
+
+_BREAKERS: dict[Broken, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "not-gguf": lambda path: path.write_bytes(b"PK\x03\x04 this is another kind of file\n" * 64),
+    "truncated-header": lambda path: _cut(path, 0.5, 0),
+    "truncated-tensors": lambda path: _cut(path, 1, 0.5),
+    "unknown-architecture": _write_unknown_architecture,
+    "missing-tensor": _write_missing_tensor,
+    "wrong-shape": _write_wrong_shape,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _DeltaSizes:
+    """Sizes of a gated delta net."""
+
+    kernel: int = 4
+    state: int = 16
+    num_key_heads: int = 2
+    num_value_heads: int = 4
+
+    @property
+    def value_width(self) -> int:
+        return self.state * self.num_value_heads
+
+    @property
+    def mixed_width(self) -> int:
+        return 2 * self.state * self.num_key_heads + self.value_width
+
+
+def _llama(writer: Writer, shape: Shape) -> Writer:
+    _add_attention_sizes(writer, shape)
+    writer.numbers(vocab_size=writer.vocab_size)
+    _add_ends(writer, shape.width)
+    for layer in range(shape.num_layers):
+        block = f"blk.{layer}."
+        writer.norm(block + "attn_norm.weight", shape.width)
+        _add_attention(writer, block, shape)
+        writer.norm(block + "ffn_norm.weight", shape.width)
+        _add_feed_forward(writer, block, shape)
+    return writer
+
+
+def _add_attention_sizes(writer: Writer, shape: Shape) -> None:
+    writer.gguf.add_name(f"tiny {writer.architecture}")
+    writer.numbers(
+        context_length=CONTEXT,
+        embedding_length=shape.width,
+        block_count=shape.num_layers,
+        feed_forward_length=shape.ff_width,
+        attention__head_count=shape.num_heads,
+        attention__head_count_kv=shape.num_kv_heads,
+        attention__key_length=shape.head_size,
+        attention__value_length=shape.head_size,
+        attention__layer_norm_rms_epsilon=1e-5,
+        rope__dimension_count=shape.head_size,
+        rope__freq_base=10000.0,
+    )
+
+
+def _add_ends(writer: Writer, width: int) -> None:
+    writer.matrix("token_embd.weight", writer.vocab_size, width, scale=0.5)
+    writer.norm("output_norm.weight", width)
+    writer.matrix("output.weight", writer.vocab_size, width, scale=0.3)
+
+
+def _add_attention(writer: Writer, block: str, shape: Shape, *, query_factor: int = 1) -> None:
+    query_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    writer.matrix(block + "attn_q.weight", query_factor * query_width, shape.width)
+    writer.matrix(block + "attn_k.weight", kv_width, shape.width)
+    writer.matrix(block + "attn_v.weight", kv_width, shape.width)
+    writer.matrix(block + "attn_output.weight", shape.width, query_width)
+
+
+def _add_delta_net(writer: Writer, block: str, width: int, sizes: _DeltaSizes) -> None:
+    writer.matrix(block + "attn_qkv.weight", sizes.mixed_width, width)
+    writer.matrix(block + "attn_gate.weight", sizes.value_width, width)
+    writer.matrix(block + "ssm_conv1d.weight", sizes.mixed_width, sizes.kernel, scale=0.3)
+    writer.tensor(block + "ssm_dt.bias", 0.05 * writer.random.standard_normal(sizes.num_value_heads))
+    writer.tensor(block + "ssm_a", -np.abs(writer.random.standard_normal(sizes.num_value_heads)))
+    writer.matrix(block + "ssm_beta.weight", sizes.num_value_heads, width)
+    writer.matrix(block + "ssm_alpha.weight", sizes.num_value_heads, width)
+    writer.norm(block + "ssm_norm.weight", sizes.state)
+    writer.matrix(block + "ssm_out.weight", width, sizes.value_width)
+
+
+def _add_feed_forward(writer: Writer, block: str, shape: Shape) -> None:
+    writer.matrix(block + "ffn_gate.weight", shape.ff_width, shape.width)
+    writer.matrix(block + "ffn_up.weight", shape.ff_width, shape.width)
+    writer.matrix(block + "ffn_down.weight", shape.width, shape.ff_width)
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's printable letter for each of the 256 bytes, in order of the bytes."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = iter(range(256, 512))
+    return [chr(byte if byte in shown else next(hidden)) for byte in range(256)]

@@ -1,0 +1,113 @@
+"""Readiness, keys, cross-origin headers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError, ModelError
+from headstart.server.app import create_app
+from headstart.server.guard import load_keys
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import served_model, serving
+
+BODY = {"prompt": "a"}
+
+
+def test_everything_is_503_until_the_model_is_loaded():
+    worker = FakeWorker()
+    may_load = threading.Event()
+
+    async def start() -> None:
+        await asyncio_wait(may_load)
+        await FakeWorker.start(worker)
+
+    worker.start = start
+    with serving(worker, wait=False) as client:
+        for response in (client.get("/health"), client.get("/v1/models"), client.post("/completion", json=BODY)):
+            assert response.status_code == 503
+            assert response.json() == {
+                "error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+            }
+        may_load.set()
+        while client.get("/v1/health").status_code != 200:
+            pass
+        assert client.get("/health").json() == {"status": "ok"}
+    assert worker.is_closed
+
+
+async def asyncio_wait(event: threading.Event) -> None:
+    import asyncio
+
+    await asyncio.to_thread(event.wait, 10)
+
+
+def test_a_restarting_engine_is_503_with_the_reason():
+    worker = FakeWorker()
+    with serving(worker) as client:
+        worker.status, worker.failure = "restarting", "the engine process was aborted"
+        response = client.get("/health")
+        assert response.status_code == 503
+        assert "the engine process was aborted" in response.json()["error"]["message"]
+        assert client.post("/completion", json=BODY).status_code == 503
+        worker.status, worker.failure = "ready", ""
+        assert client.post("/completion", json=BODY).status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded_is_told_to_the_starter_and_to_health():
+    worker, told = FakeWorker(), []
+    worker.start_error = ModelError("draft.gguf is truncated")
+    app = create_app(ServerConfig(), worker, served_model, told.append)
+
+    async def run() -> str:
+        async with app.router.lifespan_context(app):
+            while not told:
+                await asyncio.sleep(0)
+            return app.state.service.why_not_ready()
+
+    import asyncio
+
+    assert "draft.gguf is truncated" in asyncio.run(run())
+    assert told == [worker.start_error]
+
+
+def test_keys_are_needed_everywhere_but_for_health(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("gamma\n\n delta \n")
+    worker = FakeWorker()
+    with serving(worker, ServerConfig(api_key="alpha,beta", api_key_file=str(file))) as client:
+        assert client.get("/health").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-Api-Key": "alph"}, {"Authorization": "Bearer"}):
+            response = client.post("/completion", json=BODY, headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["type"] == "authentication_error"
+        assert client.get("/nothing").status_code == 401
+        assert worker.requests == []
+        for headers in ({"Authorization": "Bearer alpha"}, {"X-Api-Key": "beta"}, {"X-Api-Key": "delta"}):
+            assert client.post("/completion", json=BODY, headers=headers).status_code == 200
+    namespaces = [request.namespace for request in worker.requests]
+    assert len(set(namespaces)) == 3
+    assert not any(key in name for key in ("alpha", "beta", "delta") for name in namespaces)
+
+
+def test_a_key_file_that_cannot_be_used_stops_the_start(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_keys(ServerConfig(api_key_file=str(tmp_path / "missing")))
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        load_keys(ServerConfig(api_key_file=str(tmp_path / "empty")))
+
+
+def test_any_origin_may_read_and_preflight_needs_no_key():
+    with serving(config=ServerConfig(api_key="k")) as client:
+        headers = {"Origin": "http://page.example", "Access-Control-Request-Headers": "authorization"}
+        preflight = client.options("/v1/chat/completions", headers=headers)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "http://page.example"
+        assert preflight.headers["access-control-allow-headers"] == "authorization"
+        assert preflight.headers["access-control-allow-credentials"] == "true"
+        refused = client.get("/v1/models", headers=headers)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "http://page.example")
+        assert "access-control-allow-origin" not in client.get("/health").headers

@@ -1,0 +1,89 @@
+"""What the server says about itself."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from headstart.config import ServerConfig
+from headstart.scheduler.report import WorkerReport
+from headstart.server.metrics import METRICS, render
+from tests.server.fake_worker import REPORT, FakeWorker
+from tests.server.serving import served_model, serving
+
+
+def samples(text):
+    families = text_string_to_metric_families(text)
+    return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def test_metrics_have_llama_servers_names_and_ours_by_speculator(client):
+    response = client.get("/metrics")
+    assert int(response.headers["process-start-time-unix"]) > 0
+    values = samples(response.text)
+    assert values["llamacpp:spec_decode_num_draft_tokens_total",] == 10
+    assert values["llamacpp:spec_decode_num_accepted_tokens_per_pos_total", ("position", "1")] == 3
+    assert values["llamacpp:prompt_tokens_seconds",] == 15
+    name = ("speculator", "ngram-simple")
+    assert values["headstart_draft_tokens_accepted_total", name] == 7
+    assert values["headstart_speculator_seconds_total", ("phase", "propose"), name] == 0.5
+    assert values["headstart_steps_without_draft_total", ("reason", 'no "match"')] == 2
+
+
+def test_every_metric_has_one_line_in_the_table():
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    shown = {line.split()[2] for line in render(REPORT).splitlines() if line.startswith("# TYPE")}
+    assert shown == {metric.name for metric in METRICS}
+    assert render(WorkerReport())
+
+
+def test_slots_show_what_runs(client):
+    first, second = client.get("/slots").json()
+    assert (first["id"], first["is_processing"], first["next_token"][0]["n_remain"]) == (0, True, 7)
+    assert (second["id"], second["is_processing"]) == (1, False)
+    assert client.get("/slots?fail_on_no_slot=1").status_code == 200
+
+
+def test_props_name_model_template_and_defaults(client):
+    props = client.get("/props").json()
+    assert props["total_slots"] == 4
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["default_generation_settings"]["params"]["temperature"] == 0.8
+    assert props["chat_template_is_fallback"] is True
+    assert "<|im_start|>" in props["chat_template"]
+    assert props["eos_token"] == "<eos>"
+    assert props["speculation"]["mode"] == "auto"
+    assert props["speculation"]["speculators"][0]["name"] == "ngram-simple"
+    with serving(model=served_model("{{ messages[0].content }}")) as other:
+        assert other.get("/props").json()["chat_template_is_fallback"] is False
+
+
+def test_models_do_not_ask_the_worker():
+    worker = FakeWorker()
+    with serving(worker) as client:
+        worker.report = None  # a call would fail
+        for path in ("/v1/models", "/models", "/v1/models/tiny", "/v1/models//models/tiny.gguf"):
+            assert client.get(path).status_code == 200
+        data = client.get("/v1/models").json()
+        assert data["models"][0]["name"] == data["data"][0]["id"] == "tiny"
+
+
+def test_switched_off_routes_are_501():
+    with serving(config=ServerConfig(slots=False, metrics=False)) as client:
+        for path in ("/slots", "/metrics"):
+            response = client.get(path)
+            assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def test_routes_work_without_v1(client):
+    body = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"}
+    assert client.post("/chat/completions", json=body).json()["object"] == "chat.completion"
+    assert client.post("/completions", json=body).json()["stop"] is True
+    assert client.post("/v1/completions", json=body).json()["object"] == "text_completion"
+
+
+def test_openapi_documents_the_bodies(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "messages" in schema["required"]
+    assert "speculative" in schema["properties"]
+    assert "/chat/completions" not in paths

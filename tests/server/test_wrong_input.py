@@ -1,0 +1,237 @@
+"""Every bad request gets an answer in OpenAI's error shape, with llama-server's types, and harms nobody else."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from headstart.config import ServerConfig
+from headstart.errors import CapacityError, ContextLengthError, EngineError, InvalidParameterError, WorkerDeadError
+from headstart.text.chat_template import ChatTemplate
+from tests.server.fake_worker import FakeWorker, say
+from tests.server.serving import served_model, serving
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def error_of(response, status, kind="invalid_request_error"):
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (status, status, kind)
+    return error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b'{"messages": "\xff"}', "not valid JSON in UTF-8"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not valid JSON"),
+        (b'{"temperature": NaN}', "not valid JSON"),
+        (b"[1]", "must be a JSON object, not list"),
+        (b"[" * 5000, "not valid JSON"),
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_400(client, content, says):
+    for path in (CHAT, "/completion", "/tokenize"):
+        assert says in error_of(client.post(path, content=content), 400)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("temperature", "hot", "temperature is 'hot' but must be a valid number"),
+        ("temperature", True, "temperature is True"),
+        ("temperature", -0.1, "from 0 to 100"),
+        ("top_k", 1.5, "top_k is 1.5"),
+        ("top_k", -1, "top_k is -1"),
+        ("top_p", 2, "top_p is 2"),
+        ("repeat_penalty", 0, "repeat_penalty is 0"),
+        ("seed", -2, "seed is -2"),
+        ("seed", 2**40, "seed is"),
+        ("max_tokens", -2, "max_tokens is -2 but must be 0 or more"),
+        ("max_tokens", "9", "max_tokens is '9'"),
+        ("n_predict", -9, "n_predict is -9"),
+        ("n", 0, "from 1 to 4"),
+        ("n", 5, "the number of slots"),
+        ("id_slot", 4, "id_slot is 4 but must be from 0 to 3"),
+        ("stop", 5, "stop must be"),
+        ("stop", ["a", 1], "stop must be"),
+        ("stop", ["a"] * 65, "at most 64"),
+        ("stop", "x" * 2000, "2000 bytes but at most 1024"),
+        ("stream", "yes", "stream is 'yes'"),
+        ("stream_options", {"include_usage": 3}, "stream_options.include_usage is 3"),
+        ("samplers", ["top_k", "nonsense"], "'nonsense'"),
+        ("samplers", "kz", "letter 'z'"),
+        ("samplers", 5, "samplers must be"),
+        ("dry_sequence_breakers", [], "at least one"),
+        ("logit_bias", {"5": "x"}, "must be a number"),
+        ("logit_bias", {"999": 1}, "ids 0 to 257"),
+        ("logit_bias", [[5]], "must be an object"),
+        ("logit_bias", [[1.5, 1]], "must name an id or a text"),
+        ("logit_bias", 3, "must be an object"),
+        ("speculative.n_max", -1, "speculative.n_max is -1"),
+        ("speculative", {"p_min": 1.5}, "speculative.p_min is 1.5"),
+        ("speculative", {"mode": "fast"}, "one of auto, fixed, off"),
+        ("speculative", {"types": [3]}, "speculative.types must be"),
+        ("speculative", 4, "speculative is 4"),
+        ("sse_ping_interval", 0, "sse_ping_interval is 0"),
+        ("response_format", {"type": "xml"}, "must be text"),
+    ],
+)
+def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field, value, says):
+    for path, body in ((CHAT, {"messages": MESSAGES}), ("/completion", {"prompt": "a"})):
+        assert says in error_of(client.post(path, json=body | {field: value}), 400)
+    assert worker.requests == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"mirostat": 2},
+        {"grammar": 'root ::= "a"'},
+        {"json_schema": {"type": "object"}},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"continue_final_message": "reasoning_content"},
+    ],
+    ids=str,
+)
+def test_what_is_not_built_is_refused_not_ignored(client, worker, field):
+    error_of(client.post(CHAT, json={"messages": MESSAGES} | field), 400, "not_supported_error")
+    assert worker.requests == []
+
+
+def test_unsupported_completion_fields_are_refused(client):
+    for field in ({"best_of": 2}, {"suffix": "x"}, {"echo": True, "logprobs": 1}):
+        error_of(client.post("/v1/completions", json={"prompt": "a"} | field), 400, "not_supported_error")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "messages is required"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": "hi"}, "messages is 'hi'"),
+        ({"messages": ["hi"]}, "messages.0 is 'hi'"),
+        ({"messages": [{"content": "hi"}]}, "messages.0.role is required"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content is required"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content must be"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "without a text"),
+        ({"messages": [{"role": "assistant", "content": "a"}] * 2}, "both of role assistant"),
+        ({"messages": MESSAGES, "continue_final_message": True}, "last message of role assistant"),
+        ({"messages": MESSAGES, "top_logprobs": 3}, "needs logprobs"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 999}, "from 0 to 258"),
+    ],
+)
+def test_bad_messages_are_400(client, body, says):
+    assert says in error_of(client.post(CHAT, json=body), 400)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (None, "prompt is required"),
+        ("", "prompt is empty"),
+        ([], "empty list"),
+        ([[]], "prompt is empty"),
+        ([258], "ids 0 to 257"),
+        ([-1], "token id -1"),
+        (5.5, "must be a text"),
+        ({"x": 1}, "must be a text"),
+        (["a"] * 257, "at most 256"),
+    ],
+)
+def test_bad_prompts_are_400(client, prompt, says):
+    for path in ("/completion", "/v1/completions"):
+        assert says in error_of(client.post(path, json={"prompt": prompt}), 400)
+
+
+def test_unknown_routes_are_404_and_wrong_methods_405(client):
+    assert "/v1/nothing" in error_of(client.get("/v1/nothing"), 404, "not_found_error")
+    response = client.get(CHAT)
+    assert "POST" in error_of(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
+def test_null_means_absent_and_unknown_fields_are_ignored(client, worker):
+    body = {"messages": MESSAGES, "temperature": None, "stop": None, "tools": None, "banana": {"x": 1}, "top_k": 40.0}
+    assert client.post(CHAT, json=body).status_code == 200
+    assert worker.requests[0].sampling.temperature == 0.8
+
+
+def test_content_type_does_not_matter(client):
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    assert client.post(CHAT, content=json.dumps({"messages": MESSAGES}), headers=headers).status_code == 200
+
+
+def test_a_template_that_raises_is_400_with_its_message():
+    template = "{{ raise_exception('roles must alternate') }}"
+    with serving(model=served_model(template)) as client:
+        assert "roles must alternate" in error_of(client.post(CHAT, json={"messages": MESSAGES}), 400)
+        assert "roles must alternate" in error_of(client.post("/apply-template", json={"messages": MESSAGES}), 400)
+
+
+FAILURES = [
+    (InvalidParameterError("no such speculator"), 400, "invalid_request_error"),
+    (CapacityError("256 requests are waiting"), 503, "unavailable_error"),
+    (EngineError("decode failed"), 500, "server_error"),
+    (WorkerDeadError("the engine process ended"), 500, "server_error"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failures_before_the_first_token_have_their_status(stream):
+    scripts = {str(i): error for i, (error, _, _) in enumerate(FAILURES)}
+    with serving(FakeWorker(lambda request: [scripts[chr(request.prompt[0])]])) as client:
+        for i, (error, status, kind) in enumerate(FAILURES):
+            response = client.post("/completion", json={"prompt": str(i), "stream": stream})
+            assert error_of(response, status, kind) == str(error)
+            assert ("retry-after" in response.headers) == (status == 503)
+
+
+def test_a_prompt_longer_than_the_context_says_both_sizes():
+    with serving(FakeWorker(lambda request: [ContextLengthError(600, 512)])) as client:
+        response = client.post("/completion", json={"prompt": "a"})
+        assert "600 tokens" in error_of(response, 400, "exceed_context_size_error")
+        assert response.json()["error"]["n_prompt_tokens"] == 600
+        assert response.json()["error"]["n_ctx"] == 512
+
+
+def test_unexpected_failures_are_500_without_details():
+    with serving(FakeWorker(lambda request: [ZeroDivisionError("secret")])) as client:
+        assert "secret" not in error_of(client.post("/completion", json={"prompt": "a"}), 500, "server_error")
+
+
+def test_a_failure_after_the_stream_began_is_an_event_in_it():
+    script = lambda request: [*say(request, b"ab")[:-1], EngineError("decode failed")]  # noqa: E731
+    with serving(FakeWorker(script)) as client:
+        response = client.post(CHAT, json={"messages": MESSAGES, "stream": True})
+        assert response.status_code == 200
+        events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        error = {"code": 500, "message": "decode failed", "type": "server_error"}
+        assert json.loads(events[-1]) == {"error": error}
+        assert json.loads(events[-2])["choices"][0]["delta"]["content"] == "ab"
+
+
+def test_a_large_body_is_413_and_the_next_request_works():
+    with serving(config=ServerConfig(max_body_mb=1)) as client:
+        for content in (b" " * (3 << 20), (b" " * 65536 for _ in range(48))):  # with and without a length
+            assert "larger than 1 MiB" in error_of(client.post(CHAT, content=content), 413)
+        assert client.post(CHAT, json={"messages": MESSAGES}).status_code == 200
+
+
+def test_a_client_that_waits_for_100_continue_is_told_413_before_it_sends():
+    with (
+        serving(config=ServerConfig(max_body_mb=1)) as client,
+        socket.create_connection((client.base_url.host, client.base_url.port), 10) as connection,
+    ):
+        connection.sendall(
+            b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")

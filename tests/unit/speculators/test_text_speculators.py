@@ -1,0 +1,428 @@
+"""What the speculators that guess from text promise, whatever they copy from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.errors import ConfigError, ModelError
+from headstart.speculators.base import Speculator
+from headstart.speculators.ngram_cache import NgramCacheSpeculator
+from headstart.speculators.ngram_map import NgramMapK4vSpeculator, NgramMapKSpeculator, NgramMapOptions
+from headstart.speculators.ngram_mod import NgramModSpeculator
+from headstart.speculators.ngram_simple import NgramSimpleSpeculator
+from headstart.speculators.recycling import RecyclingSpeculator
+from headstart.speculators.suffix import SuffixSpeculator
+from headstart.structures.ngram_counts import NgramCounts
+from headstart.structures.token_log import VocabularyId
+from headstart.types import Decoded, Draft, DraftRequest
+
+VOCABULARY = VocabularyId(100, bytes(16))
+SMALL = NgramMapOptions(size_n=2, size_m=4)
+
+
+def make(name: str) -> Speculator:
+    """Each with n-grams short enough for short texts."""
+    match name:
+        case "ngram-simple":
+            return NgramSimpleSpeculator(NgramSimpleSpeculator.Options(size_n=2, size_m=4))
+        case "ngram-map-k":
+            return NgramMapKSpeculator(SMALL)
+        case "ngram-map-k4v":
+            return NgramMapK4vSpeculator(SMALL)
+        case "ngram-mod":
+            return NgramModSpeculator(NgramModSpeculator.Options(n_match=2, table_bits=16))
+        case "ngram-cache":
+            return NgramCacheSpeculator()
+        case "suffix":
+            return SuffixSpeculator()
+    raise AssertionError(name)
+
+
+NAMES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
+all_speculators = pytest.mark.parametrize("name", NAMES)
+
+
+def propose(speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0) -> Draft:
+    return speculator.propose([DraftRequest(seq_id, list(tokens), max_tokens)])[0]
+
+
+def tokens_of(speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0) -> list[int]:
+    return list(propose(speculator, tokens, max_tokens, seq_id).tokens)
+
+
+pieces = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=8)
+
+
+@all_speculators
+@given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30), steps=pieces, kept=st.integers(1, 60))
+def test_state_fed_step_by_step_equals_state_made_from_the_whole(
+    name: str, prompt: list[int], steps: list[list[int]], kept: int
+) -> None:
+    """Also after the history was cut and begun again."""
+    if name in ("ngram-mod", "ngram-map-k", "ngram-map-k4v"):  # these learn from what happened on the way
+        return
+    speculator = make(name)
+    speculator.begin(0, prompt)
+    history = list(prompt)
+    for step in steps:
+        propose(speculator, history)
+        history += step
+        speculator.accept(0, step, 0)
+    fresh = make(name)
+    fresh.begin(0, history)
+    assert tokens_of(speculator, history) == tokens_of(fresh, history)
+    history = history[:kept]
+    fresh = make(name)
+    fresh.begin(0, history)
+    assert tokens_of(speculator, history) == tokens_of(fresh, history)
+
+
+@all_speculators
+@given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30), steps=pieces, edits=pieces)
+def test_every_draft_is_well_formed_whatever_the_history_did(
+    name: str, prompt: list[int], steps: list[list[int]], edits: list[list[int]]
+) -> None:
+    speculator = make(name)
+    history = list(prompt)
+    for i, step in enumerate(steps):
+        draft = propose(speculator, history, max_tokens=1 + i)
+        assert len(draft.tokens) == len(draft.confidence) <= 1 + i
+        assert all(0 < score <= 1 for score in draft.confidence)
+        assert list(draft.confidence) == sorted(draft.confidence, reverse=True)
+        assert bool(draft.tokens) != bool(draft.reason)
+        assert draft.speculator == name
+        history += step
+        speculator.accept(0, step, 0)
+        if i < len(edits):  # the scheduler changes the text behind our back
+            history = history[: max(1, len(history) - len(edits[i]))] + edits[i][1:]
+
+
+@all_speculators
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+def test_a_loop_shorter_than_the_draft_is_drafted_on(name: str, period: int) -> None:
+    speculator = make(name)
+    loop = list(range(10, 10 + period))
+    text = [1, 2, 3, *loop * 12]
+    speculator.begin(0, text)
+    draft = propose(speculator, text, 4)
+    assert list(draft.tokens) == (loop * 4)[:4]
+
+
+@pytest.mark.parametrize("cls", [NgramSimpleSpeculator, NgramMapKSpeculator, NgramMapK4vSpeculator])
+def test_a_loop_shorter_than_the_ngram_is_drafted_with_default_options(cls: type[Speculator]) -> None:
+    speculator = cls()
+    text = [7, 8, 9] * 6
+    speculator.begin(0, text)
+    assert tokens_of(speculator, text, 6) == [7, 8, 9, 7, 8, 9]
+
+
+@all_speculators
+def test_sequences_do_not_mix(name: str) -> None:
+    speculator = make(name)
+    one, other = [1, 2, 3, 4, 5, 6] * 3, [1, 2, 7, 8, 9, 5] * 3
+    speculator.begin(0, one, "a")
+    speculator.begin(1, other, "b")
+    drafts = speculator.propose([DraftRequest(1, other + [1, 2], 2), DraftRequest(0, one + [1, 2], 2)])
+    assert [list(draft.tokens) for draft in drafts] == [[7, 8], [3, 4]]
+
+
+@pytest.mark.parametrize("name", ["ngram-mod", "suffix"])
+def test_past_texts_draft_for_their_own_namespace_only(name: str) -> None:
+    speculator = make(name)
+    speculator.begin(0, [1, 2, 3, 4, 5], "alice")
+    speculator.end(0)
+    for namespace, expected in (("bob", []), ("", []), ("alice", [3, 4, 5])):
+        speculator.begin(1, [9, 1, 2], namespace)
+        assert tokens_of(speculator, [9, 1, 2], seq_id=1) == expected
+        speculator.end(1)
+
+
+def test_all_namespaces_draft_from_the_public_corpus() -> None:
+    speculator = SuffixSpeculator()
+    speculator.corpus.add([1, 2, 3, 4, 5])
+    speculator.begin(0, [9, 1, 2], "bob")
+    assert tokens_of(speculator, [9, 1, 2]) == [3, 4, 5]
+
+
+def test_longer_matches_draft_longer_and_with_more_confidence() -> None:
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(factor=2.0))
+    text = list(range(50))
+    short = propose(speculator, [*text, 60, 8, 9], 16)
+    speculator.end(0)
+    long = propose(speculator, [*text, 60, 5, 6, 7, 8, 9], 16)
+    assert (len(short.tokens), len(long.tokens)) == (4, 10)
+    assert list(short.confidence) == pytest.approx([2 / 3, 2 / 4, 2 / 5, 2 / 6])
+    assert list(long.confidence) == pytest.approx([5 / (5 + i) for i in range(1, 11)])
+
+
+def test_places_that_disagree_share_the_confidence() -> None:
+    speculator = SuffixSpeculator()
+    draft = propose(speculator, [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 9, 1, 2], 1)
+    assert list(draft.tokens) == [3]
+    assert list(draft.confidence) == pytest.approx([(2 + 3) / (2 + 3 + 3 + 1)]) or draft.confidence[0] < 0.7
+
+
+def test_a_long_copy_is_not_lost_in_a_passage_that_occurs_everywhere() -> None:
+    common = [5] * 12
+    document = list(range(10, 40)) + common + list(range(40, 60))
+    text = document + [x for i in range(20) for x in (*common, 100 + i)] + document[:30]
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(max_places=4))
+    speculator.begin(0, text)
+    history = list(text)
+    for token in document[30:]:
+        draft = propose(speculator, history, 4)
+        history.append(token)
+        speculator.accept(0, [token], 1)
+    assert list(draft.tokens)[:1] == [59]
+
+
+def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_request(tmp_path: Path) -> None:
+    options = SuffixSpeculator.Options(file=str(tmp_path / "corpus"))
+    with pytest.raises(ConfigError, match="vocabulary"):
+        SuffixSpeculator(options)
+    speculator = SuffixSpeculator(options, VOCABULARY)
+    speculator.begin(0, [1, 2])
+    speculator.accept(0, [3, 4, 5], 0)
+    speculator.end(0)
+    speculator.close()
+    again = SuffixSpeculator(options, VOCABULARY)
+    assert tokens_of(again, [9, 1, 2]) == [3, 4, 5]
+    again.close()
+
+
+def accept(speculator: Speculator, history: list[int], emitted: list[int]) -> None:
+    history += emitted
+    speculator.accept(0, emitted, 0)
+
+
+@pytest.mark.parametrize("cls", [NgramMapKSpeculator, NgramMapK4vSpeculator])
+def test_a_key_that_failed_drafts_less_and_recovers(cls: type[Speculator]) -> None:
+    speculator = cls(NgramMapOptions(size_n=2, size_m=8))  # type: ignore[call-arg]
+    run = [11, 12, 13, 14, 15, 16, 17, 18]
+    history = [1, 2, *run, 1, 2]
+    speculator.begin(0, history)
+    assert tokens_of(speculator, history, 16) == run
+    accept(speculator, history, [11, 12, 50])  # the third token was wrong: three from now on
+    lengths = []
+    for _ in range(4):
+        accept(speculator, history, [70, 71, 1, 2, *run, 1, 2])
+        draft = propose(speculator, history, 16)
+        lengths.append(len(draft.tokens))
+        accept(speculator, history, [*run, 60])
+    assert min(lengths) >= 1
+    assert lengths[-1] == 8
+
+
+def test_a_draft_cut_short_by_the_budget_does_not_shrink_the_reach() -> None:
+    speculator = NgramMapKSpeculator(NgramMapOptions(size_n=2, size_m=8))
+    history = [1, 2, 11, 12, 13, 14, 15, 16, 17, 18, 1, 2]
+    speculator.begin(0, history)
+    assert tokens_of(speculator, history, 2) == [11, 12]
+    accept(speculator, history, [11, 12])
+    accept(speculator, history, [13, 60, 1, 2])
+    assert len(tokens_of(speculator, history, 16)) == 8
+
+
+@pytest.mark.parametrize("cls", [NgramMapKSpeculator, NgramMapK4vSpeculator])
+def test_a_key_needs_min_hits(cls: type[Speculator]) -> None:
+    speculator = cls(NgramMapOptions(size_n=2, size_m=2, min_hits=2))  # type: ignore[call-arg]
+    once = [1, 2, 3, 4, 1, 2]
+    assert propose(speculator, once).reason == "fewer hits than min-hits"
+    assert tokens_of(speculator, [*once, 3, 4, 1, 2], seq_id=1) == [3, 4]
+
+
+def test_k4v_copies_what_dominates_and_declines_where_nothing_does() -> None:
+    speculator = NgramMapK4vSpeculator(NgramMapOptions(size_n=2, size_m=2))
+    mostly = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 8, 9, 1, 2]
+    assert tokens_of(speculator, mostly) == [3, 4]  # not the newest
+    torn = [1, 2, 3, 4, 1, 2, 8, 9, 1, 2]
+    assert propose(speculator, torn, seq_id=1).reason == "no continuation dominates"
+
+
+def test_one_sequence_that_guesses_badly_takes_nothing_from_another() -> None:
+    speculator = make("ngram-mod")
+    good = list(range(10, 40))
+    speculator.begin(0, good)
+    rng = np.random.default_rng(3)
+    noise = rng.integers(50, 90, 50).tolist()
+    speculator.begin(1, noise)
+    for _ in range(300):
+        propose(speculator, noise, seq_id=1)
+        step = rng.integers(50, 90, 3).tolist()
+        noise += step
+        speculator.accept(1, step, 0)
+    history = [*good, 10, 11]
+    assert tokens_of(speculator, history, 4) == [12, 13, 14, 15]
+
+
+def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
+    speculator = NgramModSpeculator(NgramModSpeculator.Options(n_match=2, n_min=3, table_bits=12))
+    assert propose(speculator, [1, 2, 3, 4, 1, 2, 5, 6, 3, 4], 8).reason == "shorter than n-min"
+
+
+class TestNgramCache:
+    def test_single_tokens_are_counted(self) -> None:
+        speculator = NgramCacheSpeculator()
+        history = [1]
+        speculator.begin(0, history)
+        for token in [2, 3, 1, 2, 3, 1]:
+            propose(speculator, history)
+            accept(speculator, history, [token])
+        assert tokens_of(speculator, history, 3) == [2, 3, 1]
+
+    def test_the_context_of_one_request_does_not_reach_the_next(self) -> None:
+        speculator = NgramCacheSpeculator()
+        speculator.begin(0, [1, 2, 3, 4] * 4)
+        speculator.end(0)
+        speculator.begin(0, [1, 2, 3])
+        assert tokens_of(speculator, [1, 2, 3]) == []
+
+    @pytest.mark.parametrize(("times", "drafts"), [(1, False), (2, True)])
+    def test_the_dynamic_level_wants_two_samples_of_long_ngrams(self, times: int, drafts: bool) -> None:
+        speculator = NgramCacheSpeculator()
+        for _ in range(times):
+            speculator.begin(0, [0])
+            speculator.accept(0, [1, 2, 3, 4, 5], 0)
+            speculator.end(0)
+        assert bool(tokens_of(speculator, [1, 2, 3, 4], seq_id=1)) is drafts
+
+    def test_other_namespaces_leave_nothing_in_the_dynamic_level(self) -> None:
+        speculator = NgramCacheSpeculator()
+        for _ in range(3):
+            speculator.begin(0, [0], "alice")
+            speculator.accept(0, [1, 2, 3, 4, 5], 0)
+            speculator.end(0)
+        assert tokens_of(speculator, [1, 2, 3, 4], seq_id=1) == []
+
+    def test_a_tie_below_the_percentage_is_not_drafted(self) -> None:
+        speculator = NgramCacheSpeculator()
+        assert tokens_of(speculator, [1, 5, 1, 6, 1, 7, 1], 1) == []
+
+    def test_static_bigrams_draft_alone_and_settle_ties(self, tmp_path: Path) -> None:
+        static = NgramCounts()
+        static.learn([1, 2, 8, 1, 2, 8], 0)
+        static.save(tmp_path / "static")
+        options = NgramCacheSpeculator.Options(lookup_cache_static=str(tmp_path / "static"))
+        speculator = NgramCacheSpeculator(options, VOCABULARY)
+        assert tokens_of(speculator, [1, 2], 1) == [8]
+        assert tokens_of(speculator, [0, 1, 2, 7, 5, 1, 2, 8, 6, 1, 2], 1, seq_id=1) == [8]
+
+    def test_the_dynamic_file_is_written_at_close_and_read_again(self, tmp_path: Path) -> None:
+        options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "dynamic"))
+        speculator = NgramCacheSpeculator(options, VOCABULARY)
+        for _ in range(2):
+            speculator.begin(0, [0])
+            speculator.accept(0, [1, 2, 3, 4, 5], 0)
+            speculator.end(0)
+        speculator.close()
+        assert tokens_of(NgramCacheSpeculator(options, VOCABULARY), [1, 2, 3, 4]) == [5]
+
+    def test_the_dynamic_file_is_written_while_running(self, tmp_path: Path) -> None:
+        path = tmp_path / "dynamic"
+        options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=3)
+        speculator = NgramCacheSpeculator(options, VOCABULARY)
+        speculator.begin(0, [0])
+        speculator.accept(0, [1, 2, 3], 0)
+        speculator.end(0)
+        assert len(NgramCounts.load(path, 100)) > 0
+
+    def test_a_file_that_cannot_be_written_does_not_stop_the_server(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "gone").mkdir()
+        options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "gone" / "dynamic"))
+        speculator = NgramCacheSpeculator(options, VOCABULARY)
+        (tmp_path / "gone").rmdir()
+        speculator.begin(0, [0])
+        speculator.accept(0, [1, 2, 3], 0)
+        with caplog.at_level(logging.ERROR):
+            speculator.close()
+        assert "is not written any more" in caplog.text
+
+    def test_files_of_another_vocabulary_are_refused_by_name(self, tmp_path: Path) -> None:
+        counts = NgramCounts()
+        counts.learn([1, 200, 3], 0)
+        counts.save(tmp_path / "big.bin")
+        for field in ("lookup_cache_static", "lookup_cache_dynamic"):
+            options = NgramCacheSpeculator.Options(**{field: str(tmp_path / "big.bin")})
+            with pytest.raises(ModelError, match=r"big\.bin holds token 200"):
+                NgramCacheSpeculator(options, VOCABULARY)
+
+
+def logits_of(*likely: int, vocab_size: int = 20) -> np.ndarray:
+    row = np.zeros(vocab_size, np.float32)
+    for rank, token in enumerate(likely):
+        row[token] = 12 - 3 * rank
+    return row
+
+
+def decoded(seq_id: int, rows: dict[int, np.ndarray]) -> Decoded:
+    size = len(rows)
+    return Decoded(
+        np.full(size, seq_id, np.int32),
+        np.arange(size, dtype=np.int32),
+        np.array(list(rows), np.int32),
+        np.stack(list(rows.values())),
+    )
+
+
+class TestRecycling:
+    def test_it_chains_what_the_model_expected(self) -> None:
+        speculator = RecyclingSpeculator(RecyclingSpeculator.Options(min_share=0.0))
+        speculator.begin(0, [1])
+        assert propose(speculator, [1]).reason == "no likely successor"
+        speculator.observe(decoded(0, {1: logits_of(2), 2: logits_of(3), 3: logits_of(1)}))
+        assert tokens_of(speculator, [1], 5) == [2, 3, 1, 2, 3]
+
+    def test_repeated_rows_make_it_more_confident(self) -> None:
+        speculator = RecyclingSpeculator()
+        speculator.begin(0, [1])
+        scores = []
+        for _ in range(3):
+            speculator.observe(decoded(0, {1: logits_of(2)}))
+            scores.append(propose(speculator, [1], 1).confidence[0])
+        assert scores == sorted(scores)
+        assert scores[0] < scores[2] <= 1
+
+    def test_the_newest_row_outweighs_the_older_ones(self) -> None:
+        speculator = RecyclingSpeculator()
+        speculator.begin(0, [1])
+        for successor in (2, 2, 5):
+            speculator.observe(decoded(0, {1: logits_of(successor, 9)}))
+        assert tokens_of(speculator, [1], 1) == [5]
+
+    def test_namespaces_do_not_see_each_other(self) -> None:
+        speculator = RecyclingSpeculator()
+        speculator.begin(0, [1], "alice")
+        speculator.observe(decoded(0, {1: logits_of(2)}))
+        speculator.begin(1, [1], "bob")
+        assert tokens_of(speculator, [1], seq_id=1) == []
+        speculator.end(0)
+        speculator.begin(0, [1], "alice")
+        assert tokens_of(speculator, [1], 1) == [2]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: NgramSimpleSpeculator.Options(size_n=0),
+        lambda: NgramMapOptions(min_hits=0),
+        lambda: NgramMapOptions(size_m=0),
+        lambda: NgramModSpeculator.Options(n_min=5, n_max=4),
+        lambda: NgramModSpeculator.Options(table_bits=64),
+        lambda: NgramCacheSpeculator.Options(n_max=0),
+        lambda: SuffixSpeculator.Options(factor=0.0),
+        lambda: SuffixSpeculator.Options(file="corpus", corpus_tokens=0),
+        lambda: RecyclingSpeculator.Options(width=0),
+    ],
+)
+def test_impossible_options_are_refused(bad: object) -> None:
+    with pytest.raises(ConfigError):
+        bad()  # type: ignore[operator]

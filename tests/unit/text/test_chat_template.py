@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from headstart.errors import InvalidParameterError, ModelError
+from headstart.text.chat_template import ChatTemplate, content_text
+
+USER = {"role": "user", "content": "hi <b>"}
+
+
+def render(source, messages=(USER,), **arguments):
+    return ChatTemplate(source, bos_token="<s>").render(messages, **arguments)
+
+
+def test_no_template_means_chatml_and_a_stop_for_its_marker():
+    template = ChatTemplate(None)
+    assert template.is_fallback
+    assert template.stop == ("<|im_end|>",)
+    assert template.render([USER]) == "<|im_start|>user\nhi <b><|im_end|>\n<|im_start|>assistant\n"
+    assert ChatTemplate("x").stop == ()
+
+
+def test_blocks_leave_no_blank_lines_and_nothing_is_escaped():
+    source = "{%- for m in messages %}\n    {% if true %}\n{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}"
+    assert render(source) == 'hi <b>|{"role": "user", "content": "hi <b>"}\n'
+
+
+def test_json_keeps_unicode_and_takes_generators():
+    assert render('{{ {"a": "é"} | tojson }}{{ ["x"] | map("upper") | tojson }}') == '{"a": "é"}["X"]'
+    assert render('{{ {"b": 1, "a": 2} | tojson(indent=1, sort_keys=true) }}') == '{\n "a": 2,\n "b": 1\n}'
+
+
+def test_loop_controls_and_generation_tags_are_known():
+    assert render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "1"
+    assert render("{% generation %}a{{ bos_token }}{% endgeneration %}") == "a<s>"
+
+
+def test_the_clock_is_the_callers():
+    template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", now=lambda: datetime(2024, 2, 29))
+    assert template.render([USER]) == "2024-02-29"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('only users here') }}",
+        "{{ messages[9].content.x }}",
+        "{{ 1 // 0 }}",
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ 'x'.format.__globals__.os }}",
+    ],
+)
+def test_whatever_a_template_does_wrong_is_the_requests_fault(source):
+    with pytest.raises(InvalidParameterError, match="the chat template cannot render"):
+        render(source)
+
+
+def test_the_templates_own_message_is_passed_on():
+    with pytest.raises(InvalidParameterError, match="only users here"):
+        render("{{ raise_exception('only users here') }}")
+
+
+def test_a_template_that_is_not_jinja_is_a_model_error():
+    with pytest.raises(ModelError, match="line 2"):
+        ChatTemplate("a\n{% if %}")
+
+
+def test_arguments_reach_the_template_but_cannot_replace_the_messages():
+    source = "{{ enable_thinking }}{{ messages | length }}{{ add_generation_prompt }}"
+    arguments = {"enable_thinking": False, "messages": [], "add_generation_prompt": 5}
+    assert render(source, add_generation_prompt=False, arguments=arguments) == "False1False"
+
+
+def test_text_parts_are_joined_unless_the_template_reads_parts():
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert render("{{ messages[0].content }}", [parts]) == "a\nb"
+    reads_parts = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    assert render(reads_parts, [parts, USER]) == "[a][b][hi <b>]"
+    assert content_text(None) == ""
+
+
+def test_developers_are_systems_where_the_template_does_not_know_them():
+    developer = {"role": "developer", "content": "x"}
+    assert render("{{ messages[0].role }}", [developer]) == "system"
+    assert render("{{ messages[0].role }}{# developer #}", [developer]) == "developer"
