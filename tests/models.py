@@ -1,12 +1,13 @@
 """Tiny random GGUF models for tests: they load in milliseconds and say nothing sensible.
 
-One vocabulary of 256 bytes, a few merges and the ChatML markers; `merges` makes another one. Weights follow from the seed.
+One vocabulary of 256 bytes, a few merges and the ChatML markers; `merges` makes another one. The seed
+decides the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -34,6 +35,7 @@ Broken = Literal[
     "wrong-shape",
 ]
 BROKEN_KINDS: tuple[Broken, ...] = get_args(Broken)
+MAX_LAYERS = 512  # libllama's; it aborts the process over a model with none or with more
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,14 @@ def broken(path: Path, kind: Broken) -> Path:
     """Write a file that must not load, and must not end the process either."""
     _BREAKERS[kind](path)
     return path
+
+
+def aborting(path: Path, *, num_layers: int = MAX_LAYERS + 1) -> Path:
+    """Write a file that ends the process that loads it: libllama asserts 1 to 512 layers before it looks for them."""
+    writer = Writer(path, "llama", merges=MERGES, seed=0)
+    _add_attention_sizes(writer, replace(TINY, num_layers=num_layers))
+    _add_ends(writer, TINY.width)
+    return writer.save()
 
 
 def _write_unknown_architecture(path: Path) -> None:

@@ -52,6 +52,7 @@ def chat(question: str, answer: str) -> str:
 
 
 def fenced(source: str) -> str:
+    """Return a Markdown code block."""
     return f"```python\n{source}\n```"
 
 

@@ -134,6 +134,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Return the command line, with the model's `shape` made of preset and overrides."""
     parser = argparse.ArgumentParser(description="Train a demo model.")
     parser.add_argument("model", choices=SHAPES)
     parser.add_argument("--work", type=Path, required=True, help="folder with corpus and tokenizers")
@@ -149,15 +150,19 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.seconds is None and args.steps is None:
         parser.error("say how long to train: --seconds or --steps")
+    given = {field: getattr(args, field) for field in Shape.__dataclass_fields__}
+    try:
+        args.shape = replace(SHAPES[args.model], **{name: value for name, value in given.items() if value is not None})
+    except ValueError as error:
+        parser.error(str(error))
     return args
 
 
 def main() -> None:
     """Parse the command line and train."""
     args = parse_arguments()
-    given = {field: getattr(args, field) for field in Shape.__dataclass_fields__}
     run = Run(
-        shape=replace(SHAPES[args.model], **{field: value for field, value in given.items() if value is not None}),
+        shape=args.shape,
         context=args.context,
         batch_size=args.batch_size,
         budget=Budget(args.steps, args.seconds),

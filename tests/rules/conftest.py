@@ -6,33 +6,31 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from tests.rules.source import ROOT
 
 
 @pytest.fixture(scope="session")
-def server_address() -> Iterator[str]:
+def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """host:port of `headstart serve`, started once."""
+    log = tmp_path_factory.mktemp("server") / "log"
     command = [sys.executable, "-m", "headstart", "serve", "--port", "0", "--context", "4096"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    with (
+        log.open("w") as log_file,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log_file, text=True) as process,
+    ):
+        assert process.stdout is not None
         try:
-            yield _announced_address(process)
+            yield _announced_address(process.stdout) or pytest.fail(f"the server did not start:\n{log.read_text()}")
         finally:
             process.terminate()
             process.communicate(timeout=30)
 
 
-def _announced_address(process: subprocess.Popen[str]) -> str:
-    """Read the server's output until it says where it listens, which it does when it is ready."""
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if match := re.search(r"http://(127\.0\.0\.1:\d+)", line):
-            return match[1]
-    pytest.fail("the server ended without saying where it listens:\n" + "".join(seen))
+def _announced_address(lines: Iterable[str]) -> str | None:
+    """What the server prints when it is ready; None if it ends without."""
+    matches = (re.search(r"http://(127\.0\.0\.1:\d+)", line) for line in lines)
+    return next((match[1] for match in matches if match), None)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import httpx2
 import openai
 import pytest
-
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
@@ -29,7 +28,7 @@ def worker(shared_worker: FakeWorker) -> FakeWorker:
     return shared_worker
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def sdk(client: httpx2.Client) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="-", max_retries=0) as sdk:
         yield sdk

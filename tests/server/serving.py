@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx2
 import uvicorn
+from tests.server.fake_worker import FakeWorker
 
 from headstart.config import ServerConfig
 from headstart.server.app import create_app
+from headstart.server.listen import address_of, take_port
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
-from tests.server.fake_worker import FakeWorker
 
 
 def served_model(template: str | None = None) -> ServedModel:
@@ -32,13 +32,13 @@ def serving(
     """A client of a running server; with `wait` only once it is ready."""
     served = model or served_model()
     app = create_app(config or ServerConfig(), worker or FakeWorker(), lambda: served)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = take_port(ServerConfig(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", loop="asyncio", lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    address = address_of(listener)
     try:
-        with httpx2.Client(base_url=address, timeout=20, trust_env=False) as client:
+        with httpx2.Client(base_url=address, timeout=20, trust_env=False, verify=False) as client:
             while wait and client.get("/health").status_code != 200:
                 pass
             yield client

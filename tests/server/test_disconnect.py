@@ -7,10 +7,11 @@ import socket
 from urllib.parse import urlsplit
 
 import pytest
-
-from headstart.scheduler.request import ProgressEvent
 from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import serving
+
+from headstart.scheduler.request import ProgressEvent
+from headstart.server import answer
 
 
 def queued(request):
@@ -62,10 +63,11 @@ def test_a_finished_request_is_not_cancelled():
     assert worker.cancelled.empty()
 
 
-def test_a_silent_stream_is_pinged_while_queued():
+def test_a_silent_stream_is_pinged_while_queued(monkeypatch):
+    monkeypatch.setattr(answer, "PING_SECONDS", 0.01)
     worker = FakeWorker(queued)
     with serving(worker) as client:
-        connection = connect(client, {"stream": True, "sse_ping_interval": 1})
+        connection = connect(client, {"stream": True})
         received = b""
         while b": ping\n\n" not in received:
             received += connection.recv(65536)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError, ModelError
 from headstart.server.app import create_app
 from headstart.server.guard import load_keys
-from tests.server.fake_worker import FakeWorker
-from tests.server.serving import served_model, serving
 
 BODY = {"prompt": "a"}
 
@@ -21,27 +22,19 @@ def test_everything_is_503_until_the_model_is_loaded():
     may_load = threading.Event()
 
     async def start() -> None:
-        await asyncio_wait(may_load)
+        await asyncio.to_thread(may_load.wait, 10)
         await FakeWorker.start(worker)
 
     worker.start = start
     with serving(worker, wait=False) as client:
         for response in (client.get("/health"), client.get("/v1/models"), client.post("/completion", json=BODY)):
             assert response.status_code == 503
-            assert response.json() == {
-                "error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}
-            }
+            assert response.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
         may_load.set()
         while client.get("/v1/health").status_code != 200:
             pass
         assert client.get("/health").json() == {"status": "ok"}
     assert worker.is_closed
-
-
-async def asyncio_wait(event: threading.Event) -> None:
-    import asyncio
-
-    await asyncio.to_thread(event.wait, 10)
 
 
 def test_a_restarting_engine_is_503_with_the_reason():
@@ -66,8 +59,6 @@ def test_a_model_that_cannot_be_loaded_is_told_to_the_starter_and_to_health():
             while not told:
                 await asyncio.sleep(0)
             return app.state.service.why_not_ready()
-
-    import asyncio
 
     assert "draft.gguf is truncated" in asyncio.run(run())
     assert told == [worker.start_error]

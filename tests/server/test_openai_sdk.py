@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx2
 import openai
 import pytest
-
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
@@ -67,9 +66,7 @@ def test_stream_helper_accumulates_the_same_text(sdk):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_cover_every_token(sdk, stream):
-    answer = sdk.chat.completions.create(
-        model="m", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=stream
-    )
+    answer = sdk.chat.completions.create(model="m", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=stream)
     choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else [answer.choices[0]]
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
     assert b"".join(bytes(entry.bytes) for entry in entries) == "Höi!".encode()
@@ -100,6 +97,8 @@ def test_stop_reaches_the_scheduler_as_bytes(sdk, worker):
     sdk.chat.completions.create(model="m", messages=MESSAGES, stop=["a", "", "b"])
     stops = [request.stop[:-1] for request in worker.requests]  # the last is ChatML's own, from the fallback template
     assert stops == [("é".encode(),), (b"a", b"b")]
+    sdk.completions.create(model="m", prompt="a", stop="x")
+    assert worker.requests[-1].stop == (b"x",)
 
 
 def test_length_is_a_finish_reason():
@@ -153,3 +152,14 @@ async def test_async_client_streams(client: httpx2.Client):
     async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="-") as sdk:
         stream = await sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Höi!"
+
+
+def test_the_sdk_shows_what_we_add_to_chunks(sdk):
+    extra = {"return_draft_info": True, "return_tokens": True, "timings_per_token": True, "return_progress": True}
+    chunks = list(sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True, extra_body=extra))
+    choices = [chunk.choices[0].model_extra for chunk in chunks]
+    sources = [source for extra in choices for source in extra.get("sources", [])]
+    assert [source["source"] for source in sources] == ["ngram-simple", "", "ngram-simple", "ngram-simple", ""]
+    assert [token for extra in choices for token in extra.get("tokens", [])] == list("Höi!".encode())
+    assert any("prompt_progress" in chunk.model_extra for chunk in chunks)
+    assert sum("timings" in chunk.model_extra for chunk in chunks) == 3

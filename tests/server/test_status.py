@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
+from tests.server.fake_worker import REPORT, FakeWorker
+from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
 from headstart.scheduler.report import WorkerReport
 from headstart.server.metrics import METRICS, render
-from tests.server.fake_worker import REPORT, FakeWorker
-from tests.server.serving import served_model, serving
 
 
 def samples(text):

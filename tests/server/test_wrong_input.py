@@ -6,12 +6,11 @@ import json
 import socket
 
 import pytest
+from tests.server.fake_worker import FakeWorker, say
+from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
 from headstart.errors import CapacityError, ContextLengthError, EngineError, InvalidParameterError, WorkerDeadError
-from headstart.text.chat_template import ChatTemplate
-from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import served_model, serving
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -206,6 +205,11 @@ def test_a_prompt_longer_than_the_context_says_both_sizes():
 def test_unexpected_failures_are_500_without_details():
     with serving(FakeWorker(lambda request: [ZeroDivisionError("secret")])) as client:
         assert "secret" not in error_of(client.post("/completion", json={"prompt": "a"}), 500, "server_error")
+
+
+def test_a_worker_that_forgets_the_end_is_500_not_a_hang():
+    with serving(FakeWorker(lambda request: say(request, b"ab")[:-1])) as client:
+        assert "without a result" in error_of(client.post("/completion", json={"prompt": "a"}), 500, "server_error")
 
 
 def test_a_failure_after_the_stream_began_is_an_event_in_it():

@@ -64,7 +64,7 @@ def help_page(command: str, about: str, settings: Sequence[Setting]) -> str:
         for setting in members:
             lines += _entry(_spelling(setting), _explanation(setting), width)
     lines += ["", "General"]
-    lines += _entry("    --config FILE", "TOML file with settings, named as the flags", width)
+    lines += _entry("    --config FILE", "TOML file with settings, named as the flags (also HEADSTART_CONFIG)", width)
     lines += _entry("    --print-config", "print every setting with its origin and stop", width)
     lines += _entry("-h, --help", "print this page and stop", width)
     closing = "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats the config file."

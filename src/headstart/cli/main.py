@@ -77,4 +77,4 @@ Try: headstart serve"""
 def _version() -> str:
     from headstart import assemble
 
-    return f"headstart {headstart.__version__}\nlibllama  {assemble.libllama_version()}"
+    return f"headstart {headstart.__version__}\n{assemble.libllama_version()}"

@@ -6,6 +6,8 @@ Knows names, types and how text becomes a value; does not know where the text ca
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +25,12 @@ SYNONYMS: dict[str, dict[str, Value]] = {
     "gpu_layers": {"all": -1, "auto": -1},
     "draft_gpu_layers": {"all": -1, "auto": -1},
     "flash_attn": {**dict.fromkeys(TRUE_WORDS, "on"), **dict.fromkeys(FALSE_WORDS, "off")},
+}
+# Spellings of speculators' options that users know or that read better.
+OPTION_ALIASES: dict[str, tuple[str, ...]] = {
+    "spec_ngram_cache_lookup_cache_static": ("-lcs", "--lookup-cache-static"),
+    "spec_ngram_cache_lookup_cache_dynamic": ("-lcd", "--lookup-cache-dynamic"),
+    "spec_suffix_file": ("--spec-corpus",),
 }
 # Options of speculators: `Config.speculation.options[speculator][field]`.
 OPTIONS_FIELD = "options"
@@ -103,8 +111,12 @@ class Setting:
 
 
 def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterator[Setting]:
-    """The settings that a config dataclass declares, in order; fields without a plain default are none."""
+    """The settings that a config dataclass declares, in order; fields without a plain default are none.
+
+    The help of a field not made with `option` is the comment on its line.
+    """
     hints = typing.get_type_hints(config_class)
+    comments = _field_comments(config_class)
     for field in fields(config_class):
         if field.default is MISSING:
             continue
@@ -113,22 +125,19 @@ def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterato
             name=prefix + field.name,
             kind=_plain_type(hints[field.name]),
             default=field.default,
-            help=field.metadata.get("help", ""),
-            aliases=field.metadata.get("aliases", ()),
+            help=field.metadata.get("help") or comments.get(field.name, ""),
+            aliases=field.metadata.get("aliases") or OPTION_ALIASES.get(prefix + field.name, ()),
             choices=field.metadata.get("choices"),
             is_secret=field.metadata.get("secret", False),
         )
 
 
 def all_settings(parts: Sequence[str] | None = None) -> list[Setting]:
-    """The settings of these parts of `Config`, all by default; options of speculators follow their part."""
+    """The settings of these parts of `Config`, all by default; options of speculators come last."""
     hints = typing.get_type_hints(Config)
-    settings: list[Setting] = []
-    for name in [field.name for field in fields(Config)] if parts is None else parts:
-        settings += settings_of(hints[name], name)
-        if name == "speculation" and OPTIONS_FIELD in {field.name for field in fields(hints[name])}:
-            settings += speculator_settings()
-    return settings
+    names = [field.name for field in fields(Config)] if parts is None else parts
+    settings = [setting for name in names for setting in settings_of(hints[name], name)]
+    return [*settings, *speculator_settings()] if "speculation" in names else settings
 
 
 def speculator_settings() -> Iterator[Setting]:
@@ -156,6 +165,15 @@ def part_title(part: str) -> str:
         "speculation": "Speculation",
         "server": "Server",
     }.get(part, part.capitalize())
+
+
+def _field_comments(config_class: type) -> dict[str, str]:
+    """Field -> comment at the end of its line; nothing where there is no source to read."""
+    try:
+        source = inspect.getsource(config_class)
+    except (OSError, TypeError):
+        return {}
+    return dict(re.findall(r"^ +(\w+): .*?  # (.+)$", source, re.MULTILINE))
 
 
 def _plain_type(hint: object) -> type[str] | type[int] | type[float] | type[bool]:

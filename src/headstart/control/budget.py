@@ -25,7 +25,7 @@ from headstart.control.state import floats
 from headstart.control.values import SlotDraft, Step
 
 MARGIN_ON, MARGIN_OFF = 0.03, 0.08  # a draft must gain this share more than it costs, if on / if off
-SPEEDUP_RATE = 0.03  # of the moving averages behind the speedup
+SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
 EXPLORE_SHARE = 0.01  # of the time may go into trying row counts never measured
 EXPLORE_START, EXPLORE_LIMIT = 3.0, 12.0  # savings for that, in plain steps
 
@@ -118,13 +118,10 @@ class Budget:
         if self._cost.is_known(rows, step.context):
             return best
         hope = self._cost.curve(rows, step.context, optimistic=True)
-        other, _ = _search(offers, hope, base, rate)
-        if other == best:
-            return best
-        regret = (value - sum(offers[:other]) + rate * (curve[base + other] - curve[base])) / (rate * plain)
-        if regret > self._savings:
-            return best
-        self._savings -= max(0.0, regret)
+        stake = self._savings * rate * plain
+        other, expected = _explore(offers, (curve, hope), base, rate, value - stake)
+        if other != best:
+            self._savings -= max(0.0, value - expected) / (rate * plain)
         return other
 
     def _account(self, slots: Sequence[SlotDraft], given: Sequence[int], step: Step, sunk_ms: float) -> None:
@@ -166,6 +163,24 @@ def _search(offers: Sequence[float], curve: Sequence[float], base: int, rate: fl
         value = tokens - rate * (curve[base + count] - plain)
         if value > best_value:
             best, best_value = count, value
+    return best, best_value
+
+
+def _explore(
+    offers: Sequence[float], curves: tuple[Sequence[float], Sequence[float]], base: int, rate: float, least: float
+) -> tuple[int, float]:
+    """The number of rows that is best if hopes come true, among those expected to be worth `least`.
+
+    curves: (expected, hoped for). Returns the number and its expected value.
+    """
+    curve, hope = curves
+    best, best_hope, best_value, tokens = 0, 0.0, 0.0, 0.0
+    for count, survival in enumerate(offers, 1):
+        tokens += survival
+        value = tokens - rate * (curve[base + count] - curve[base])
+        hoped = tokens - rate * (hope[base + count] - hope[base])
+        if hoped > best_hope and value >= least:
+            best, best_hope, best_value = count, hoped, value
     return best, best_value
 
 

@@ -37,9 +37,9 @@ LAST = len(POSITIONS) - 1
 
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
-CELL_FADE, PARENT_FADE = 0.99, 0.995
+CELL_FADE, PARENT_FADE = 0.997, 0.998
 LEAST, MOST = 0.002, 0.998
-SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.002, 0.998, 4.0
+SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.001, 0.998, 4.0
 
 
 class _Table:
@@ -75,9 +75,11 @@ class _Table:
         confidence_m, confidence_n = self.confidence_m, self.confidence_n
         position_m, position_n = self.position_m, self.position_n
         cell_m, cell_n = self.cell_m, self.cell_n
-        rates = []
+        rates, last, c = [], None, 0
         for i, score in enumerate(confidence):
-            c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
+            if score != last:
+                last, c = score, bisect_right(EDGES, score)
+            p = POSITIONS[i if i < LAST else LAST]
             base = 0.1 + 0.8 * score if is_probability else overall
             labels = confidence_n[c] + position_n[p] + PARENT_WEIGHT
             parent = (confidence_m[c] + position_m[p] + PARENT_WEIGHT * base) / labels

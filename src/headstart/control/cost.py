@@ -26,26 +26,27 @@ CONTEXT_EDGES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 NOISE = 0.01  # variance of log ms of one step: 10 %
 LEVEL_DRIFT, SHAPE_DRIFT = 0.0005, 0.00002  # variance added per step
-LEVEL_VARIANCE, SHAPE_VARIANCE = 0.25, 0.09  # of a level or a cell never seen
+SHAPE_VARIANCE = 0.09  # of a cell never seen
 MAX_INNOVATION, FIRST_INNOVATION = log(1.25), log(3.0)
 GROWN = 3  # samples after which a cell counts as known
 PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
 OPTIMISTIC_MARGIN = 0.05
-HOPE = 0.5  # optimism between two measured row counts: how far the curve may stay flat before it jumps
+HOPE = 0.25  # optimism between two measured row counts: how far the curve may stay flat before it jumps
 REBUILD_EVERY = 8  # steps between two readings of the shape
 
 
 class _Curve:
     """One context bucket. `shape`, `variance`, `count` have one entry per knot; count 0: never seen."""
 
-    __slots__ = ("_age", "_lists", "count", "level", "level_variance", "shape", "variance")
+    __slots__ = ("_age", "_lists", "_longest", "count", "is_fresh", "level", "level_variance", "shape", "variance")
 
     def __init__(self) -> None:
-        self.level, self.level_variance = 0.0, LEVEL_VARIANCE
+        self.level, self.level_variance = 0.0, NOISE
+        self.is_fresh = True  # the shape may be borrowed or loaded, the level is not known
         self.shape = [0.0] * len(KNOTS)
         self.variance = [SHAPE_VARIANCE] * len(KNOTS)
         self.count = [0] * len(KNOTS)
-        self._age = 0
+        self._age = self._longest = 0
         self._lists: dict[bool, list[float]] = {}
 
     def borrow(self, other: _Curve) -> None:
@@ -57,7 +58,7 @@ class _Curve:
         knot = _nearest_knot(rows)
         seen = self.count[knot]
         if not any(self.count):
-            self.level, self.variance[knot], expected = log(milliseconds), NOISE, 0.0
+            self.variance[knot], expected = NOISE, 0.0
         elif not seen or rows != KNOTS[knot]:
             points = self._points(optimistic=False)
             expected = log(_read(points, rows, PRIOR_MARGIN))
@@ -65,6 +66,8 @@ class _Curve:
                 self.shape[knot] = log(_read(points, KNOTS[knot], PRIOR_MARGIN))
         else:
             expected = self.shape[knot]
+        if self.is_fresh:
+            self.level, self.is_fresh = log(milliseconds) - expected, False
         innovation = log(milliseconds) - self.level - expected
         limit = MAX_INNOVATION if seen else FIRST_INNOVATION
         innovation = min(innovation, limit) if seen < GROWN else max(-limit, min(limit, innovation))
@@ -77,8 +80,10 @@ class _Curve:
         self.variance[knot] = shape_variance * (1.0 - shape_variance / total)
         self.count[knot] = seen + 1
         self._age += 1
-        if seen < GROWN or self._age >= REBUILD_EVERY:
-            self._lists.clear()
+        if seen < GROWN:
+            self._lists.pop(True, None)
+        if not seen or self._age >= REBUILD_EVERY:
+            self._lists.pop(False, None)
 
     def milliseconds(self, rows: int) -> float:
         return exp(self.level) * _read(self._points(optimistic=False), rows, PRIOR_MARGIN)
@@ -88,7 +93,8 @@ class _Curve:
         cached = self._lists.get(optimistic)
         if cached is None or len(cached) <= rows:
             self._age = 0
-            cached = self._lists[optimistic] = self._build(rows, optimistic=optimistic)
+            self._longest = max(self._longest, rows)
+            cached = self._lists[optimistic] = self._build(self._longest, optimistic=optimistic)
         return cached
 
     def is_known(self, rows: int) -> bool:

@@ -32,6 +32,7 @@ from headstart.control.values import NO_ALLOWANCE, Allowance, DraftRun, ModelSlo
 ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
 CATCH_UP_SHARE = 0.02  # ... and a token read, this
 RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
+YOUNG_CALLS = 3  # these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
 CONTINUE_RATE = 0.02  # of the average of q, per round
 CATCH_UP_STEPS = 16  # reading what was missed is paid off over this many steps
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 8, 512  # draft tokens; steps between probes
@@ -44,6 +45,7 @@ class DraftCost:
 
     round_ms: dict[int, float] = field(default_factory=dict)
     catch_up_ms: float | None = None
+    calls: dict[int, int] = field(default_factory=dict)  # by number of slots
 
     def milliseconds(self, num_slots: int, rounds: float, catch_up: int, plain_ms: float) -> float:
         """Expected time of a call; `plain_ms` prices what was never measured."""
@@ -61,8 +63,10 @@ class DraftCost:
         expected = rounds * per_round + run.catch_up * price
         share = rounds * per_round / expected
         ratio = run.milliseconds / expected - 1.0
-        known = num_slots in self.round_ms
-        cut = max(-MAX_INNOVATION, min(MAX_INNOVATION, ratio)) * RATE if known else max(-0.95, min(2.0, ratio))
+        calls = self.calls[num_slots] = self.calls.get(num_slots, 0) + 1
+        cut = max(-0.95, min(2.0, ratio)) / calls
+        if calls > YOUNG_CALLS:
+            cut = max(-MAX_INNOVATION, min(MAX_INNOVATION, ratio)) * RATE
         self.round_ms[num_slots] = per_round * (1.0 + cut * share)
         if run.catch_up:
             self.catch_up_ms = price * (1.0 + cut * (1.0 - share))

@@ -30,15 +30,13 @@ def choose_slot(slots: Sequence[Slot], run: Run, engine: Engine) -> Slot | None:
     limit = len(run.tokens) - 1
     shared = {s.slot_id: min(limit, s.num_cached, common_prefix_length(s.cached, run.tokens)) for s in slots}
     slot = (wished or [max(free, key=lambda s: (shared[s.slot_id], -s.last_used))])[0]
-    if wished or _continues(slot, shared[slot.slot_id], engine):
-        own = shared[slot.slot_id]
-    else:
-        slot, own = min(free, key=_age), 0
-        own = shared[slot.slot_id] if _continues(slot, shared[slot.slot_id], engine) else 0
+    if not wished and not _continues(slot, shared[slot.slot_id], engine):
+        slot = min(free, key=_age)
+    own = shared[slot.slot_id]
     source = max(slots, key=lambda s: shared[s.slot_id])
     if shared[source.slot_id] > own and engine.copy_prefix(source.slot_id, slot.slot_id, shared[source.slot_id]):
-        slot.kept = source.cached[: shared[source.slot_id]]
         own = shared[source.slot_id]
+        slot.kept = source.cached[:own]
     _seat(slot, run, own, engine)
     return slot
 

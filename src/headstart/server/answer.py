@@ -59,9 +59,11 @@ async def _whole(dialect: Dialect, generation: Generation) -> Response:
 async def _next(generation: Generation, timeout: float | None) -> tuple[int, Event] | None:
     """The next event; None if it takes long enough for a ping."""
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(timeout) as limit:
             return await generation.next()
     except TimeoutError:
+        if not limit.expired():
+            raise
         return None
 
 
@@ -76,7 +78,7 @@ async def _stream(
         try:
             event = first
             while True:
-                if (data := _chunks(dialect, *event) if event else sse.PING):
+                if data := _chunks(dialect, *event) if event else sse.PING:
                     yield data
                 if generation.is_over:
                     break

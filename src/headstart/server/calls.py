@@ -13,7 +13,7 @@ from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call, make_requests
 
 
-def new_call(http: HttpRequest, service: Service, prefix: str) -> Call:
+def new_call(http: HttpRequest, service: Service, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
     """Name a call and note who asks."""
     return Call(
         id=f"{prefix}-{secrets.token_hex(12)}",
@@ -22,6 +22,7 @@ def new_call(http: HttpRequest, service: Service, prefix: str) -> Call:
         namespace=http.scope["headstart.namespace"],
         model=service.served,
         info=service.info,
+        stop=stop,
     )
 
 

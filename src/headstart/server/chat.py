@@ -28,7 +28,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     """Answer chat messages."""
     service = service_of(http)
     body = await read_body(http, ChatBody)
-    call = new_call(http, service, "chatcmpl")
+    call = new_call(http, service, "chatcmpl", stop=service.served.template.stop)
 
     def prepare() -> Dialect:
         prompts = [read_chat(body, call.model)]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Choice, Dialect, OpenAIDialect, Piece
-from headstart.server.errors import ApiError, not_supported
+from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.model import service_of
 from headstart.server.prompts import read_prompts
 from headstart.server.results import legacy_logprobs
@@ -51,7 +51,7 @@ def _num_logprobs(body: CompletionBody, call: Call) -> int | None:
     if body.logprobs is None or body.logprobs is False:
         return check_num_logprobs("n_probs", body.n_probs or None, call.model.vocab)
     if isinstance(body.logprobs, bool) or not isinstance(body.logprobs, int):
-        raise ApiError(400, f"logprobs is {body.logprobs!r} but must be a whole number")
+        raise ApiError(400, f"logprobs is {shorten(body.logprobs)} but must be a whole number")
     return check_num_logprobs("logprobs", body.logprobs, call.model.vocab)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from typing import Any
 
 import orjson
@@ -26,6 +27,16 @@ TYPES = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
+
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlist = _repr.maxdict = 3
+
+
+def shorten(value: object) -> str:
+    """Return a value from a request as an error shows it, however large it is."""
+    return _repr.repr(value)
 
 
 class ApiError(Exception):

@@ -14,6 +14,7 @@ from typing import cast
 
 from starlette.types import Receive
 
+from headstart.errors import WorkerDeadError
 from headstart.scheduler.request import Event, FinishEvent, Request
 from headstart.scheduler.worker import Worker
 
@@ -25,7 +26,7 @@ class ClientGoneError(Exception):
 class Generation:
     """Async context manager; leaving it cancels what still runs.
 
-    Iterate with `next` until it returns None after the last request finished.
+    Call `next` until `is_over`.
     """
 
     def __init__(self, worker: Worker, requests: Sequence[Request], receive: Receive) -> None:
@@ -72,9 +73,12 @@ class Generation:
     async def _pump(self, index: int, request: Request) -> None:
         try:
             events = cast("AsyncGenerator[Event, None]", self._worker.submit(request))
+            event: Event | None = None
             async with aclosing(events):
                 async for event in events:
                     self._queue.put_nowait((index, event))
+            if not isinstance(event, FinishEvent):
+                raise WorkerDeadError("the engine ended the request without a result")
         except Exception as error:  # handed to the reader, who answers with it
             self._queue.put_nowait(error)
 

@@ -67,20 +67,19 @@ class Guard:
     def _limited(self, receive: Receive, headers: Headers) -> Receive:
         """Count the body while it is read; past the limit drop the rest and raise 413."""
         limit, num_bytes = self._max_bytes, 0
-        too_large = ApiError(413, f"the body is larger than {limit >> 20} MiB; start with a larger --max-body-mb")
+        is_declared = int(headers.get("content-length") or 0) > limit
 
         async def counted() -> Message:
             nonlocal num_bytes
-            if headers.get("expect") and int(headers.get("content-length") or 0) > limit:
-                raise too_large  # the client waits for our word before it sends anything
-            message = await receive()
+            # a client that sent Expect waits for our word before it sends anything
+            message: Message = {} if is_declared and headers.get("expect") else await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes <= limit:
+            if num_bytes <= limit and not is_declared:
                 return message
             while message.get("more_body") and num_bytes <= DRAIN_FACTOR * limit:
                 message = await receive()
                 num_bytes += len(message.get("body", b""))
-            raise too_large
+            raise ApiError(413, f"the body is larger than {limit >> 20} MiB; start with a larger --max-body-mb")
 
         return counted
 

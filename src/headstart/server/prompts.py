@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.server.errors import ApiError, not_supported
+from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.text.chat_template import content_text
@@ -65,7 +65,7 @@ def tokenize_mixed(
         elif _is_id(part):
             tokens.append(check_token(part, vocab, field))
         else:
-            raise ApiError(400, f"{field} must be a text, token ids, or a list of these; it holds {_shorten(part)}")
+            raise ApiError(400, f"{field} must be a text, token ids, or a list of these; it holds {shorten(part)}")
     return tokens
 
 
@@ -125,11 +125,11 @@ def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     if content is None or isinstance(content, str):
         return message
     if not isinstance(content, list):
-        raise ApiError(400, f"{where}.content must be a text or a list of parts, not {_shorten(content)}")
+        raise ApiError(400, f"{where}.content must be a text or a list of parts, not {shorten(content)}")
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise not_supported(f"{where}.content has a part of type {_shorten(kind)}: this server reads text only")
+            raise not_supported(f"{where}.content has a part of type {shorten(kind)}: this server reads text only")
         if not isinstance(part.get("text"), str):
             raise ApiError(400, f"{where}.content has a text part without a text")
     return message
@@ -139,7 +139,7 @@ def _continues(body: ChatBody) -> bool:
     """Whether the answer goes on where the last message ends."""
     wish = body.continue_final_message
     if wish not in (None, True, False, "content"):
-        raise not_supported(f"continue_final_message is {_shorten(wish)} but must be true, false or content")
+        raise not_supported(f"continue_final_message is {shorten(wish)} but must be true, false or content")
     roles = [message.get("role") for message in body.messages]
     if wish and roles[-1:] != ["assistant"]:
         raise ApiError(400, "continue_final_message needs a last message of role assistant")
@@ -165,8 +165,3 @@ def _template_arguments(body: ChatBody) -> dict[str, Any]:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

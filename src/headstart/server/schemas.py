@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.errors import ApiError
+from headstart.server.errors import ApiError, shorten
 
 
 def _whole(value: Any) -> Any:
@@ -201,6 +201,5 @@ def _explain(error: ValidationError) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"{field} is required"
-    value = repr(problem["input"])
     wanted = str(problem["msg"]).removeprefix("Input should be ")
-    return f"{field} is {value if len(value) <= 60 else value[:57] + '...'} but must be {wanted}"
+    return f"{field} is {shorten(problem['input'])} but must be {wanted}"

@@ -13,7 +13,7 @@ from typing import Any
 from headstart.sampling.params import MAX_SEED, SAMPLER_ALIASES, SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
-from headstart.server.errors import ApiError, not_supported
+from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.model import ServedModel
 from headstart.server.prompts import MAX_PROMPTS, Prompt, check_token
 from headstart.server.schemas import GenerationBody, SpeculativeBody
@@ -42,6 +42,7 @@ class Call:
     fingerprint: str
     model: ServedModel
     info: WorkerInfo
+    stop: tuple[str, ...] = ()  # besides those of the body
 
 
 def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None) -> list[Request]:
@@ -60,7 +61,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call, num_l
         prompt=(),
         sampling=sampling,
         max_tokens=_max_tokens(body),
-        stop=_stop(body.stop) + tuple(stop.encode() for stop in call.model.template.stop),
+        stop=_stop(body.stop) + tuple(stop.encode() for stop in call.stop),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
         cache_prompt=body.cache_prompt,
@@ -101,7 +102,7 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     mode = body.mode or ("off" if types == ("none",) else None)
     modes = tuple(known.value for known in SequenceMode)
     if mode is not None and mode not in modes:
-        raise ApiError(400, f"speculative.mode is {mode!r} but must be one of {', '.join(modes)}")
+        raise ApiError(400, f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}")
     return SpeculativeParams(
         mode=None if mode is None else SequenceMode(mode),
         types=None if types == ("none",) else types,
@@ -156,7 +157,7 @@ def _refuse(body: GenerationBody) -> None:
     if kind in ("json_object", "json_schema"):
         raise not_supported(f"response_format of type {kind} is not supported yet; use text")
     if kind != "text":
-        raise ApiError(400, f"response_format.type is {kind!r} but must be text")
+        raise ApiError(400, f"response_format.type is {shorten(kind)} but must be text")
 
 
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
@@ -234,7 +235,9 @@ def _bias(token: Any, bias: Any) -> float:
     if bias is False:
         return -math.inf
     if isinstance(bias, bool) or not isinstance(bias, int | float):
-        raise ApiError(400, f"logit_bias of {token!r} is {bias!r} but must be a number, or false to ban it")
+        raise ApiError(
+            400, f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to ban it"
+        )
     return float(bias)
 
 
@@ -244,7 +247,7 @@ def _bias_tokens(token: Any, vocab: Vocab, is_key: bool) -> list[int]:
     if isinstance(token, str):
         return vocab.tokenize(token, add_special=False, parse_special=False)
     if isinstance(token, bool) or not isinstance(token, int):
-        raise ApiError(400, f"logit_bias names the token {token!r} but must name an id or a text")
+        raise ApiError(400, f"logit_bias names the token {shorten(token)} but must name an id or a text")
     return [check_token(token, vocab, "logit_bias")]
 
 

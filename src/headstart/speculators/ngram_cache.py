@@ -22,7 +22,7 @@ from typing import Any
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.counted_history import CountedHistory
-from headstart.structures.ngram_counts import MAX_NGRAM, NgramCounts, pack
+from headstart.structures.ngram_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 
@@ -31,16 +31,10 @@ log = logging.getLogger(__name__)
 _STATIC_NGRAM = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Thresholds:
-    """What an n-gram must have to be believed; entry n - 1 is for n tokens."""
-
-    min_samples: tuple[int, int, int, int]
-    min_percent: tuple[int, int, int, int]
-
-
-_LAX = _Thresholds((2, 2, 1, 1), (66, 50, 50, 50))  # context, and static alone
-_STRICT = _Thresholds((4, 3, 2, 2), (75, 66, 66, 66))  # dynamic
+# (samples, percent of them) that n-grams of 1, 2, 3 and 4 tokens need to be believed.
+_LAX = ((2, 66), (2, 50), (1, 50), (1, 50))  # context
+_STRICT = ((4, 75), (3, 66), (2, 66), (2, 66))  # dynamic
+_STATIC_ONLY = ((2**31, 100), _LAX[1])  # bigrams alone
 
 
 @register
@@ -53,7 +47,7 @@ class NgramCacheSpeculator(Speculator):
     class Options:
         """Counts in tokens or n-grams, as they say."""
 
-        n_max: int = 16  # longest draft, in tokens
+        n_max: int = 8  # longest draft, in tokens
         lookup_cache_static: str | None = None  # file, only read
         lookup_cache_dynamic: str | None = None  # file, read and written
         save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
@@ -96,36 +90,33 @@ class NgramCacheSpeculator(Speculator):
         if history is None:
             history = self._histories[request.seq_id] = CountedHistory(request.tokens, request.namespace)
         history.follow(request.tokens)
-        window = history.tokens[-MAX_NGRAM:].tolist()
+        window = history.tokens[-MAX_NGRAM:]
+        key, size = pack(window), len(window)
         tokens: list[int] = []
         scores: list[float] = []
         score = 1.0
         for _ in range(min(request.max_tokens, self._options.n_max)):
-            guess = self._guess(history.counts, window)
+            guess = self._guess(history.counts, key, size)
             if guess is None:
                 break
             token, share = guess
             score *= share
             tokens.append(token)
             scores.append(score)
-            window = [*window[1 - MAX_NGRAM :], token]
+            key, size = slide(key, token), min(size + 1, MAX_NGRAM)
         return Draft(tokens, scores, self.name, "" if tokens else "no match")
 
-    def _guess(self, context: NgramCounts, window: list[int]) -> tuple[int, float] | None:
-        """The likeliest next token and its share."""
+    def _guess(self, context: NgramCounts, key: int, size: int) -> tuple[int, float] | None:
+        """The likeliest token after the last `size` tokens, packed in `key`, and its share."""
         static: Mapping[int, int] = {}
-        if len(self._static) and len(window) >= _STATIC_NGRAM:
-            static = self._static.after(pack(window[-_STATIC_NGRAM:])) or {}
-        keys = [pack(window[-n:]) for n in range(len(window), 0, -1)]
-        for level, thresholds in ((context, _LAX), (self._dynamic, _STRICT)):
-            if len(level):
-                for n, key in zip(range(len(keys), 0, -1), keys, strict=True):
-                    counts = level.after(key)
-                    if counts:
-                        guess = _choose(counts, static, n, thresholds)
-                        if guess:
-                            return guess
-        return _choose(static, {}, _STATIC_NGRAM, _LAX) if static else None
+        if len(self._static) and size >= _STATIC_NGRAM:
+            static = self._static.after(shorter(key, _STATIC_NGRAM)) or static
+        guess = context.clearest(key, size, _LAX, static)
+        if guess is None and len(self._dynamic):
+            guess = self._dynamic.clearest(key, size, _STRICT, static)
+        if guess is None and static:
+            guess = self._static.clearest(shorter(key, _STATIC_NGRAM), _STATIC_NGRAM, _STATIC_ONLY, {})
+        return guess
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         history = self._histories.get(seq_id)
@@ -166,20 +157,3 @@ class NgramCacheSpeculator(Speculator):
             "dynamic_ngrams": len(self._dynamic),
             "dynamic_file": self._options.lookup_cache_dynamic,
         }
-
-
-def _choose(
-    counts: Mapping[int, int], static: Mapping[int, int], n: int, thresholds: _Thresholds
-) -> tuple[int, float] | None:
-    """The token with the most counts (times its static ones), if they are enough and clear enough."""
-    total = sum(counts.values())
-    if total < thresholds.min_samples[n - 1]:
-        return None
-    if static:
-        token = max(counts, key=lambda t: counts[t] * (100 * static.get(t, 0) or 1))
-    else:
-        token = max(counts, key=counts.__getitem__)
-    count = counts[token]
-    if 100 * count < thresholds.min_percent[n - 1] * total:
-        return None
-    return token, count / (total + 1 / n)

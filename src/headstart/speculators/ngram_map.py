@@ -5,9 +5,9 @@ the m tokens after each place and copies the continuation that dominates, or dec
 
 Each key remembers how far its drafts held. The statistics learn from every step, whoever drafted:
 a miss after a tokens lowers the key's reach to a + 1, a draft that held to its end doubles it, and
-a draft cut short by somebody else says nothing, so a reach can always grow again. Scores: L / (L + i)
-for the i-th token after a match of L (see `structures/shares.py`); for k4v with the weight of the
-places that agree and times their share of all places.
+a draft cut short by somebody else says nothing, so a reach can always grow again. Scores: n / (n + i)
+for the i-th token (see `structures/shares.py`); for k4v h * n / (h * n + 1) ... with the h places that
+agree, times their share of all places.
 
 The options are those of llama.cpp's ngram-map-k and ngram-map-k4v.
 """
@@ -15,9 +15,10 @@ The options are those of llama.cpp's ngram-map-k and ngram-map-k4v.
 from __future__ import annotations
 
 from abc import abstractmethod
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
@@ -27,8 +28,7 @@ from headstart.structures.shares import agreeing
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
 
-_MAX_VALUES = 4  # continuations told apart per key
-_MAX_PLACES = 16  # of a key, newest first
+_MAX_PLACES = 8  # of a key that are compared, newest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,15 @@ class NgramMapOptions:
             raise ConfigError(f"ngram-map needs min-hits from 1 to {_MAX_PLACES}, got {self.min_hits}")
 
 
+class _Choice(NamedTuple):
+    """A place to copy from, how many of how many agree with it, and what its reach is remembered by."""
+
+    position: int
+    num_agreeing: int
+    num_places: int
+    key: Hashable
+
+
 class _NgramMap(Speculator):
     """What both have in common: keys, hits and reach."""
 
@@ -53,7 +62,7 @@ class _NgramMap(Speculator):
 
     def __init__(self, options: NgramMapOptions | None = None) -> None:
         self._options = options or NgramMapOptions()
-        self._histories = Histories((self._options.size_n,))
+        self._histories = Histories((self._options.size_n,), max_match=self._options.size_n)
         self._reaches: dict[int, Reach] = {}
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
@@ -68,28 +77,25 @@ class _NgramMap(Speculator):
         reach = self._reaches.get(request.seq_id)
         if reach is None:
             reach = self._reaches[request.seq_id] = Reach(self._options.size_m)
-        places = index.places(_MAX_PLACES if self._options.min_hits > 1 else self._num_places)
+        places = index.places(max(self._num_places, self._options.min_hits))
         if len(places) < self._options.min_hits:
             reach.watch(None, ())
             return Draft(speculator=self.name, reason="fewer hits than min-hits" if places else "no match")
-        tokens, scores = self._choose(index, places)
-        if not tokens:
+        choice = self._choose(index, places)
+        if choice is None:
             reach.watch(None, ())
             return Draft(speculator=self.name, reason="no continuation dominates")
-        key = self._key(index, tokens)
-        length = min(reach.of(key), request.max_tokens)
-        reach.watch(key, tokens[:length])
-        return Draft(tokens[:length], scores[:length], self.name)
+        tokens = index.copy(choice.position, min(reach.of(choice.key), request.max_tokens))
+        reach.watch(choice.key, tokens)
+        share = choice.num_agreeing / choice.num_places
+        scores = agreeing(self._options.size_n * choice.num_agreeing, choice.num_agreeing, len(tokens))
+        return Draft(tokens, scores if share == 1.0 else [share * score for score in scores], self.name)
 
     _num_places: ClassVar[int]  # that `_choose` wants to see
 
-    def _key(self, index: SuffixIndex, tokens: list[int]) -> Hashable:
-        """What the reach of this draft is remembered by."""
-        return index.keys[0]
-
     @abstractmethod
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> tuple[list[int], tuple[float, ...]]:
-        """A continuation of size_m tokens and its scores; empty if none is good enough."""
+    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:
+        """The place to copy from; None if none is good enough."""
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         self._histories.accept(seq_id, emitted)
@@ -107,11 +113,10 @@ class NgramMapKSpeculator(_NgramMap):
     """Copies from the newest place of the key."""
 
     name = "ngram-map-k"
-    _num_places = 4  # a few, in case others share the table slot
+    _num_places = 1
 
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> tuple[list[int], tuple[float, ...]]:
-        length, position = places[0]
-        return index.copy(position, self._options.size_m), agreeing(length, 1, self._options.size_m)
+    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:
+        return _Choice(places[0].position, 1, 1, index.keys[0])
 
 
 @register
@@ -121,18 +126,16 @@ class NgramMapK4vSpeculator(_NgramMap):
     name = "ngram-map-k4v"
     _num_places = _MAX_PLACES
 
-    def _key(self, index: SuffixIndex, tokens: list[int]) -> Hashable:
-        return index.keys[0], tuple(tokens)
-
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> tuple[list[int], tuple[float, ...]]:
-        values: dict[tuple[int, ...], list[int]] = {}  # continuation -> match lengths
-        for length, position in places:
-            value = tuple(index.copy(position, self._options.size_m))
-            if value in values or len(values) < _MAX_VALUES:
-                values.setdefault(value, []).append(length)
+    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:
+        size_m = self._options.size_m
+        values: dict[bytes, list[int]] = {}  # continuation -> its positions, newest first
+        for _, position in places:
+            value = index.tokens[position : position + size_m]
+            if len(value) < size_m:
+                value = array("i", index.copy(position, size_m))
+            values.setdefault(value.tobytes(), []).append(position)
         best = max(values, key=lambda value: len(values[value]))
-        num_best, num_all = len(values[best]), sum(map(len, values.values()))
-        if num_best < 2 * (num_all - num_best):
-            return [], ()
-        share = num_best / num_all
-        return list(best), tuple(share * score for score in agreeing(sum(values[best]), num_best, len(best)))
+        num_best = len(values[best])
+        if num_best < 2 * (len(places) - num_best):
+            return None
+        return _Choice(values[best][0], num_best, len(places), (index.keys[0], best))

@@ -54,8 +54,8 @@ class NgramModSpeculator(Speculator):
                     "ngram-mod needs n-match >= 1 and 0 <= n-min <= n-max, n-max >= 1, got "
                     f"{self.n_match}, {self.n_min} and {self.n_max}"
                 )
-            if not 10 <= self.table_bits <= 30:
-                raise ConfigError(f"ngram-mod needs table-bits from 10 to 30, got {self.table_bits}")
+            if not 10 <= self.table_bits <= 28:
+                raise ConfigError(f"ngram-mod needs table-bits from 10 to 28, got {self.table_bits}")
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or self.Options()

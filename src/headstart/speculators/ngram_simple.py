@@ -51,7 +51,7 @@ class NgramSimpleSpeculator(Speculator):
 
     def _draft(self, request: DraftRequest) -> Draft:
         index = self._histories.at(request.seq_id, request.tokens)
-        places = index.places(limit=4)  # a few, in case others share the table slot
+        places = index.places(limit=1)
         if not places:
             return Draft(speculator=self.name, reason="no match")
         length, position = places[0]

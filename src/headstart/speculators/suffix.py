@@ -1,10 +1,10 @@
 """Copy from where the longest end of the text occurred before: in this text or in past ones.
 
-All places found vote for the next token with the length of their match as weight; those outvoted
-drop out and the walk goes on while the expected acceptance stays above `min_share`. The score of a
-token is the running product of vote shares (see `structures/shares.py`), their sum the expected
-number of accepted tokens: the source with the largest sum drafts. The place copied from stays a
-place to look at, so a long copy is not lost in passages that occur everywhere.
+All places found vote for the next token with the length of their match as weight; of those that win
+the longest match is copied. The others confirm it or speak against it where they part from it: the
+score of a token is the running product of these shares (see `structures/shares.py`), and their sum
+the expected number of accepted tokens. The source with the largest sum drafts. The place copied
+from stays a place to look at, so a long copy is not lost in passages that occur everywhere.
 
 Past texts are kept per namespace and only shown to it; the public namespace is shown to all.
 
@@ -18,20 +18,19 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.corpus import MAX_MATCH, SIZES, SuffixCorpus
 from headstart.structures.histories import Histories
 from headstart.structures.shares import agreeing
-from headstart.structures.suffix_index import Place, SuffixIndex
+from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 
 
-@dataclass(slots=True)
-class _Source:
+class _Source(NamedTuple):
     """Where the last draft of a sequence came from."""
 
     index: SuffixIndex
@@ -51,7 +50,7 @@ class SuffixSpeculator(Speculator):
 
         factor: float = 4.0  # longest draft per token of the longest match
         min_share: float = 0.1  # a draft ends before its expected acceptance falls below
-        max_places: int = 8  # that vote
+        max_places: int = 4  # that vote
         corpus_tokens: int = 2_000_000  # kept of past texts, over all namespaces; 0: none
         file: str | None = None  # keeps the corpus over restarts
 
@@ -105,30 +104,27 @@ class SuffixSpeculator(Speculator):
     def _with_last(
         self, seq_id: int, index: SuffixIndex, size: int, tail: array[int], places: list[Place]
     ) -> list[Place]:
-        """Longest match first, newest first among equals; the place last copied from among them."""
+        """Longest match first, newest first among equals; the place last copied from if it is longer."""
+        places.sort(reverse=True)
         source = self._sources.get(seq_id)
+        if places and places[0].length == MAX_MATCH:
+            return places
         if source is not None and source.index is index and size > source.size:
             position = source.position + size - source.size
-            if index.floor < position < len(index) and all(place.position != position for place in places):
+            if index.floor < position < len(index) and index.tokens[position] != SEPARATOR:
                 length = index.match(tail, position)
-                if length >= SIZES[0] and index.tokens[position] >= 0:
-                    places = [*places, Place(length, position)]
-        return sorted(places, reverse=True) if len(places) > 1 else places
+                if length > (places[0].length if places else SIZES[0] - 1):
+                    places.insert(0, Place(length, position))
+        return places
 
     def _vote(self, index: SuffixIndex, places: list[Place], max_tokens: int) -> tuple[list[int], Sequence[float]]:
-        """The continuation most places agree on, token by token, and its scores."""
-        options = self._options
-        count = min(max_tokens, max(1, int(options.factor * places[0].length)))
+        """What to copy, and its scores."""
+        count = min(max_tokens, max(1, int(self._options.factor * places[0].length)))
         copies = [index.copy(place.position, count) for place in places]
-        first = copies[0]
-        if all(copy == first for copy in copies):
-            scores = agreeing(sum(place.length for place in places), len(places), len(first))
-        else:
-            first, scores = _walk([place.length for place in places], copies, count)
-        if scores and scores[-1] < options.min_share:
-            kept = next(i for i, score in enumerate(scores) if score < options.min_share)
-            return first[:kept], scores[:kept]
-        return first, scores
+        draft, scores = _weigh([place.length for place in places], copies)
+        if scores[-1] < self._options.min_share:
+            scores = [score for score in scores if score >= self._options.min_share]
+        return draft[: len(scores)], scores
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         self._histories.accept(seq_id, emitted)
@@ -152,29 +148,55 @@ class SuffixSpeculator(Speculator):
         }
 
 
-def _walk(weights: list[int], copies: list[list[int]], count: int) -> tuple[list[int], tuple[float, ...]]:
-    """Follow the heaviest vote; ties go to the place listed first."""
-    tokens: list[int] = []
+def _weigh(lengths: list[int], copies: list[list[int]]) -> tuple[list[int], Sequence[float]]:
+    """The copy to draft and its scores; longest match first, no copy is empty.
+
+    Worked example: matches of 4, 2 and 2 tokens are followed by "a b c", "a b d" and "x". "a" has 6
+    votes and "x" 2, so "a b c" is drafted. Its shares are 6 / (6 + 2 + 1), for "b" 8 / (8 + 1) as
+    both matches grew by one, and for "c" 6 / (6 + 4 + 1).
+    """
+    draft = copies[0]
+    if copies.count(draft) == len(copies):
+        return draft, agreeing(sum(lengths), len(copies), len(draft))
+    votes: dict[int, int] = {}
+    for length, copy in zip(lengths, copies, strict=True):
+        votes[copy[0]] = votes.get(copy[0], 0) + length
+    if len(votes) > 1:
+        winner = max(votes, key=votes.__getitem__)
+        draft = next(copy for copy in copies if copy[0] == winner)
+    pairs = zip(lengths, copies, strict=True)
+    partings = [(_num_common(draft, copy), length, copy) for length, copy in pairs if copy is not draft]
+    return draft, _shares(len(draft), sum(lengths), partings)
+
+
+def _shares(size: int, weight: int, partings: list[tuple[int, int, list[int]]]) -> list[float]:
+    """Scores of a draft of `size` tokens.
+
+    Args:
+        size: of the draft.
+        weight: lengths of all matches together.
+        partings: per other copy where it leaves the draft, the length of its match, its tokens.
+    """
     scores: list[float] = []
-    score = 1.0
-    voters = list(zip(weights, copies, strict=True))
-    for i in range(count):
-        votes: dict[int, int] = {}
-        total = 1  # the weight of "something new"
-        for weight, copy in voters:
-            if i < len(copy):
-                votes[copy[i]] = votes.get(copy[i], 0) + weight + i
-                total += weight + i
-        if not votes:
-            break
-        token = max(votes, key=votes.__getitem__)
-        score *= votes[token] / total
-        tokens.append(token)
-        scores.append(score)
-        voters = [voter for voter in voters if i < len(voter[1]) and voter[1][i] == token]
-        if len(voters) == 1:
-            weight, copy = voters[0]
-            tokens += copy[i + 1 :]
-            scores += [score * share for share in agreeing(weight + i + 1, 1, len(copy) - i - 1)]
-            break
-    return tokens, tuple(scores)
+    score, position, num_copies, against = 1.0, 0, len(partings) + 1, 0
+    for end, length, copy in (*sorted(partings), (size, 0, ())):
+        if end > position and against:
+            score *= weight / (weight + against + 1)
+            scores.append(score)
+            weight, position, against = weight + num_copies, position + 1, 0
+        if end > position:
+            count = end - position
+            scores += [score * share for share in agreeing(weight, num_copies, count)]
+            score, weight, position = scores[-1], weight + num_copies * count, end
+        weight, num_copies = weight - length - end, num_copies - 1
+        against += (length + end) * (end < len(copy))  # a copy that just ended has nothing against it
+    return scores
+
+
+def _num_common(one: list[int], other: list[int]) -> int:
+    if one == other:
+        return len(one)
+    for i, (token, counterpart) in enumerate(zip(one, other, strict=False)):
+        if token != counterpart:
+            return i
+    return min(len(one), len(other))

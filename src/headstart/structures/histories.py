@@ -12,7 +12,7 @@ class Histories:
 
     __slots__ = ("_indexes", "_max_match", "_sizes")
 
-    def __init__(self, sizes: Sequence[int], max_match: int = 32) -> None:
+    def __init__(self, sizes: Sequence[int], max_match: int = 16) -> None:
         self._sizes = tuple(sizes)
         self._max_match = max_match
         self._indexes: dict[int, SuffixIndex] = {}

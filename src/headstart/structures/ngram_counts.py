@@ -16,6 +16,7 @@ from headstart.structures.atomic import replace_file
 
 MAX_NGRAM = 4
 _WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1
+_MASKS = tuple((1 << _WIDTH * n) - 1 for n in range(1, MAX_NGRAM + 1))
 _ABSENT = -1
 
 
@@ -25,6 +26,16 @@ def pack(ngram: Iterable[int]) -> int:
     for token in ngram:
         key = key << _WIDTH | token + 1
     return key
+
+
+def slide(key: int, token: int) -> int:
+    """The packed last MAX_NGRAM tokens after one more."""
+    return (key << _WIDTH | token + 1) & _MASKS[-1]
+
+
+def shorter(key: int, n: int) -> int:
+    """The packed last n tokens of a packed n-gram with at least n."""
+    return key & _MASKS[n - 1]
 
 
 def unpack(key: int) -> tuple[int, ...]:
@@ -57,32 +68,31 @@ class NgramCounts:
 
     def learn(self, tokens: Sequence[int], start: int) -> None:
         """Count what tokens[start:] followed; earlier tokens are their context only."""
-        first = max(0, start - MAX_NGRAM)
-        # Keys of the n-grams that end before the next token, n = 1 to 4.
-        one = two = three = four = 0
-        mask = (1 << _WIDTH * MAX_NGRAM) - 1
-        add = self._add
-        for position in range(first, len(tokens)):
-            token = tokens[position]
-            if position >= start:
-                num_before = position - first
-                if num_before:
-                    add(one, token)
-                if num_before > 1:
-                    add(two, token)
-                if num_before > 2:
-                    add(three, token)
-                if num_before > 3:
-                    add(four, token)
-            four = (four << _WIDTH | token + 1) & mask
-            three, two, one = four & mask >> _WIDTH, four & mask >> 2 * _WIDTH, token + 1
+        key = 0
+        for token in tokens[max(0, start - MAX_NGRAM) : start]:
+            key = (key << _WIDTH | token + 1) & _MASKS[-1]
+        table = self._table
+        for position, token in enumerate(tokens[start:], start):
+            lone = token << 32 | 1
+            for mask in _MASKS[:position]:
+                ngram = key & mask
+                found = table.get(ngram)
+                if found is None:
+                    table[ngram] = lone
+                else:
+                    self._add_to(found, ngram, token, 1)
+            key = (key << _WIDTH | token + 1) & _MASKS[-1]
         self._trim()
 
-    def _add(self, key: int, token: int, count: int = 1) -> None:
+    def _add(self, key: int, token: int, count: int) -> None:
         found = self._table.get(key)
         if found is None:
             self._table[key] = token << 32 | count
-        elif isinstance(found, dict):
+        else:
+            self._add_to(found, key, token, count)
+
+    def _add_to(self, found: int | dict[int, int], key: int, token: int, count: int) -> None:
+        if isinstance(found, dict):
             found[token] = found.get(token, 0) + count
         elif found >> 32 == token:
             self._table[key] = found + count
@@ -98,6 +108,43 @@ class NgramCounts:
         """Counts by token after a packed n-gram; None if it was never seen."""
         found = self._table.get(key)
         return {found >> 32: found & 0xFFFFFFFF} if isinstance(found, int) else found
+
+    def clearest(
+        self, key: int, size: int, thresholds: Sequence[tuple[int, int]], weights: Mapping[int, int]
+    ) -> tuple[int, float] | None:
+        """The token that follows best, of the longest n-gram that is clear enough, and its share.
+
+        The best has the largest count * (100 * weight, or 1). Clear enough is an n-gram with at
+        least thresholds[n - 1][0] samples, of which the token has thresholds[n - 1][1] percent. The
+        share is count / (samples + 1 / n).
+
+        Args:
+            key: the packed last tokens.
+            size: how many of them to use at most.
+            thresholds: entry n - 1 is for n tokens.
+            weights: by token; may be empty.
+        """
+        table = self._table
+        for n in range(size, 0, -1):
+            found = table.get(key & _MASKS[n - 1])
+            if found is None:
+                continue
+            min_samples, min_percent = thresholds[n - 1]
+            if isinstance(found, int):
+                count = found & 0xFFFFFFFF
+                if count >= min_samples:
+                    return found >> 32, count / (count + 1 / n)
+                continue
+            total = sum(found.values())
+            if total < min_samples:
+                continue
+            if weights:
+                token = max(found, key=lambda t: found[t] * (100 * weights.get(t, 0) or 1))
+            else:
+                token = max(found, key=found.__getitem__)
+            if 100 * found[token] >= min_percent * total:
+                return token, found[token] / (total + 1 / n)
+        return None
 
     def items(self) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
         """All n-grams with their counts, oldest first."""

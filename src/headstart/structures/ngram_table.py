@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.structures.rolling import BASE, MASK, keys_of, leaving_factor
+from headstart.structures.rolling import BASE, KEY_BITS, MASK, keys_of, leaving_factor
 
 MAX_COUNT = 15
 _FINGERPRINT = (1 << 24) - 1
@@ -38,8 +38,8 @@ class NgramTable:
     def __init__(self, n: int, bits: int = 22) -> None:
         self.n = n
         self._factor = leaving_factor(n)
-        self._shift = 64 - bits
-        self._fingerprint_shift = 64 - bits - 24
+        self._shift = KEY_BITS - bits
+        self._fingerprint_shift = KEY_BITS - bits - 24
         self._entries = np.zeros(1 << bits, np.uint64)  # untouched pages cost no memory
         self._view = self._entries.data  # reads a scalar four times faster than numpy
 

@@ -1,7 +1,8 @@
 """A rolling hash of the last n tokens, one token at a time or over a whole array.
 
-The key of a window t_1 .. t_n is the sum of t_j * BASE^(n + 1 - j) modulo 2^64. Its high bits are
-well mixed, so the top bits address a table and the ones below tell equal addresses apart.
+The key of a window t_1 .. t_n is the sum of t_j * BASE^(n + 1 - j) modulo 2^60 (two digits of a
+Python int: products stay cheap). Its high bits are well mixed: the top ones address a table, and
+those below tell equal addresses apart.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-MASK = 2**64 - 1
-BASE = 0x9E3779B97F4A7C15  # odd: multiplying by it loses nothing
+KEY_BITS = 60
+MASK = 2**KEY_BITS - 1
+BASE = 0xE3779B97F4A7C15  # odd: multiplying by it loses nothing
 
 
 def leaving_factor(n: int) -> int:
     """What a token that leaves a window of n is multiplied with: BASE^n."""
-    return pow(BASE, n, 2**64)
+    return pow(BASE, n, 2**KEY_BITS)
 
 
 def slide(key: int, leaving: int, entering: int, factor: int) -> int:
@@ -43,12 +45,12 @@ def keys_of(tokens: NDArray[np.int32], n: int) -> NDArray[np.uint64]:
     for j in range(n):
         keys += wide[j : j + count]
         keys *= base
-    return keys
+    return keys & np.uint64(MASK)
 
 
 def salt_of(namespace: str) -> int:
-    """64 bits that stand for a namespace; 0 for the public one."""
-    return int.from_bytes(namespace_id(namespace)[:8], "little")
+    """As many bits as a key has that stand for a namespace; 0 for the public one."""
+    return int.from_bytes(namespace_id(namespace)[:8], "little") & MASK
 
 
 def namespace_id(namespace: str) -> bytes:

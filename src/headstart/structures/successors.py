@@ -42,8 +42,8 @@ class Successors:
                 del self._entries[next(iter(self._entries))]
             shares, num_rows = row, 1
         else:
-            shares = {successor: share / 2 for successor, share in old.shares.items()}
-            for successor, share in row.items():
+            shares = {successor: share / 2 for successor, share in row.items()}  # first: ties go to the newest
+            for successor, share in old.shares.items():
                 shares[successor] = shares.get(successor, 0.0) + share / 2
             while len(shares) > self._width:
                 del shares[min(shares, key=shares.__getitem__)]

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.structures.rolling import BASE, MASK, key_of, keys_of, leaving_factor
+from headstart.structures.rolling import BASE, KEY_BITS, MASK, key_of, keys_of, leaving_factor
 
 SEPARATOR = -1  # between documents: no token equals it
 _MIN_BITS = 10
+_MAX_STRANGERS = 4
 _BULK = 96  # from so many tokens on numpy is faster
 
 
@@ -56,7 +57,7 @@ class SuffixIndex:
 
     __slots__ = ("_chains", "_max_match", "floor", "tokens")
 
-    def __init__(self, sizes: Sequence[int], max_match: int = 32) -> None:
+    def __init__(self, sizes: Sequence[int], max_match: int = 16) -> None:
         self._chains = [_Chains(n) for n in sorted(sizes)]
         self._max_match = max(max_match, *sizes)
         self.tokens = array("i")
@@ -74,7 +75,7 @@ class SuffixIndex:
     @property
     def keys(self) -> tuple[int, ...]:
         """Hashes of the last n tokens per n: how another index of these sizes finds them."""
-        return tuple(chains.key for chains in self._chains)
+        return tuple([chains.key for chains in self._chains])
 
     @property
     def tail(self) -> array[int]:
@@ -95,21 +96,22 @@ class SuffixIndex:
 
     def _link(self, chains: _Chains, new: Sequence[int]) -> None:
         """Make the places of new tokens known, one by one, before they are appended."""
-        tokens, n, factor, head, key = self.tokens, chains.n, chains.factor, chains.head, chains.key
-        shift = 64 - chains.bits
-        start = len(tokens)
-        window = tokens[-n:].tolist() if start else []
+        n, factor, head, key = chains.n, chains.factor, chains.head, chains.key
+        shift, add = KEY_BITS - chains.bits, chains.previous.append
+        position = len(self.tokens)
+        num_early = min(max(0, n - position), len(new))  # with fewer than n tokens before them
+        for token in new[:num_early]:
+            add(0)
+            key = (key + token) * BASE & MASK
+        position += num_early
+        window = self.tokens[position - num_early - n :].tolist() if position > n else self.tokens.tolist()
         window += new
-        offset = start - min(start, n)  # window[i] is the token at position offset + i
-        for position in range(start, start + len(new)):
-            if position >= n:
-                slot = key >> shift
-                chains.previous.append(head[slot])
-                head[slot] = position
-                key -= window[position - n - offset] * factor
-            else:
-                chains.previous.append(0)
-            key = (key + window[position - offset]) * BASE & MASK
+        for leaving, token in zip(window, new[num_early:], strict=False):
+            slot = key >> shift
+            add(head[slot])
+            head[slot] = position
+            position += 1
+            key = (key - leaving * factor + token) * BASE & MASK
         chains.key = key
 
     def _append_many(self, new: array[int]) -> None:
@@ -121,7 +123,7 @@ class SuffixIndex:
             chains.previous.extend(array("i", bytes(4 * (min(first, len(text)) - start))))
             if first < len(text):
                 keys = keys_of(text[first - chains.n : -1], chains.n)
-                self._link_many(chains, first, (keys >> np.uint64(64 - chains.bits)).astype(np.int64))
+                self._link_many(chains, first, (keys >> np.uint64(KEY_BITS - chains.bits)).astype(np.int64))
             chains.key = key_of(self.tokens[-chains.n :])
 
     @staticmethod
@@ -159,7 +161,7 @@ class SuffixIndex:
             first = max(length, chains.n)
             text = np.frombuffer(self.tokens, np.int32)[first - chains.n : -1]
             keys = keys_of(text, chains.n) if len(text) >= chains.n else np.empty(0, np.uint64)
-            slots = (keys >> np.uint64(64 - chains.bits)).tolist()
+            slots = (keys >> np.uint64(KEY_BITS - chains.bits)).tolist()
             for position in range(len(self.tokens) - 1, first - 1, -1):
                 chains.head[slots[position - first]] = chains.previous[position]
             del text, chains.previous[length:]
@@ -194,39 +196,50 @@ class SuffixIndex:
         Args:
             tail: end of the text to look up, at most `max_match` tokens.
             keys: hashes of its last n tokens, as `keys` of an index with the same sizes.
-            limit: places looked at, those that only share a table slot included.
+            limit: most places.
         """
+        size, number = len(tail), _number(tail)
         for chains, key in zip(reversed(self._chains), reversed(keys), strict=True):
-            found = self._walk(chains, key, tail, limit) if len(tail) >= chains.n else []
+            found = self._walk(chains, key, (size, number), limit) if size >= chains.n else []
             if found:
                 return found
         return []
 
-    def _walk(self, chains: _Chains, key: int, tail: array[int], limit: int) -> list[Place]:
+    def _walk(self, chains: _Chains, key: int, tail: tuple[int, int], limit: int) -> list[Place]:
         tokens, previous, floor, n = self.tokens, chains.previous, self.floor, chains.n
-        position = chains.head[key >> (64 - chains.bits)]
-        window = tail[-n:]
-        found = []
-        while position > floor and limit:
-            if tokens[position - n : position] == window and tokens[position] != SEPARATOR:
-                found.append(Place(self.match(tail, position, n), position))
+        position = chains.head[key >> (KEY_BITS - chains.bits)]
+        found: list[Place] = []
+        num_strangers = 0  # that share the slot: a few are passed over
+        while position > floor:
+            length = self._num_equal(tail, position)
+            if length >= n and tokens[position] != SEPARATOR:
+                found.append(Place(length, position))
+                if len(found) == limit:
+                    break
+            else:
+                num_strangers += 1
+                if num_strangers > limit + _MAX_STRANGERS:
+                    break
             position = previous[position]
-            limit -= 1
         return found
 
-    def match(self, tail: array[int], position: int, known: int = 0) -> int:
-        """How many tokens before `position` equal the end of `tail`; `known` of them surely do."""
-        tokens, size = self.tokens, len(tail)
-        low, high = known, min(size, position - self.floor)
-        if tokens[position - high : position] == tail[size - high :]:
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if tokens[position - middle : position - low] == tail[size - middle : size - low]:
-                low = middle
-            else:
-                high = middle
-        return low
+    def match(self, tail: array[int], position: int) -> int:
+        """How many tokens before `position` equal the end of `tail`."""
+        return self._num_equal((len(tail), _number(tail)), position)
+
+    def _num_equal(self, tail: tuple[int, int], position: int) -> int:
+        """`match` for a tail given as its length and number.
+
+        Later tokens are more significant, so the highest differing bit tells how many at the end
+        are equal: one comparison instead of a loop.
+        """
+        size, number = tail
+        reach = position - self.floor
+        if reach < size:
+            number >>= 32 * (size - reach)
+            size = reach
+        difference = number ^ _number(self.tokens[position - size : position])
+        return size - (difference.bit_length() + 31) // 32
 
     def copy(self, position: int, count: int) -> list[int]:
         """The next `count` tokens from `position`, up to a separator.
@@ -241,6 +254,11 @@ class SuffixIndex:
         while len(copied) < count:
             copied += copied[-period:]
         return copied[:count]
+
+
+def _number(tokens: array[int]) -> int:
+    """The tokens as one number, 32 bits each, the last one most significant."""
+    return int.from_bytes(tokens.tobytes(), "little")
 
 
 def common_prefix(one: array[int], other: Sequence[int]) -> int:

@@ -84,9 +84,9 @@ class BridgeSequence(ABC):
 class IdenticalSequence(BridgeSequence):
     """Ids mean the same on both sides."""
 
-    def __init__(self, sizes: tuple[int, int]) -> None:
+    def __init__(self, target_size: int) -> None:
         super().__init__()
-        self._target_size = sizes[0]
+        self._target_size = target_size
 
     @property
     def draft_history(self) -> list[int]:
@@ -190,7 +190,7 @@ class TextSequence(BridgeSequence):
         if length >= len(self.target_tokens):
             self.num_stable = len(self.draft_history)
             return
-        removed = self.target_tokens[:length]
+        kept = self.target_tokens[:length]
         del self._snapshots[bisect_right(self._snapshots, length, key=lambda entry: entry[0]) :]
         if not self._snapshots:
             num_kept = 0
@@ -200,7 +200,7 @@ class TextSequence(BridgeSequence):
             self._to_draft.restore(snapshot, self.target_tokens[num_kept - 1])
         num_stable = self._to_draft.num_stable
         del self.target_tokens[num_kept:]
-        self.extend(removed[num_kept:])
+        self.extend(kept[num_kept:])
         self.num_stable = min(num_stable, self.num_stable)
 
 
@@ -229,11 +229,13 @@ class VocabularyBridge:
             self._target_encoder, self.draft, controls=pair_controls(self.draft, self.target, backward)
         )
         self._trie = ByteTrie(self.draft.pieces, data.order)
-        self._allowed = lru_cache(maxsize=1024)(self._trie.allowed)
+        self._allowed = lru_cache(maxsize=128)(self._trie.allowed)
 
     @property
     def way(self) -> Way:
-        return self.comparison.way
+        """How tokens go. Replacements need the text, so with them no vocabularies count as shared."""
+        way = self.comparison.way
+        return Way.TEXT if way is Way.SHARED and self._replacements else way
 
     @property
     def to_target(self) -> NDArray[np.int32]:
@@ -243,7 +245,7 @@ class VocabularyBridge:
     def open(self) -> BridgeSequence:
         """Begin a sequence."""
         if self.way is Way.IDENTICAL:
-            return IdenticalSequence((self.target.size, self.draft.size))
+            return IdenticalSequence(self.target.size)
         return SharedSequence(self) if self.way is Way.SHARED else TextSequence(self)
 
     def allowed(self, pending: bytes) -> NDArray[np.int32]:

@@ -35,7 +35,7 @@ class PairData:
     """What is computed once for a pair of vocabularies."""
 
     comparison: Comparison
-    order: NDArray[np.int32]  # draft tokens sorted by their bytes; empty unless tokens go by text
+    order: NDArray[np.int32]  # draft tokens sorted by their bytes; empty if the vocabularies are identical
 
 
 def load_or_build(folder: Path | None, target: VocabTable, draft: VocabTable) -> PairData:
@@ -60,13 +60,13 @@ def cache_path(folder: Path, target: VocabTable, draft: VocabTable) -> Path:
 
 def _build(target: VocabTable, draft: VocabTable) -> PairData:
     comparison = compare_tables(target, draft)
-    is_by_text = comparison.way is Way.TEXT
-    return PairData(comparison, sort_pieces(draft.pieces) if is_by_text else np.zeros(0, np.int32))
+    is_identical = comparison.way is Way.IDENTICAL
+    return PairData(comparison, np.zeros(0, np.int32) if is_identical else sort_pieces(draft.pieces))
 
 
 def _load(path: Path, target: VocabTable, draft: VocabTable) -> PairData | None:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in _ARRAYS}
             header, checksum = bytes(file["header"]), bytes(file["checksum"])
         if checksum != _checksum(header, arrays):

@@ -44,23 +44,25 @@ class Replacements:
         self._prefixes = {source[:end] for source in self._replaced for end in range(1, len(source))}
         self._max_held = max(map(len, self._prefixes), default=0)
 
+    def __bool__(self) -> bool:
+        return bool(self._replaced)
+
     def apply(self, symbols: str) -> tuple[str, str]:
         """(rewritten symbols, symbols held back): what may yet become a marker is held back."""
         if not self._replaced:
             return symbols, ""
+        size = len(symbols)
+        longest = min(size, self._max_held)
+        holds = [size - n for n in range(longest, 0, -1) if symbols[size - n :] in self._prefixes]
         parts: list[str] = []
         end = 0
         for match in self._pattern.finditer(symbols):
-            if match.end() == len(symbols) and match.group() in self._prefixes:
-                return "".join([*parts, symbols[end : match.start()]]), match.group()
+            if any(end <= hold <= match.start() for hold in holds):
+                break
             parts += [symbols[end : match.start()], self._replaced[match.group()]]
             end = match.end()
-        rest = symbols[end:]
-        num_held = next(
-            (n for n in range(min(len(rest), self._max_held), 0, -1) if rest[-n:] in self._prefixes), 0
-        )
-        split = len(rest) - num_held
-        return "".join([*parts, rest[:split]]), rest[split:]
+        hold = next((hold for hold in holds if hold >= end), size)
+        return "".join([*parts, symbols[end:hold]]), symbols[hold:]
 
 
 def symbols_of(text: str, table: VocabTable, base: int) -> str:

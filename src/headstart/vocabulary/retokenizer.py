@@ -1,11 +1,11 @@
 """Tokens of a text that grows, without tokenizing it from the start again.
 
 The tokens of a prefix are not a prefix of the tokens of the whole: "hel" + "lo" is one token. But what
-can change lies at the end. Pre-tokenizers start anew at a space between two words, so all before the
-last such space is final; that is proven for the tokenizers in use as long as no token reaches over
-the space (checked). Where no space comes (CJK, base64) tokens that end `LOOKBEHIND` bytes before the
-end are taken as final, if possible up to the end of a word. Tokens behind a boundary do not depend on bytes before it: BPE applies merges
-by rank, and none of them crossed the boundary. So only the window behind it is tokenized again.
+can change lies at the end. Pre-tokenizers start anew behind a word and at a space between two words,
+so what comes before the last such place is final (as long as no token reaches over it, which is checked). Where
+there is none (CJK) tokens that end `LOOKBEHIND` bytes before the end are taken as final. Tokens
+behind a boundary do not depend on bytes before it: BPE applies merges by rank, and none of them
+crossed the boundary. So only the window behind it is tokenized again.
 """
 
 from __future__ import annotations
@@ -96,16 +96,15 @@ class Retokenizer:
         """Move the window's start to the last place behind which nothing can reach."""
         ends, base, window = self._ends, self._base, self._window
         cut = len(window)
-        while (cut := last_split(window, cut)) > 0:
+        while (cut := last_split(window, cut, self._encoder.table.word_ends)) > 0:
             index = bisect_left(ends, base + cut, self._start)
             if index < len(ends) and ends[index] == base + cut:
                 self._freeze(index + 1)
                 return
         if len(window) > 2 * LOOKBEHIND:
-            last = bisect_right(ends, base + len(window) - LOOKBEHIND, self._start)
-            if last > self._start:
-                behind_word = (i for i in range(last, self._start, -1) if ends_word(window, ends[i - 1] - base))
-                self._freeze(next(behind_word, last))
+            index = bisect_right(ends, base + len(window) - LOOKBEHIND, self._start)
+            if index > self._start:
+                self._freeze(index)
 
     def _freeze(self, start: int) -> None:
         end = self._ends[start - 1]
@@ -113,19 +112,15 @@ class Retokenizer:
         self._start, self._base = start, end
 
 
-def last_split(text: bytes, before: int) -> int:
-    """Last position under `before` of a space between two words; 0 if there is none."""
-    position = text.rfind(b" ", 1, min(before, len(text) - 1))
-    while position > 0:
-        if text[position - 1] > 32 and text[position + 1] > 32:
+def last_split(text: bytes, before: int, word_ends: bytes) -> int:
+    """Last position under `before` where a pre-tokenizer starts anew whatever follows; 0 if there is none."""
+    for position in range(min(before, len(text)) - 1, 0, -1):
+        byte, last = text[position], text[position - 1]
+        if word_ends[last << 8 | byte]:
             return position
-        position = text.rfind(b" ", 1, position)
+        if byte == 32 and last > 32 and text[position + 1 : position + 2] > b" ":
+            return position
     return 0
-
-
-def ends_word(text: bytes, position: int) -> bool:
-    """Whether an ASCII letter or digit stands before and a mark behind: a pre-tokenizer starts anew there."""
-    return text[position - 1 : position].isalnum() and text[position] < 128 and not text[position : position + 1].isalnum()
 
 
 def num_common(left: Sequence[int], right: Sequence[int]) -> int:

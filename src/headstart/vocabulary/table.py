@@ -27,6 +27,7 @@ class VocabTable:
     bos_id: int | None
     eos_id: int | None
     add_bos: bool
+    word_ends: bytes  # by (byte << 8 | next byte): 1 where a word ends that no token reaches over
     digest: str  # sha256 over bytes and marks of all tokens
 
     @property
@@ -57,6 +58,7 @@ def read_table(vocab: Vocab) -> VocabTable:
         bos_id=vocab.bos_id,
         eos_id=vocab.eos_id,
         add_bos=vocab.add_bos,
+        word_ends=_word_ends(pieces),
         digest=_digest(vocab, pieces, controls),
     )
 
@@ -72,6 +74,20 @@ def _canonical_ids(vocab: Vocab, pieces: list[bytes]) -> dict[bytes, int]:
             if pieces[last] == piece:
                 ids[piece] = last
     return ids
+
+
+def _word_ends(pieces: list[bytes]) -> bytes:
+    """Where an ASCII letter or digit meets another ASCII character and no token has the two side by side."""
+    text = np.frombuffer(b"".join(pieces), np.uint8).astype(np.uint16)
+    pairs = text[:-1] << 8 | text[1:]
+    ends = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+    is_inside = np.ones(len(text) + 1, bool)
+    is_inside[ends] = False  # the pair before each token's first byte reaches over a border
+    letters = np.array([byte < 128 and chr(byte).isalnum() for byte in range(256)])
+    marks = ~letters & (np.arange(256) < 128)
+    table = np.outer(letters, marks).ravel()
+    table[pairs[is_inside[1 : len(text)]]] = False
+    return table.tobytes()
 
 
 def _digest(vocab: Vocab, pieces: list[bytes], controls: Mapping[int, bytes]) -> str:

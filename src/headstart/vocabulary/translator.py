@@ -168,7 +168,7 @@ class ToTarget:
         follows = list(whole[: len(tail)]) == tail
         # Else the history ends inside what would be one token: the target goes on from there.
         tokens = list(whole[len(tail) :]) if follows else list(self._encoder.encode(text[len(before) :]))
-        return tokens, self._num_behind(tokens, len(text), last_split(text, len(text)))
+        return tokens, self._num_behind(tokens, len(text), last_split(text, len(text), self._target.word_ends))
 
     def _num_behind(self, tokens: list[int], end: int, split: int) -> int:
         """How many of the tokens, the last of which ends at `end`, end behind `split`."""
@@ -181,12 +181,12 @@ class ToTarget:
 
 def history_tail(history: Sequence[int], table: VocabTable) -> list[int]:
     """The last tokens that bytes to come can merge with: from the last word, `LOOKBEHIND` bytes at most."""
-    pieces, start, num_bytes = table.pieces, len(history), 0
-    while start > 0 and num_bytes < LOOKBEHIND and pieces[history[start - 1]]:
+    pieces, word_ends = table.pieces, table.word_ends
+    start, num_bytes = len(history), 0
+    while start > 0 and num_bytes < LOOKBEHIND and (piece := pieces[history[start - 1]]):
         start -= 1
-        piece = pieces[history[start]]
         num_bytes += len(piece)
-        starts_word = piece[0] == 32 and piece[1:2] > b" "
-        if starts_word and start > 0 and pieces[history[start - 1]][-1:] > b" ":
+        before = pieces[history[start - 1]] if start > 0 else b""
+        if before and word_ends[before[-1] << 8 | piece[0]]:
             break
     return list(history[start:])

@@ -153,3 +153,14 @@ def test_the_help_page_explains_every_setting_within_the_width(monkeypatch: pyte
     words = " ".join(lines).split()
     for setting in SETTINGS:
         assert setting.flag in words or setting.flag.replace("--", "--[no-]", 1) in words
+
+
+def test_options_of_a_speculator_reach_it_and_its_other_defaults_stay_its_own() -> None:
+    options = (
+        read("--spec-ngram-simple-size-n", "7", "-lcs", "words.bin", "--spec-corpus", "c").config().speculation.options
+    )
+    assert options == {
+        "ngram-simple": {"size_n": 7},
+        "ngram-cache": {"lookup_cache_static": "words.bin"},
+        "suffix": {"file": "c"},
+    }

@@ -41,7 +41,7 @@ def make(name: str) -> Speculator:
         case "ngram-cache":
             return NgramCacheSpeculator()
         case "suffix":
-            return SuffixSpeculator()
+            return SuffixSpeculator(SuffixSpeculator.Options(max_places=1000))
     raise AssertionError(name)
 
 
@@ -60,14 +60,12 @@ def tokens_of(speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8
 pieces = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=8)
 
 
-@all_speculators
+@pytest.mark.parametrize("name", ["ngram-simple", "ngram-cache", "suffix"])  # the others learn on the way
 @given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30), steps=pieces, kept=st.integers(1, 60))
 def test_state_fed_step_by_step_equals_state_made_from_the_whole(
     name: str, prompt: list[int], steps: list[list[int]], kept: int
 ) -> None:
     """Also after the history was cut and begun again."""
-    if name in ("ngram-mod", "ngram-map-k", "ngram-map-k4v"):  # these learn from what happened on the way
-        return
     speculator = make(name)
     speculator.begin(0, prompt)
     history = list(prompt)
@@ -129,7 +127,7 @@ def test_sequences_do_not_mix(name: str) -> None:
     one, other = [1, 2, 3, 4, 5, 6] * 3, [1, 2, 7, 8, 9, 5] * 3
     speculator.begin(0, one, "a")
     speculator.begin(1, other, "b")
-    drafts = speculator.propose([DraftRequest(1, other + [1, 2], 2), DraftRequest(0, one + [1, 2], 2)])
+    drafts = speculator.propose([DraftRequest(1, [*other, 1, 2], 2), DraftRequest(0, [*one, 1, 2], 2)])
     assert [list(draft.tokens) for draft in drafts] == [[7, 8], [3, 4]]
 
 
@@ -166,7 +164,7 @@ def test_places_that_disagree_share_the_confidence() -> None:
     speculator = SuffixSpeculator()
     draft = propose(speculator, [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 9, 1, 2], 1)
     assert list(draft.tokens) == [3]
-    assert list(draft.confidence) == pytest.approx([(2 + 3) / (2 + 3 + 3 + 1)]) or draft.confidence[0] < 0.7
+    assert list(draft.confidence) == pytest.approx([(2 + 2) / (2 + 2 + 2 + 1)])
 
 
 def test_a_long_copy_is_not_lost_in_a_passage_that_occurs_everywhere() -> None:
@@ -264,7 +262,10 @@ def test_one_sequence_that_guesses_badly_takes_nothing_from_another() -> None:
 
 def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
     speculator = NgramModSpeculator(NgramModSpeculator.Options(n_match=2, n_min=3, table_bits=12))
-    assert propose(speculator, [1, 2, 3, 4, 1, 2, 5, 6, 3, 4], 8).reason == "shorter than n-min"
+    speculator.begin(0, [1, 2, 3, 4])
+    assert propose(speculator, [9, 1, 2], 8, seq_id=1).reason == "shorter than n-min"
+    speculator.begin(2, [3, 4, 5, 6])
+    assert tokens_of(speculator, [8, 1, 2], 8, seq_id=3) == [3, 4, 5, 6]
 
 
 class TestNgramCache:

@@ -131,7 +131,7 @@ def test_a_file_cut_anywhere_opens_with_every_whole_record(tmp_path: Path) -> No
     write_log(path, [1, 2, 3], [4, 5])
     whole = path.read_bytes()
     first_end = HEADER_SIZE + RECORD_SIZE + 12
-    for size in range(len(whole)):
+    for size in range(0, len(whole), 3):
         path.write_bytes(whole[:size])
         assert read_log(path) == ([[1, 2, 3]] if size >= first_end else [])
         write_log(path, [6])  # and goes on behind them

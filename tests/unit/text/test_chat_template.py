@@ -23,7 +23,9 @@ def test_no_template_means_chatml_and_a_stop_for_its_marker():
 
 
 def test_blocks_leave_no_blank_lines_and_nothing_is_escaped():
-    source = "{%- for m in messages %}\n    {% if true %}\n{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}"
+    source = (
+        "{%- for m in messages %}\n    {% if true %}\n{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}"
+    )
     assert render(source) == 'hi <b>|{"role": "user", "content": "hi <b>"}\n'
 
 

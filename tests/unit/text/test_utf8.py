@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,7 @@ from headstart.text.utf8 import Utf8Decoder, text_or_bytes
 def test_pieces_decode_to_the_whole(data, cuts):
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     decoder = Utf8Decoder()
-    pieces = [decoder.feed(data[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    pieces = [decoder.feed(data[start:end]) for start, end in itertools.pairwise(bounds)]
     assert "".join(pieces) + decoder.finish() == data.decode("utf-8", "replace")
 
 

@@ -1,0 +1,44 @@
+"""Chat with a running server through OpenAI's client, and see which tokens were guessed.
+
+pip install openai
+headstart serve &
+python examples/openai_client.py "def fibonacci(n):"
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+
+from openai import OpenAI
+
+
+def main(prompt: str) -> None:
+    """Stream an answer; guessed tokens come out green, numbers at the end."""
+    client = OpenAI(
+        base_url=os.environ.get("HEADSTART_URL", "http://127.0.0.1:8080") + "/v1",
+        api_key=os.environ.get("HEADSTART_API_KEY", "none"),
+    )
+    stream = client.chat.completions.create(
+        model="any",  # the server has one model
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=200,
+        stream=True,
+        extra_body={"return_draft_info": True},
+    )
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a token may end inside a character
+    timings: dict[str, float] = {}
+    for chunk in stream:
+        timings = (chunk.model_extra or {}).get("timings", timings)
+        for choice in chunk.choices:
+            for token in (choice.model_extra or {}).get("sources", []):
+                piece = token["piece"]
+                text = decode(piece.encode() if isinstance(piece, str) else bytes(piece))
+                print(f"\033[32m{text}\033[0m" if token["source"] else text, end="", flush=True)
+    drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+    print(f"\n{timings['predicted_per_second']:.1f} tokens/s, {accepted} of {drafted} draft tokens accepted")
+
+
+if __name__ == "__main__":
+    main(" ".join(sys.argv[1:]) or "Write a function that adds two numbers.")

@@ -1,0 +1,82 @@
+"""Runs the app: takes the port, serves until a signal, and ends with the reason if the model cannot be loaded."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError
+from headstart.scheduler.worker import Worker
+from headstart.server.app import create_app
+from headstart.server.model import ServedModel
+
+BACKLOG = 2048  # connections the system holds until they are accepted
+SHUTDOWN_SECONDS = 5  # for answers in flight after SIGTERM or Ctrl-C
+
+
+def serve(
+    config: ServerConfig,
+    worker: Worker,
+    load_model: Callable[[], ServedModel],
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until stopped; `announce` gets the address as soon as it accepts connections.
+
+    Raises:
+        ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
+    """
+    failures: list[Exception] = []
+
+    def give_up(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    app = create_app(config, worker, load_model, give_up)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            headers=[("server", "headstart")],
+            timeout_keep_alive=config.timeout,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+    )
+    with take_port(config) as listener:
+        announce(address_of(listener))
+        server.run(sockets=[listener])
+    if failures:
+        raise failures[0]
+
+
+def take_port(config: ServerConfig) -> socket.socket:
+    """Listen on the configured address.
+
+    Raises:
+        ConfigError: it is in use, or not ours.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    # asyncio switches Nagle's algorithm off only for sockets that name their protocol; 40 ms a token otherwise
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        listener.listen(BACKLOG)
+        return listener
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {reason}; choose another --port (0 takes a free one)"
+        ) from error
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

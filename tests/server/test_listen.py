@@ -1,0 +1,44 @@
+"""Starting and failing to start."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import served_model
+
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError, ModelError
+from headstart.server.listen import address_of, serve, take_port
+
+
+def test_a_port_in_use_is_named_with_the_remedy():
+    with take_port(ServerConfig(port=0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port}: .*in use.*; choose another --port"):
+            serve(ServerConfig(port=port), FakeWorker(), served_model, print)
+
+
+def test_an_address_that_is_not_ours_is_a_config_error():
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
+        take_port(ServerConfig(host="192.0.2.1"))
+
+
+def test_sockets_name_their_protocol_so_that_tokens_are_sent_at_once():
+    with take_port(ServerConfig(port=0)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_the_address_is_a_url():
+    with take_port(ServerConfig(port=0)) as listener:
+        assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded():
+    worker, announced = FakeWorker(), []
+    worker.start_error = ModelError("draft.gguf is truncated")
+    with pytest.raises(ModelError, match="truncated"):
+        serve(ServerConfig(port=0), worker, served_model, announced.append)
+    assert worker.is_closed
+    assert announced[0].startswith("http://127.0.0.1:")

@@ -1,0 +1,134 @@
+"""The budget: rows go where they pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.control.budget import MARGIN_OFF, Budget
+from headstart.control.cost import CostTable
+from headstart.control.values import SlotDraft, Step
+
+CPU = {1: 49.0, 2: 70.0, 3: 91.0, 4: 113.0, 5: 130.0, 6: 146.0, 7: 163.0, 8: 180.0, 12: 240.0, 16: 300.0, 32: 637.0}
+
+
+def measured(times: dict[int, float]) -> CostTable:
+    cost = CostTable()
+    for _ in range(8):
+        for rows, milliseconds in times.items():
+            cost.observe(rows, 100, milliseconds)
+    return cost
+
+
+def falling(acceptance: float, length: int = 16) -> list[float]:
+    return list(accumulate([acceptance] * length, mul))
+
+
+def plan(budget: Budget, drafts: Sequence[Sequence[float]], **limits: int) -> list[int]:
+    n = len(drafts)
+    return budget.plan([SlotDraft(draft) for draft in drafts], Step(n, n, 100, **limits))
+
+
+def test_a_hopeless_draft_gets_nothing_and_a_sure_one_gets_much() -> None:
+    budget = Budget(measured(CPU))
+    assert plan(budget, [falling(0.1)]) == [0]
+    assert plan(budget, [falling(0.99)])[0] >= 7
+
+
+def test_rows_go_to_the_slots_that_use_them() -> None:
+    lengths = plan(Budget(measured(CPU)), [falling(0.99), falling(0.05), []])
+    assert lengths[0] >= 3 and lengths[1:] == [0, 0]
+
+
+def test_a_bump_in_the_cost_curve_is_crossed_when_what_lies_behind_pays() -> None:
+    flat_after_jump = {1: 10.0, 2: 24.0, 3: 24.1, 4: 24.2, 8: 24.6, 12: 25.0, 16: 25.4, 24: 26.0}
+    assert plan(Budget(measured(flat_after_jump)), [falling(0.9)])[0] >= 12
+    assert plan(Budget(measured(flat_after_jump)), [falling(0.5)]) == [0]
+
+
+@given(
+    st.lists(st.lists(st.floats(0.0, 1.0), max_size=8), min_size=1, max_size=3),
+    st.integers(0, 20),
+)
+def test_the_plan_is_the_best_of_all_plans(conditional: list[list[float]], room: int) -> None:
+    drafts = [list(accumulate(rates, mul)) for rates in conditional]
+    cost = CostTable()
+    for _ in range(4):
+        for rows in range(1, 33):
+            cost.observe(rows, 100, 10.0 + 2.0 * rows + 15.0 * (rows > 6))
+    n = len(drafts)
+    curve = cost.curve(n + 24, 100)
+    lengths = plan(Budget(cost), drafts, max_rows=n + room)
+    rate = (1.0 + MARGIN_OFF) * n / curve[n]
+
+    def value(tokens: float, rows: int) -> float:
+        return tokens - rate * (curve[n + rows] - curve[n])
+
+    best = 0.0
+    every = sorted((s for draft in drafts for s in draft), reverse=True)
+    for rows in range(min(room, len(every)) + 1):
+        best = max(best, value(sum(every[:rows]), rows))
+    chosen = value(sum(sum(d[:k]) for d, k in zip(drafts, lengths, strict=True)), sum(lengths))
+    assert sum(lengths) <= room
+    assert chosen >= best - 1e-9
+
+
+def test_row_and_output_limits_hold() -> None:
+    budget = Budget(measured({1: 10.0, 2: 10.0, 32: 10.1}))
+    drafts = [falling(0.99), falling(0.98), falling(0.97)]
+    assert sum(plan(budget, drafts, max_rows=8)) == 5
+    assert sum(plan(budget, drafts, max_outputs=7)) == 4
+    assert plan(budget, drafts, max_rows=3) == [0, 0, 0]
+    assert plan(budget, drafts, max_rows=2) == [0, 0, 0]
+
+
+def test_a_length_set_by_hand_is_kept_whatever_it_costs() -> None:
+    slots = [SlotDraft(falling(0.01, 5), is_fixed=True), SlotDraft(falling(0.01))]
+    budget = Budget(measured(CPU))
+    assert budget.plan(slots, Step(2, 2, 100)) == [5, 0]
+    assert budget.plan(slots, Step(2, 2, 100, max_rows=5)) == [3, 0]
+
+
+def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
+    slots = [SlotDraft(falling(0.99, 2), min_tokens=3, is_fixed=True), SlotDraft(falling(0.99, 2), min_tokens=3)]
+    assert Budget(measured(CPU)).plan(slots, Step(2, 2, 100)) == [0, 0]
+
+
+def test_a_draft_near_break_even_stays_on_longer_than_it_takes_to_come_on() -> None:
+    cost = measured({1: 50.0, 2: 70.0})
+
+    def lowest(first: float) -> float:
+        for s in range(1000):
+            budget = Budget(cost)
+            plan(budget, [[first]])
+            if plan(budget, [[s / 1000]]) == [1]:
+                return s / 1000
+        return 1.0
+
+    assert lowest(first=0.45) < lowest(first=0.01) - 0.01
+
+
+def test_an_expensive_unknown_is_tried_within_the_savings_and_then_known() -> None:
+    cost, budget = CostTable(), None
+    for _ in range(5):
+        cost.observe(1, 100, 10.0)
+    budget = Budget(cost)
+    tried: list[int] = []
+    for _ in range(60):
+        (length,) = plan(budget, [falling(0.5)])
+        cost.observe(1 + length, 100, 10.0 + 0.1 * length)
+        tried.append(length)
+    assert tried[-1] >= 4, "rows turned out to be nearly free"
+    cost = CostTable()
+    for _ in range(5):
+        cost.observe(1, 100, 10.0)
+    budget, wasted = Budget(cost), 0.0
+    for _ in range(300):
+        (length,) = plan(budget, [falling(0.5)])
+        cost.observe(1 + length, 100, 10.0 + 12.0 * length)
+        wasted += 12.0 * length - 10.0 * sum(falling(0.5)[:length])
+    assert wasted < 0.03 * 3000.0, "rows turned out to be dear, and that was learned cheaply"

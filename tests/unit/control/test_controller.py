@@ -1,0 +1,149 @@
+"""The whole: state on disk, choice among drafts, and what control earns on synthetic texts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from headstart.control import Controller, DraftRun, Outcome, Preference, SlotDraft, Step, draft_value, splice, splice_point
+
+STEP = Step(1, 1, 100)
+
+
+@pytest.fixture(scope="module")
+def simulation() -> ModuleType:
+    path = Path(__file__).parents[3] / "benchmarks" / "control_simulation.py"
+    spec = importlib.util.spec_from_file_location("control_simulation", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trained() -> Controller:
+    controller, rng = Controller(), random.Random(4)
+    controller.declare_model("model")
+    for _ in range(200):
+        rows = rng.randint(1, 12)
+        controller.observe_step(rows, 100, 50.0 + 20.0 * (rows - 1))
+        controller.record(Outcome(1, "text", [4.0] * 6, rng.randint(0, 6), 6))
+        controller.plan([SlotDraft(controller.survival("text", [4.0] * 6, 1))], STEP)
+    controller.observe_draft(DraftRun("model", [4], [3], 2, 21.0), STEP)
+    return controller
+
+
+def test_saved_state_gives_the_same_decisions(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "deep" / "state.json", trained(), Controller()
+    first.end(1)
+    first.save(path)
+    assert second.load(path) is None
+    assert second.survival("text", [4.0] * 6, 9) == first.survival("text", [4.0] * 6, 9)
+    assert second.describe()["cost_ms"] == first.describe()["cost_ms"]
+    assert second.describe()["draft_models"]["model"]["round_ms"] == first.describe()["draft_models"]["model"]["round_ms"]
+    assert list(tmp_path.rglob("*.partial")) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.update(version=0),
+        lambda state: state.pop("cost"),
+        lambda state: state["cost"].update(knots=[1, 2]),
+        lambda state: state["cost"]["curves"]["0"].update(level=float("nan")),
+        lambda state: state["cost"]["curves"]["0"]["shape"].pop(),
+        lambda state: state["calibration"]["text"].update(n=-1.0),
+        lambda state: state["calibration"]["text"].update(m="many"),
+        lambda state: state["calibration"]["text"]["cell_m"].__setitem__(0, 1e6),
+        lambda state: state.update(calibration=[]),
+        lambda state: state["budget"].update({"1": [1.0]}),
+        lambda state: state["drafting"]["model"].update(going_on=7),
+    ],
+)
+def test_damaged_state_is_refused_and_changes_nothing(tmp_path: Path, damage: Any) -> None:
+    path, controller = tmp_path / "state.json", trained()
+    controller.save(path)
+    state = json.loads(path.read_text())
+    damage(state)
+    path.write_text(json.dumps(state))
+    before = controller.describe()
+    assert controller.load(path)
+    assert controller.describe() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(content)
+    assert Controller().load(path)
+    assert Controller().load(tmp_path / "absent.json")
+
+
+def test_the_draft_worth_most_is_taken_not_the_first() -> None:
+    controller = trained()
+    assert controller.best([[0.3, 0.2], [0.9, 0.8], []], STEP) == 1
+    assert controller.best([[], []], STEP) is None
+    assert controller.best([[0.01]], STEP) == 0, "worthless, but still there to be labelled"
+
+
+def test_a_price_turns_long_doubtful_drafts_into_less_than_short_sure_ones() -> None:
+    long, short = [0.5] * 10, [0.9, 0.85]
+    assert draft_value(long, 0.0) > draft_value(short, 0.0)
+    assert draft_value(long, 0.45) < draft_value(short, 0.45)
+
+
+def test_splicing_keeps_survival_falling_and_cuts_where_the_model_is_surer() -> None:
+    assert splice([0.9, 0.5], [0.8, 0.4]) == pytest.approx([0.9, 0.5, 0.4, 0.2])
+    assert splice([], [0.8]) == [0.8]
+    assert splice_point([0.9, 0.8, 0.2], 0.7) == 2
+    assert splice_point([0.5], 0.7) == 0
+
+
+def test_the_way_of_picking_follows_what_would_have_been_accepted() -> None:
+    preference = Preference()
+    for _ in range(30):
+        preference.record(coupled_matched=False, argmax_matched=True)
+    assert not preference.prefers_coupled
+    for _ in range(100):
+        preference.record(coupled_matched=True, argmax_matched=False)
+    assert preference.prefers_coupled
+
+
+@pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
+@pytest.mark.parametrize(("workload", "num_slots"), [("nothing", 1), ("nothing", 4), ("low", 4)])
+def test_auto_is_never_slower_than_off(simulation: ModuleType, curve: str, workload: str, num_slots: int) -> None:
+    run = simulation.Simulation(workload, curve, num_slots, tokens=700)
+    assert run.auto().speed >= 0.97 * run.off().speed
+
+
+@pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
+@pytest.mark.parametrize(("workload", "num_slots"), [("mixed", 1), ("looping", 1), ("per-slot", 4)])
+def test_auto_is_as_good_as_the_best_fixed_length(
+    simulation: ModuleType, curve: str, workload: str, num_slots: int
+) -> None:
+    run, controller = simulation.Simulation(workload, curve, num_slots, tokens=1500), Controller()
+    run.auto(controller)
+    best = max(run.fixed(length).speed for length in (1, 2, 3, 4, 8, 16))
+    assert run.auto(controller).speed >= 0.97 * best
+
+
+@pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
+def test_auto_is_ahead_where_the_text_changes_its_character(simulation: ModuleType, curve: str) -> None:
+    run = simulation.Simulation("halves", curve, 4, tokens=1000)
+    best = max(run.off().speed, *(run.fixed(length).speed for length in (1, 2, 4, 8)))
+    assert run.auto().speed > 1.02 * best
+
+
+@pytest.mark.parametrize("curve", ["cpu", "gpu"])
+@pytest.mark.parametrize("workload", ["nothing", "mixed", "looping"])
+def test_a_draft_model_under_control_is_never_slower_than_off(
+    simulation: ModuleType, curve: str, workload: str
+) -> None:
+    run = simulation.ModelSimulation(workload, curve, 2, tokens=800)
+    assert run.auto().speed >= 0.97 * run.off().speed

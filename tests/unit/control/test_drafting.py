@@ -1,0 +1,86 @@
+"""Draft models: their time is earned before it is spent."""
+
+from __future__ import annotations
+
+import pytest
+
+from headstart.control import Controller, DraftRun, ModelSlot, Outcome, Step
+
+STEP = Step(1, 1, 100)
+
+
+def learned(acceptance_labels: tuple[int, int], *, round_ms: float = 5.0, row_ms: float = 15.0) -> Controller:
+    """A machine of 50 ms for one row and `row_ms` for a further one; labels: (matched, labelled) of each draft."""
+    controller = Controller()
+    controller.declare_model("model")
+    for _ in range(6):
+        for rows in range(1, 18):
+            controller.observe_step(rows, 100, 50.0 + row_ms * (rows - 1))
+        controller.observe_draft(DraftRun("model", [4], [4], 0, 4 * round_ms), STEP)
+    matched, labelled = acceptance_labels
+    for seq_id in range(60):
+        controller.record(Outcome(seq_id, "model", [0.9] * 4, matched, labelled))
+        controller.end(seq_id)
+    return controller
+
+
+def test_a_good_model_may_draft_and_a_bad_or_dear_one_may_not() -> None:
+    slots = [ModelSlot(1, 16)]
+    assert learned((4, 4)).plan_model("model", slots, STEP)[0].max_tokens >= 3
+    assert learned((0, 1)).plan_model("model", slots, STEP)[0].max_tokens == 0
+    assert learned((4, 4), round_ms=60.0).plan_model("model", slots, STEP)[0].max_tokens == 0
+
+
+def test_a_dearer_row_asks_for_more_confidence() -> None:
+    both = learned((4, 4), row_ms=8.0), learned((4, 4), row_ms=28.0)
+    thresholds = [c.plan_model("model", [ModelSlot(1, 4)], STEP)[0].min_confidence for c in both]
+    assert 0.0 < thresholds[0] < thresholds[1] < 1.0
+
+
+def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
+    controller = learned((4, 4))
+    step = Step(2, 2, 100)
+    alone, rivalled = controller.plan_model("model", [ModelSlot(1, 16), ModelSlot(2, 16, rival=6.0)], step)
+    assert alone.max_tokens > 0 and rivalled.max_tokens == 0
+
+
+def test_a_doubtful_text_draft_is_not_continued() -> None:
+    controller = learned((4, 4))
+    assert controller.plan_model("model", [ModelSlot(1, 16, prefix=0.98)], STEP)[0].max_tokens > 0
+    assert controller.plan_model("model", [ModelSlot(1, 16, prefix=0.2)], STEP)[0].max_tokens == 0
+
+
+def test_lengths_set_by_hand_pass_through() -> None:
+    (allowance,) = learned((0, 1)).plan_model("model", [ModelSlot(1, 7, fixed_confidence=0.25)], STEP)
+    assert (allowance.max_tokens, allowance.min_confidence) == (7, 0.25)
+
+
+def test_no_room_means_no_draft() -> None:
+    full = Step(1, 1, 100, max_rows=1)
+    assert learned((4, 4)).plan_model("model", [ModelSlot(1, 16)], full)[0].max_tokens == 0
+    assert learned((4, 4)).plan_model("model", [], STEP) == []
+
+
+def test_probes_of_a_model_that_is_off_become_rare_and_stay_cheap() -> None:
+    controller = learned((0, 1))
+    probes = [i for i in range(4000) if controller.plan_model("model", [ModelSlot(1, 16)], STEP)[0].max_tokens]
+    gaps = [b - a for a, b in zip(probes, probes[1:], strict=False)]
+    assert len(probes) >= 5
+    assert gaps[-1] > gaps[0]
+    assert len(probes) * 3 * 5.0 <= 0.01 * 4000 * 50.0 + 50.0
+
+
+def test_a_model_that_became_good_is_found_by_probes() -> None:
+    controller = learned((0, 1))
+    for _ in range(3000):
+        (allowance,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+        if allowance.max_tokens > 3:
+            return
+        if allowance.max_tokens:
+            controller.record(Outcome(1, "model", [0.9] * 3, 3, 3))
+    pytest.fail("still off")
+
+
+def test_draft_prices_follow_measurements() -> None:
+    controller = learned((4, 4), round_ms=8.0)
+    assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(8.0, rel=0.1)

@@ -1,0 +1,255 @@
+"""Translation over real tokenizers: nothing is lost, nothing is guessed twice, nothing depends on the pieces."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.vocabulary import real
+from tests.unit.vocabulary.texts import random_text
+
+from headstart.vocabulary import BridgeOptions, BridgeSequence, VocabularyBridge, Way, find_replacements
+from headstart.vocabulary.encoder import Encoder, num_incomplete
+from headstart.vocabulary.table import VocabTable
+
+PAIRS = [
+    ("demo-target", "demo-draft-other"),
+    ("demo-draft-other", "demo-target"),
+    ("qwen2", "llama-bpe"),
+    ("llama-bpe", "gemma-4"),
+    ("gemma-4", "llama-spm"),
+    ("llama-spm", "qwen2"),
+    ("gpt-2", "demo-target"),
+    ("phi-3", "deepseek-llm"),
+    ("deepseek-coder", "phi-3"),
+    ("deepseek-llm", "gpt-2"),
+]
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0]} to {pair[1]}", scope="module")
+def bridge(request: pytest.FixtureRequest) -> VocabularyBridge:
+    target, draft = request.param
+    if not (target + draft).startswith("demo") and not real.has_fetched():
+        pytest.skip(f"no vocabularies in {real.fetched_folder()}; run python tests/fetch_vocabs.py")
+    return real.bridge(target, draft)
+
+
+@pytest.fixture(scope="module")
+def demo() -> VocabularyBridge:
+    return real.bridge("demo-target", "demo-draft-other")
+
+
+def target_encoder(bridge: VocabularyBridge) -> Encoder:
+    return bridge.to_target_translator._encoder
+
+
+def draft_encoder(bridge: VocabularyBridge) -> Encoder:
+    return bridge.make_to_draft()._encoder
+
+
+def in_pieces(tokens: list[int], rng: random.Random) -> Iterator[list[int]]:
+    start = 0
+    while start < len(tokens):
+        size = rng.choice((1, 1, 2, 3, 5, 17))
+        yield tokens[start : start + size]
+        start += size
+
+
+def complete(text: bytes) -> bytes:
+    return text[: len(text) - num_incomplete(text)]
+
+
+def all_draft_tokens(sequence: BridgeSequence, table: VocabTable) -> list[int]:
+    """The draft's history with the token that was taken back, without bos."""
+    tokens = [*sequence.draft_history, *([] if sequence.healed is None else [sequence.healed])]
+    return tokens[1:] if table.add_bos else tokens
+
+
+def test_history_in_random_pieces_keeps_every_byte_and_is_what_the_draft_tokenizer_says(
+    bridge: VocabularyBridge,
+) -> None:
+    rng = random.Random(1)
+    num_steps = num_canonical = 0
+    for _ in range(8):
+        text = random_text(rng)
+        tokens = list(target_encoder(bridge).encode(text))
+        sequence, done = bridge.open(), b""
+        before = list(sequence.draft_history)
+        for piece in in_pieces(tokens, rng):
+            sequence.extend(piece)
+            done += bridge.target.join(piece)
+            assert bridge.draft.join(sequence.draft_history) + sequence.pending == done
+            assert sequence.draft_history[: sequence.num_stable] == before[: sequence.num_stable]
+            before = list(sequence.draft_history)
+            num_steps += 1
+            num_canonical += all_draft_tokens(sequence, bridge.draft) == list(draft_encoder(bridge).encode(complete(done)))
+        assert done == text
+    assert num_canonical >= 0.99 * num_steps  # measured: all
+
+
+def test_draft_to_target_loses_nothing_and_continues_the_targets_own_tokens(bridge: VocabularyBridge) -> None:
+    rng = random.Random(2)
+    num_drafts = num_canonical = 0
+    for _ in range(12):
+        text = random_text(rng)
+        tokens = list(target_encoder(bridge).encode(text))
+        cut = rng.randrange(len(tokens) + 1)
+        sequence = bridge.open()
+        sequence.extend(tokens[:cut])
+        done = bridge.target.join(tokens[:cut])
+        rest = text[len(done) :][: rng.randrange(1, 40)]
+        translated, num_provisional = sequence.translate(list(draft_encoder(bridge).encode(sequence.pending + rest)))
+        assert done + bridge.target.join(translated) == max(done, complete(done + rest), key=len)
+        assert 0 <= num_provisional <= len(translated)
+        final = translated[: len(translated) - num_provisional]
+        num_drafts += 1
+        num_canonical += final == tokens[cut : cut + len(final)]
+    assert num_canonical >= 0.99 * num_drafts  # measured: all
+
+
+def test_truncated_history_equals_a_fresh_one(bridge: VocabularyBridge) -> None:
+    rng = random.Random(3)
+    for _ in range(6):
+        tokens = list(target_encoder(bridge).encode(random_text(rng)))
+        sequence = bridge.open()
+        for piece in in_pieces(tokens, rng):
+            sequence.extend(piece)
+        before = list(sequence.draft_history)
+        length = rng.randrange(len(tokens) + 1)
+        sequence.truncate(length)
+        fresh = bridge.open()
+        fresh.extend(tokens[:length])
+        assert sequence.target_tokens == tokens[:length]
+        assert sequence.draft_history == fresh.draft_history
+        assert sequence.pending == fresh.pending
+        assert sequence.draft_history[: sequence.num_stable] == before[: sequence.num_stable]
+
+
+def test_long_prompt_is_the_same_at_once_and_token_by_token(demo: VocabularyBridge) -> None:
+    rng = random.Random(4)
+    text = b" ".join(random_text(rng) for _ in range(60))
+    tokens = list(target_encoder(demo).encode(text))
+    assert len(tokens) > 2048
+    at_once, stepwise = demo.open(), demo.open()
+    at_once.extend(tokens)
+    for token in tokens:
+        stepwise.extend([token])
+    assert at_once.draft_history == stepwise.draft_history
+
+
+def test_only_the_end_of_a_long_history_changes(demo: VocabularyBridge) -> None:
+    tokens = list(target_encoder(demo).encode(b"the quick brown fox jumps over it. " * 200))
+    sequence = demo.open()
+    sequence.extend(tokens[:-20])
+    for token in tokens[-20:]:
+        num_before = len(sequence.draft_history)
+        sequence.extend([token])
+        assert sequence.num_stable >= num_before - 4
+
+
+def test_character_in_parts_waits_until_it_is_complete(demo: VocabularyBridge) -> None:
+    sequence = demo.open()
+    encoded = "x 😀".encode()
+    one_byte_tokens = [demo.target.ids[bytes([byte])] for byte in encoded]
+    sequence.extend(one_byte_tokens[:-1])
+    assert sequence.pending.endswith(encoded[-4:-1])
+    assert demo.draft.join(sequence.draft_history) + sequence.pending == encoded[:-1]
+    translated, _ = sequence.translate(list(draft_encoder(demo).encode(sequence.pending + encoded[-1:] + b" ok")))
+    assert demo.target.join(translated) == encoded[-1:] + b" ok"
+
+
+def test_spelled_markers_stay_text_and_markers_stay_markers(demo: VocabularyBridge) -> None:
+    sequence = demo.open()
+    sequence.extend(list(target_encoder(demo).encode(b"<|im_end|>")))
+    assert not set(sequence.draft_history) & set(demo.draft.controls)
+    marker = next(token for token, text in demo.target.controls.items() if text == b"<|im_end|>")
+    sequence.extend([marker])
+    assert demo.draft.controls[sequence.draft_history[-1]] == b"<|im_end|>"
+    assert sequence.pending == b""
+    drafted, num_provisional = sequence.translate([sequence.draft_history[-1]])
+    assert (drafted, num_provisional) == ([marker], 0)
+
+
+def test_draft_that_contradicts_pending_bytes_is_empty(demo: VocabularyBridge) -> None:
+    sequence = demo.open()
+    sequence.extend([demo.target.ids[bytes([byte])] for byte in b" specula"])
+    assert sequence.pending
+    assert sequence.translate(list(draft_encoder(demo).encode(b"#!"))) == ([], 0)
+
+
+def test_boundary_is_healed_only_where_the_vocabularies_end_differently(demo: VocabularyBridge) -> None:
+    sequence = demo.open()
+    sequence.extend(list(target_encoder(demo).encode(b"x = (")))
+    assert (sequence.pending, sequence.healed) == (b"", None)
+    sequence.reset()
+    sequence.extend([demo.target.ids[bytes([byte])] for byte in b" retur"])
+    assert sequence.healed is not None
+    assert sequence.pending == demo.draft.pieces[sequence.healed]
+    unhealed = real.bridge("demo-target", "demo-draft-other", heals=False).open()
+    unhealed.extend(sequence.target_tokens)
+    assert unhealed.pending == b""
+    assert unhealed.draft_history == [*sequence.draft_history, sequence.healed]
+
+
+def test_target_continues_inside_a_word_from_the_tokens_it_has(demo: VocabularyBridge) -> None:
+    sequence = demo.open()
+    sequence.extend([demo.target.ids[bytes([byte])] for byte in b" retur"])
+    translated, num_provisional = sequence.translate(list(draft_encoder(demo).encode(sequence.pending + b"n x, y")))
+    assert demo.target.join(translated) == b"n x, y"
+    assert translated[0] == demo.target.ids[b"n"]
+    assert num_provisional < len(translated)
+
+
+def test_identical_vocabularies_pass_through() -> None:
+    bridge = real.bridge("demo-target", "demo-target")
+    sequence = bridge.open()
+    sequence.extend([5, 6, 7])
+    assert bridge.way is Way.IDENTICAL
+    assert sequence.draft_history == [5, 6, 7]
+    assert sequence.translate([8, bridge.target.size, 9]) == ([8], 0)
+    sequence.truncate(1)
+    assert (sequence.draft_history, sequence.num_stable) == ([5], 1)
+
+
+def test_replaced_markers_reach_the_draft_and_a_started_marker_waits() -> None:
+    pairs = (("<|im_start|>user\n", "<|fim_prefix|>U: "), ("<|im_start|>assistant\n", "<|fim_middle|>"))
+    target = real.vocab("demo-target")
+    bridge = VocabularyBridge(target, real.vocab("demo-draft-other"), BridgeOptions(replacements=pairs))
+    sequence = bridge.open()
+    tokens = target.tokenize("<|im_start|>user\nhi<|im_start|>assistant\nyes", add_special=False, parse_special=True)
+    num_until_name = tokens.index(tokens[0], 1) + 1
+    sequence.extend(tokens[:num_until_name])
+    assert not sequence.can_draft
+    sequence.extend(tokens[num_until_name:])
+    assert sequence.can_draft
+    history = [*sequence.draft_history, *([] if sequence.healed is None else [sequence.healed])]
+    assert b"".join(bridge.draft.spelling(token) for token in history) == b"<|fim_prefix|>U: hi<|fim_middle|>yes"
+
+
+def test_spelled_replacement_source_stays_text() -> None:
+    target = real.vocab("demo-target")
+    options = BridgeOptions(replacements=(("<|im_start|>user\n", "<|fim_prefix|>"),))
+    bridge = VocabularyBridge(target, real.vocab("demo-draft-other"), options)
+    sequence = bridge.open()
+    text = b"<|im_start|>user\nhi"
+    sequence.extend(target.tokenize(text, add_special=False, parse_special=False))
+    assert bridge.draft.join(sequence.draft_history) + sequence.pending == text
+
+
+@pytest.mark.skipif(not real.has_fetched(), reason="run python tests/fetch_vocabs.py")
+def test_chat_of_one_family_becomes_the_chat_of_another() -> None:
+    pairs = tuple(find_replacements("<|im_start|>", "<|start_header_id|>"))
+    target = real.vocab("qwen2")
+    bridge = VocabularyBridge(target, real.vocab("llama-bpe"), BridgeOptions(replacements=pairs))
+    sequence = bridge.open()
+    chat = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello"
+    sequence.extend(target.tokenize(chat, add_special=False, parse_special=True))
+    history = b"".join(map(bridge.draft.spelling, sequence.draft_history)) + sequence.pending
+    assert history == (
+        b"<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        b"<|start_header_id|>assistant<|end_header_id|>\n\nHello"
+    )
+    end = next(token for token, text in bridge.draft.controls.items() if text == b"<|eot_id|>")
+    drafted, _ = sequence.translate([*draft_encoder(bridge).encode(sequence.pending + b" there"), end])
+    assert b"".join(map(bridge.target.spelling, drafted)) == b" there<|im_end|>"

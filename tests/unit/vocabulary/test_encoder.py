@@ -1,0 +1,46 @@
+"""Tokenizing a piece of text byte for byte."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.unit.vocabulary import real
+from tests.unit.vocabulary.texts import random_text
+
+from headstart.vocabulary.encoder import Encoder, num_incomplete
+from headstart.vocabulary.table import read_table
+
+NAMES = (*real.DEMO, *real.FETCHED)
+
+
+@pytest.fixture(params=NAMES, scope="module")
+def encoder(request: pytest.FixtureRequest) -> Encoder:
+    name = request.param
+    if name not in real.DEMO and not real.has_fetched():
+        pytest.skip(f"no vocabularies in {real.fetched_folder()}; run python tests/fetch_vocabs.py")
+    return Encoder(real.vocab(name), read_table(real.vocab(name)))
+
+
+def test_tokens_stand_for_the_very_bytes_and_are_never_markers(encoder: Encoder) -> None:
+    rng = random.Random(1)
+    for _ in range(60):
+        text = random_text(rng)
+        tokens = list(encoder.encode(text))
+        assert encoder.table.join(tokens) == text
+        assert not set(tokens) & set(encoder.table.controls)
+
+
+def test_plain_text_is_tokenized_as_the_model_does(encoder: Encoder) -> None:
+    name = next(name for name in NAMES if read_table(real.vocab(name)).digest == encoder.table.digest)
+    own = real.vocab(name).tokenize(b"def add(a, b):\n    return a + b", add_special=False, parse_special=False)
+    has_space = encoder.table.join(own).startswith(b" ")  # SentencePiece begins with a space of its own
+    assert list(encoder.encode(b" " * has_space + b"def add(a, b):\n    return a + b")) == own
+
+
+def test_unfinished_characters_are_counted() -> None:
+    for character in ("a", "é", "中", "😀"):
+        raw = character.encode()
+        for length in range(1, len(raw) + 1):
+            assert num_incomplete(b"x" + raw[:length]) == (length if length < len(raw) else 0)
+    assert [num_incomplete(text) for text in (b"", b"\x80", b"\xff", b"x\x80\x80\x80\x80")] == [0, 0, 0, 0]
