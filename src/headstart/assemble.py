@@ -9,9 +9,9 @@ import hashlib
 import logging
 import os
 import platform
-import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart import demo
 from headstart.config import Config, EngineConfig
-from headstart.errors import ConfigError, HeadstartError, ModelError
+from headstart.errors import ConfigError, ModelError
 from headstart.hub import ModelPaths, resolve_model
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler
     from headstart.server.model import ServedModel
     from headstart.types import Engine
+    from headstart.vocabulary.bridge import VocabularyBridge
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         max_outputs=_max_outputs(config, model.vocab.size),
         max_draft=_max_draft(config),
     )
-    drafter = _load_draft(config, models.draft, model, engine) if "draft-model" in types and models.draft else None
+    drafter = _load_draft(config, models.draft, engine) if "draft-model" in types and models.draft else None
     drafting = _make_drafting(config, types, model, engine, drafter)
     scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
     info = WorkerInfo(
@@ -132,7 +133,7 @@ def _max_outputs(config: Config, vocab_size: int) -> int:
     return max(config.scheduler.parallel, min(wanted, config.engine.batch, _MAX_LOGITS // vocab_size))
 
 
-def _load_draft(config: Config, path: Path, target: Model, engine: Engine) -> Any:
+def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
     """The draft model's engine.
 
     Raises:
@@ -144,8 +145,6 @@ def _load_draft(config: Config, path: Path, target: Model, engine: Engine) -> An
 
     draft_config = _draft_engine_config(config, engine)
     model = Model(path, draft_config)
-    if (reason := target.vocab.why_not_same(model.vocab)) is not None:
-        raise ModelError(f"{path} cannot draft for {target.path}: {reason}; choose a draft model of the same family")
     parallel = config.scheduler.parallel
     drafter = LlamaEngine(model, draft_config, num_sequences=parallel, max_outputs=parallel, max_draft=0)
     if drafter.memory is not MemoryKind.CUT:
@@ -182,7 +181,11 @@ def _make_drafting(config: Config, types: tuple[str, ...], model: Model, engine:
     from headstart.structures.token_log import VocabularyId
     from headstart.types import MemoryKind
 
-    parts = {"engine": lambda: drafter, "vocabulary": lambda: VocabularyId.of(model.vocab)}
+    parts = {
+        "engine": lambda: drafter,
+        "vocabulary": lambda: VocabularyId.of(model.vocab),
+        "bridge": lambda: _bridge(config, model, drafter.model),
+    }
     options = dict(config.speculation.options)
     options["draft-model"] = {"sampling": config.speculation.draft_sampling, **options.get("draft-model", {})}
     seats = [Seat(make_speculator(name, options, parts)) for name in types]
@@ -195,6 +198,20 @@ def _make_drafting(config: Config, types: tuple[str, ...], model: Model, engine:
     if path is not None and path.exists() and (reason := controller.load(path)) is not None:
         log.warning("what control learned is not used: %s: %s", path, reason)
     return Drafting(seats, config.speculation, controller, unusable, path)
+
+
+def _bridge(config: Config, target: Model, draft: Model) -> VocabularyBridge | None:
+    """Translation between the two vocabularies; None if their ids mean the same."""
+    from headstart.vocabulary.bridge import BridgeOptions, VocabularyBridge
+    from headstart.vocabulary.comparison import Way
+    from headstart.vocabulary.replacements import parse_pairs
+    from headstart.vocabulary.templates import find_replacements
+
+    pairs = parse_pairs(config.speculation.spec_replace)
+    pairs += find_replacements(target.chat_template or "", draft.chat_template or "")
+    bridge = VocabularyBridge(target.vocab, draft.vocab, BridgeOptions(tuple(pairs), cache_directory() / "vocabularies"))
+    log.info("draft model %s: %s", draft.path.name, bridge.comparison.describe())
+    return None if bridge.way is Way.IDENTICAL else bridge
 
 
 def _state_path(config: Config, model: Model, drafter: Any) -> Path | None:
@@ -260,67 +277,28 @@ def serve(config: Config) -> int:
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
-    import uvicorn
-
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
-    from headstart.server.app import create_app
+    from headstart.server import listen
+    from headstart.speculation import wanted_types
 
     level = logging.DEBUG if config.server.verbose else getattr(logging, config.server.log_level.upper())
     logging.basicConfig(level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    from headstart.speculation import wanted_types
-
+    logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
     models = find_models(config)
-    wanted_types(config.speculation, has_draft_model=_uses_draft(config, models))
-    listener = listen(config.server.host, config.server.port)
+    wanted_types(config.speculation, has_draft_model=_uses_draft(config, models))  # find mistakes before loading
     worker = WorkerClient(lambda: ProcessTransport(partial(build_scheduler, config, models), level))
-    failures: list[Exception] = []
 
-    def stop(error: Exception) -> None:
-        failures.append(error)
-        server.should_exit = True
+    def announce(url: str) -> None:
+        threading.Thread(target=_announce, args=(worker, url, models.is_demo), daemon=True).start()
 
-    app = create_app(config.server, worker, lambda: load_served_model(config, models), stop)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=config.server.verbose,
-            timeout_keep_alive=config.server.timeout,
-            timeout_graceful_shutdown=3,
-        )
-    )
-    url = "http://{}:{}".format(*listener.getsockname()[:2])
-    threading.Thread(target=_announce, args=(worker, url, models.is_demo), daemon=True).start()
-    server.run(sockets=[listener])
-    if failures:
-        error = failures[0]
-        raise error if isinstance(error, HeadstartError) else HeadstartError(str(error))
+    listen.serve(config.server, worker, lambda: load_served_model(config, models), announce)
     return 0
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Bind first, so that a taken port is found before models load.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another --port or --host") from error
-    return listener
 
 
 def _announce(worker: Any, url: str, is_demo: bool) -> None:
     """Print the address and something to try, once the models are loaded."""
-    import time
-
     while worker.status == "loading":
         time.sleep(0.05)
     if worker.status != "ready":

@@ -32,13 +32,19 @@ def _at_least(config: object, name: str, minimum: int) -> None:
 class ModelConfig:
     """Where the target model comes from."""
 
-    model: str | None = option(None, "GGUF file of the target model (first part of a split one); the embedded demo model if absent", "-m")
+    model: str | None = option(
+        None, "GGUF file of the target model (first part of a split one); the embedded demo model if absent", "-m"
+    )
     hf_repo: str | None = option(None, "target model from the Hugging Face hub: user/repo[:quant]", "-hf", "-hfr")
     hf_file: str | None = option(None, "file in --hf-repo, instead of choosing by quant", "-hff")
     hf_token: str | None = option(None, "access token of the hub (also HF_TOKEN)", "-hft", secret=True)
     offline: bool = option(False, "never use the network; take models from the cache only")
-    draft_model: str | None = option(None, "GGUF file of a draft model; enough to use it", "-md", "--model-draft", "--spec-draft-model")
-    draft_hf_repo: str | None = option(None, "draft model from the hub: user/repo[:quant]", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
+    draft_model: str | None = option(
+        None, "GGUF file of a draft model; enough to use it", "-md", "--model-draft", "--spec-draft-model"
+    )
+    draft_hf_repo: str | None = option(
+        None, "draft model from the hub: user/repo[:quant]", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"
+    )
     alias: str | None = option(None, "model name that the API shows", "-a")
 
 
@@ -49,19 +55,28 @@ class EngineConfig:
     threads: int | None = option(None, "CPU threads while generating; default: physical cores", "-t")
     threads_batch: int | None = option(None, "CPU threads while reading prompts; default: as --threads", "-tb")
     gpu_layers: int = option(-1, "layers on the GPU; -1 for all", "-ngl", "--n-gpu-layers")
-    device: str | None = option(None, "devices to use, by name and separated by commas (see `headstart devices`); none = CPU", "-dev")
+    device: str | None = option(
+        None, "devices to use, by name and separated by commas (see `headstart devices`); none = CPU", "-dev"
+    )
     split_mode: str = option("layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor"))
     main_gpu: int = option(0, "device of the model with --split-mode none", "-mg")
     tensor_split: str | None = option(None, "share of the model per device, for instance 3,1", "-ts")
     cache_type_k: str = option("f16", "type of the cached keys", "-ctk", choices=CACHE_TYPES)
     cache_type_v: str = option("f16", "type of the cached values", "-ctv", choices=CACHE_TYPES)
     flash_attn: str = option("auto", "flash attention", "-fa", choices=("auto", "on", "off"))
-    context: int = option(0, "tokens of context in the cache, shared by all slots; 0 = what the model was trained with", "-c", "--ctx-size")
+    context: int = option(
+        0,
+        "tokens of context in the cache, shared by all slots; 0 = what the model was trained with",
+        "-c",
+        "--ctx-size",
+    )
     batch: int = option(2048, "most tokens in one decode call", "-b", "--batch-size")
     ubatch: int = option(512, "most tokens computed at once", "-ub", "--ubatch-size")
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
-    deterministic: bool = option(False, "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)")
+    deterministic: bool = option(
+        False, "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)"
+    )
 
     def __post_init__(self) -> None:
         _at_least(self, "context", 0)
@@ -79,12 +94,29 @@ class EngineConfig:
 class DraftEngineConfig:
     """What may differ for the draft model; None means as for the target."""
 
-    draft_threads: int | None = option(None, "threads of the draft model", "-td", "--threads-draft", "--spec-draft-threads")
-    draft_threads_batch: int | None = option(None, "threads of the draft model while reading prompts", "-tbd", "--threads-batch-draft")
-    draft_gpu_layers: int | None = option(None, "layers of the draft model on the GPU", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl")
-    draft_device: str | None = option(None, "devices of the draft model", "-devd", "--device-draft", "--spec-draft-device")
-    draft_cache_type_k: str | None = option(None, "type of the draft model's cached keys", "-ctkd", "--cache-type-k-draft", choices=CACHE_TYPES)
-    draft_cache_type_v: str | None = option(None, "type of the draft model's cached values", "-ctvd", "--cache-type-v-draft", choices=CACHE_TYPES)
+    draft_threads: int | None = option(
+        None, "threads of the draft model", "-td", "--threads-draft", "--spec-draft-threads"
+    )
+    draft_threads_batch: int | None = option(
+        None, "threads of the draft model while reading prompts", "-tbd", "--threads-batch-draft"
+    )
+    draft_gpu_layers: int | None = option(
+        None,
+        "layers of the draft model on the GPU",
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        "--spec-draft-ngl",
+    )
+    draft_device: str | None = option(
+        None, "devices of the draft model", "-devd", "--device-draft", "--spec-draft-device"
+    )
+    draft_cache_type_k: str | None = option(
+        None, "type of the draft model's cached keys", "-ctkd", "--cache-type-k-draft", choices=CACHE_TYPES
+    )
+    draft_cache_type_v: str | None = option(
+        None, "type of the draft model's cached values", "-ctvd", "--cache-type-v-draft", choices=CACHE_TYPES
+    )
     draft_context: int | None = option(None, "tokens of context of the draft model", "-cd", "--ctx-size-draft")
 
 
@@ -109,14 +141,41 @@ class SchedulerConfig:
 class SpeculationConfig:
     """Which speculators draft and how far."""
 
-    spec: str | None = option(None, "auto: draft where it pays; fixed: always draft up to --draft-max; off. Default: auto", choices=tuple(m.value for m in SequenceMode))
-    spec_type: str | None = option(None, "speculators in order of preference, separated by commas (see docs/speculators.md)")
-    draft_max: int | None = option(None, "most draft tokens a step (default 16; with --spec auto an upper limit)", "--draft", "--draft-n", "--spec-draft-n-max")
+    spec: str | None = option(
+        None,
+        "auto: draft where it pays; fixed: always draft up to --draft-max; off. Default: auto",
+        choices=tuple(m.value for m in SequenceMode),
+    )
+    spec_type: str | None = option(
+        None, "speculators in order of preference, separated by commas (see docs/speculators.md)"
+    )
+    draft_max: int | None = option(
+        None,
+        "most draft tokens a step (default 16; with --spec auto an upper limit)",
+        "--draft",
+        "--draft-n",
+        "--spec-draft-n-max",
+    )
     draft_min: int = option(0, "drop drafts shorter than this", "--draft-n-min", "--spec-draft-n-min")
     draft_p_min: float = option(0.0, "a draft model stops before a token less likely than this", "--spec-draft-p-min")
-    draft_sampling: str = option("auto", "how a draft model picks: coupled shares the request's random numbers, argmax takes the likeliest, auto uses what was accepted more", choices=("auto", "coupled", "argmax"))
-    spec_state: str | None = option(None, "file that keeps what control learned for the next start; none: keep nothing. Default: in the cache folder")
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of speculators, by name: --spec-<name>-<option>
+    draft_sampling: str = option(
+        "auto",
+        "how a draft model picks: coupled shares the request's random numbers, argmax takes the likeliest, "
+        "auto uses what was accepted more",
+        choices=("auto", "coupled", "argmax"),
+    )
+    spec_replace: str | None = option(
+        None,
+        "rewrite a marker of the target (TARGET) into one of a draft model with another chat template (DRAFT), "
+        "for instance '<start_of_turn>user' '<|im_start|>user'; repeatable (elsewhere: one 'TARGET => DRAFT' a line)",
+    )
+    spec_state: str | None = option(
+        None,
+        "file that keeps what control learned for the next start; none: keep nothing. Default: in the cache folder",
+    )
+    options: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # of speculators, by name: --spec-<name>-<option>
 
     def __post_init__(self) -> None:
         _at_least(self, "draft_min", 0)

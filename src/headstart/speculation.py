@@ -39,7 +39,9 @@ def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[s
     return names
 
 
-def make_speculator(name: str, options: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Callable[[], Any]]) -> Speculator:
+def make_speculator(
+    name: str, options: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Callable[[], Any]]
+) -> Speculator:
     """Create a speculator; `parts` holds what its constructor may ask for by parameter name.
 
     Raises:

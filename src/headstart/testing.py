@@ -154,6 +154,5 @@ class FakeEngine:
     def clear(self, seq_id: int) -> None:
         self.cache.pop(seq_id, None)
 
-    def make_filters(self, params: object) -> Filters:
-        assert isinstance(params, SamplingParams)
+    def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)

@@ -1,4 +1,4 @@
-"""Values and protocols that cross folder borders. Imports nothing from this package.
+"""Values and protocols that cross folder borders. Imports nothing from this package at run time.
 
 A *row* is one token decoded at one position of one sequence. A *sequence* is a line of the
 KV cache. Token ids are plain ints; text is bytes, because a token may end inside a character.
@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from headstart.sampling.params import SamplingParams
 
 Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites."""
@@ -226,8 +229,8 @@ class Engine(Protocol):
     def clear(self, seq_id: int) -> None:
         """Forget the sequence and free its cells."""
 
-    def make_filters(self, params: object) -> Filters:
-        """Filters for one request (`headstart.sampling.SamplingParams`)."""
+    def make_filters(self, params: SamplingParams) -> Filters:
+        """Filters for one request."""
 
 
 @dataclass(frozen=True, slots=True)

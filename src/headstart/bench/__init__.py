@@ -1,0 +1,1 @@
+"""Measuring: workloads, speeds and what speculation earns."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from headstart.cli.resolve import Resolved, resolve
-from headstart.cli.settings import BARE_VALUES, Setting, closest, part_title
+from headstart.cli.settings import BARE_VALUES, PAIRS, Setting, closest, part_title
 from headstart.errors import ConfigError
 
 
@@ -50,6 +50,9 @@ def read_flags(command: str, about: str, settings: Sequence[Setting], argv: Sequ
         raise HelpRequested(help_page(command, about, settings))
     if rest:
         raise ConfigError(_complaint(command, rest[0], settings))
+    for name in PAIRS:
+        if name in given:
+            given[name] = "\n".join(f"{old} => {new}" for old, new in given[name])
     print_config = bool(given.pop("print_config", False))
     file = given.pop("config", None) or os.environ.get("HEADSTART_CONFIG")
     return resolve(settings, given, os.environ, Path(file) if file else None), print_config
@@ -75,6 +78,8 @@ def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
     names = [setting.flag, *setting.aliases]
     if setting.kind is bool:
         parser.add_argument(*names, dest=setting.name, action=argparse.BooleanOptionalAction)
+    elif setting.name in PAIRS:
+        parser.add_argument(*names, dest=setting.name, nargs=2, action="append")
     elif bare := BARE_VALUES.get(setting.name):
         parser.add_argument(*names, dest=setting.name, nargs="?", const=bare)
     else:

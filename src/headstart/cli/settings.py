@@ -35,6 +35,8 @@ OPTION_ALIASES: dict[str, tuple[str, ...]] = {
 # Options of speculators: `Config.speculation.options[speculator][field]`.
 OPTIONS_FIELD = "options"
 SPECULATOR_PART = "speculator "
+# Flags with two values that may be given again; they are kept as lines of `FIRST => SECOND`.
+PAIRS = ("spec_replace",)
 # Flags that may stand alone, and what they mean then.
 BARE_VALUES: dict[str, str] = {"flash_attn": "on"}
 
@@ -68,6 +70,8 @@ class Setting:
     @property
     def placeholder(self) -> str:
         """What help shows in place of the value."""
+        if self.name in PAIRS:
+            return "TARGET DRAFT"
         if self.choices:
             return "|".join(self.choices) if len(self.choices) <= 4 else self.choices[0] + "|…"
         if self.name.endswith(("model", "file")):

@@ -5,19 +5,25 @@ per millisecond now reached, so a step should maximise
 
     sum of survival over the rows given - rate * ms(base rows + rows given)
 
-(Dinkelbach's form of tokens / time: at the best policy its maximum equals rate * 0. Maximising the
-quotient of each step by itself would stop too early in easy text, because it prices the rest of the
-text at the easy rate.) Rows go to the highest survival over all slots; survival never rises within
-a slot, so each gets a prefix. The cost curve has steps, so every total is tried.
+(Dinkelbach's form of tokens / time). Maximising the quotient of each step by itself would stop too
+early in easy text, because it prices the rest of the text at the easy rate. Rows go to the highest
+survival over all slots; survival never rises within a slot, so each gets a prefix. The cost curve
+has steps, so every total is tried.
 
 The rate is kept as a speedup over the same slots without drafts, so that it does not depend on how
 busy the machine is, and never below 1: what does not pay against plain decoding is not drafted.
+
+Two errors would keep themselves alive, so each is paid for with a bounded share of the time. A
+number of rows never measured is tried when it would be best under an optimistic curve, out of
+savings of EXPLORE_SHARE. And the way not taken (drafting, or not) is measured again now and then:
+a gain of g plain steps allows that every g / REVISIT_SHARE steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from headstart.control.cost import CostTable
@@ -27,6 +33,8 @@ from headstart.control.values import SlotDraft, Step
 MARGIN_ON, MARGIN_OFF = 0.03, 0.08  # a draft must gain this share more than it costs, if on / if off
 SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
 EXPLORE_SHARE = 0.01  # of the time may go into trying row counts never measured
+REVISIT_AFTER, REVISIT_SHARE = 12, 0.01  # drafting (or not) is tried again after so many steps, at this cost
+NEAR_MISS = 0.15  # but drafting only if it is expected to lose no more than this share of a plain step
 EXPLORE_START, EXPLORE_LIMIT = 3.0, 12.0  # savings for that, in plain steps
 
 
@@ -37,6 +45,7 @@ class _Pace:
     tokens: float = 1.0
     time: float = 1.0
     is_on: bool = False
+    repeats: int = 0  # decisions since both ways, drafting and not, were last taken
 
     @property
     def speedup(self) -> float:
@@ -110,18 +119,25 @@ class Budget:
     def _best_total(self, offers: Sequence[float], base: int, step: Step) -> int:
         rows = base + len(offers)
         curve = self._cost.curve(rows, step.context)
-        rate = self.rate(step)
+        rate, pace = self.rate(step), self._pace(step.num_slots)
         best, value = _search(offers, curve, base, rate)
-        self._pace(step.num_slots).is_on = best > 0
+        pace.is_on = value > 0.0
+        gain = value / step.num_slots
+        pace.repeats += 1
+        if pace.repeats >= REVISIT_AFTER and pace.repeats >= abs(gain) / REVISIT_SHARE and gain > -NEAR_MISS:
+            pace.repeats = 0
+            return 0 if pace.is_on else best
+        if not pace.is_on:
+            best, value = 0, 0.0
         plain = curve[step.num_slots]
         self._savings = min(EXPLORE_LIMIT, self._savings + EXPLORE_SHARE * curve[base + best] / plain)
-        if self._cost.is_known(rows, step.context):
+        if self._savings <= 0.0 or self._cost.is_known(rows, step.context):
             return best
         hope = self._cost.curve(rows, step.context, optimistic=True)
         stake = self._savings * rate * plain
         other, expected = _explore(offers, (curve, hope), base, rate, value - stake)
         if other != best:
-            self._savings -= max(0.0, value - expected) / (rate * plain)
+            self._savings -= (value - expected) / (rate * plain)
         return other
 
     def _account(self, slots: Sequence[SlotDraft], given: Sequence[int], step: Step, sunk_ms: float) -> None:
@@ -156,8 +172,8 @@ def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], in
 
 
 def _search(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> tuple[int, float]:
-    """The number of rows with the highest value, and that value; 0 rows are worth 0."""
-    best, best_value, tokens, plain = 0, 0.0, 0.0, curve[base]
+    """The number of rows, at least 1, with the highest value, and that value; 0 rows are worth 0."""
+    best, best_value, tokens, plain = 0, -inf, 0.0, curve[base]
     for count, survival in enumerate(offers, 1):
         tokens += survival
         value = tokens - rate * (curve[base + count] - plain)

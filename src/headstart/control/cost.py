@@ -4,8 +4,10 @@ Per context bucket, log ms(rows) = level + shape[rows]. The level follows whatev
 alike (other programs, heat); the shape is what planning needs and moves slowly. A step that took
 `ms` splits its innovation by the variances, a Kalman filter with a diagonal covariance:
 
-    e = log ms - level - shape[rows], cut to +-25 % (a young cell may fall freely: outliers are slow steps)
+    e = log ms - level - shape[rows], cut to +-25 %
     level += e V_level / S;   shape[rows] += e V_rows / S;   S = V_level + V_rows + noise
+
+A cell starts as the lowest of its first two samples (disturbed steps are slow), then their median.
 
 Shapes are kept at knots, made monotone by weighted isotonic regression and read by linear
 interpolation in rows. Past the last knot seen, a row costs a quarter more than the rows so far did
@@ -25,10 +27,10 @@ KNOTS = (*range(1, 17), 18, 20, 22, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 3
 CONTEXT_EDGES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 NOISE = 0.01  # variance of log ms of one step: 10 %
-LEVEL_DRIFT, SHAPE_DRIFT = 0.0005, 0.00002  # variance added per step
+LEVEL_DRIFT, SHAPE_DRIFT = 0.0002, 0.00005  # variance added per step
 SHAPE_VARIANCE = 0.09  # of a cell never seen
-MAX_INNOVATION, FIRST_INNOVATION = log(1.25), log(3.0)
-GROWN = 3  # samples after which a cell counts as known
+MAX_INNOVATION, FIRST_INNOVATION = log(1.25), log(1.5)
+GROWN = 3  # samples after which a cell counts as known: their median
 PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
 OPTIMISTIC_MARGIN = 0.05
 HOPE = 0.25  # optimism between two measured row counts: how far the curve may stay flat before it jumps
@@ -38,7 +40,7 @@ REBUILD_EVERY = 8  # steps between two readings of the shape
 class _Curve:
     """One context bucket. `shape`, `variance`, `count` have one entry per knot; count 0: never seen."""
 
-    __slots__ = ("_age", "_lists", "_longest", "count", "is_fresh", "level", "level_variance", "shape", "variance")
+    __slots__ = ("_age", "_lists", "_longest", "_young", "count", "is_fresh", "level", "level_variance", "shape", "variance")
 
     def __init__(self) -> None:
         self.level, self.level_variance = 0.0, NOISE
@@ -48,6 +50,7 @@ class _Curve:
         self.count = [0] * len(KNOTS)
         self._age = self._longest = 0
         self._lists: dict[bool, list[float]] = {}
+        self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
 
     def borrow(self, other: _Curve) -> None:
         """Start with another bucket's shape; the level follows with the first step."""
@@ -57,20 +60,36 @@ class _Curve:
     def observe(self, rows: int, milliseconds: float) -> None:
         knot = _nearest_knot(rows)
         seen = self.count[knot]
-        if not any(self.count):
-            self.variance[knot], expected = NOISE, 0.0
-        elif not seen or rows != KNOTS[knot]:
+        at_knot = expected = self.shape[knot]
+        if any(self.count) and (not seen or rows != KNOTS[knot]):
             points = self._points(optimistic=False)
-            expected = log(_read(points, rows, PRIOR_MARGIN))
-            if not seen:
-                self.shape[knot] = log(_read(points, KNOTS[knot], PRIOR_MARGIN))
-        else:
-            expected = self.shape[knot]
+            expected, at_knot = (log(_read(points, r, PRIOR_MARGIN)) for r in (rows, KNOTS[knot]))
         if self.is_fresh:
             self.level, self.is_fresh = log(milliseconds) - expected, False
         innovation = log(milliseconds) - self.level - expected
-        limit = MAX_INNOVATION if seen else FIRST_INNOVATION
-        innovation = min(innovation, limit) if seen < GROWN else max(-limit, min(limit, innovation))
+        if seen < GROWN:
+            self._grow(knot, at_knot, innovation)
+            self._lists.pop(True, None)
+        else:
+            self._follow(knot, max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation)))
+        self.count[knot] = seen + 1
+        self._age += 1
+        if not seen or self._age >= REBUILD_EVERY:
+            self._lists.pop(False, None)
+
+    def _grow(self, knot: int, expected: float, innovation: float) -> None:
+        """Take a young cell from its few samples, of which one may be far too slow."""
+        samples = self._young.setdefault(knot, [self.shape[knot]] * self.count[knot])
+        samples.append(expected + innovation)
+        samples.sort()
+        if len(samples) < GROWN:
+            self.shape[knot] = min(samples[0], expected + FIRST_INNOVATION)
+        else:
+            self.shape[knot] = self._young.pop(knot)[GROWN // 2]
+        self.variance[knot] = NOISE / len(samples)
+
+    def _follow(self, knot: int, innovation: float) -> None:
+        """Split an innovation between the level and a cell by their variances."""
         shape_variance = self.variance[knot] + SHAPE_DRIFT
         level_variance = self.level_variance + LEVEL_DRIFT
         total = shape_variance + level_variance + NOISE
@@ -78,12 +97,6 @@ class _Curve:
         self.shape[knot] += innovation * shape_variance / total
         self.level_variance = level_variance * (1.0 - level_variance / total)
         self.variance[knot] = shape_variance * (1.0 - shape_variance / total)
-        self.count[knot] = seen + 1
-        self._age += 1
-        if seen < GROWN:
-            self._lists.pop(True, None)
-        if not seen or self._age >= REBUILD_EVERY:
-            self._lists.pop(False, None)
 
     def milliseconds(self, rows: int) -> float:
         return exp(self.level) * _read(self._points(optimistic=False), rows, PRIOR_MARGIN)

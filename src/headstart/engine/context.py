@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ _UNLIMITED = 2**30
 class LlamaEngine:
     """One model with one cache of sequences. One thread at a time."""
 
-    def __init__(self, model: Model, config: EngineConfig, *, num_sequences: int, max_outputs: int, max_draft: int) -> None:
+    def __init__(
+        self, model: Model, config: EngineConfig, *, num_sequences: int, max_outputs: int, max_draft: int
+    ) -> None:
         """Create the context.
 
         Args:
@@ -54,7 +57,9 @@ class LlamaEngine:
         self.handle: Any = api.llama_init_from_model(model.handle, params)
         if not self.handle:
             reason = take_errors() or "libllama gave no reason"
-            raise ModelError(f"cannot create a context of {context} tokens for {model.path}: {reason}; try a smaller --context")
+            raise ModelError(
+                f"cannot create a context of {context} tokens for {model.path}: {reason}; try a smaller --context"
+            )
         self._memory = api.llama_get_memory(self.handle)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
         self.num_cells: int = self.context_size * (num_sequences if self.deterministic else 1)
@@ -117,12 +122,15 @@ class LlamaEngine:
         if status == 1:
             raise ContextFullError
         if status != 0:
-            raise EngineError(f"llama_decode returned {status} for {batch.num_rows} rows: {take_errors() or 'no reason given'}")
+            raise EngineError(
+                f"llama_decode returned {status} for {batch.num_rows} rows: {take_errors() or 'no reason given'}"
+            )
         count = batch.num_outputs * self.vocab_size
         if not count:
             return np.empty((0, self.vocab_size), np.float32)
-        memory = (ctypes.c_float * count).from_address(get_logits(self.handle))
-        return np.frombuffer(memory, np.float32).reshape(batch.num_outputs, self.vocab_size)
+        memory: Any = (ctypes.c_float * count).from_address(get_logits(self.handle))
+        logits: Logits = np.frombuffer(memory, np.float32).reshape(batch.num_outputs, self.vocab_size)
+        return logits
 
     def _decode_invariant(self, batch: Batch) -> Logits:
         """Decode so that a row's logits do not depend on what else is in the batch.
@@ -261,7 +269,7 @@ def _runs(batch: Batch) -> list[tuple[int, int, int]]:
     ids = batch.seq_ids[: batch.num_rows]
     edges = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), batch.num_rows]
     outputs = np.concatenate(([0], np.cumsum(batch.wants_logits[: batch.num_rows]))).tolist()
-    return [(start, end, outputs[start]) for start, end in zip(edges, edges[1:], strict=False) if end > start]
+    return [(start, end, outputs[start]) for start, end in pairwise(edges) if end > start]
 
 
 def _groups(runs: list[tuple[int, int, int]], max_rows: int) -> list[list[tuple[int, int, int]]]:

@@ -16,9 +16,9 @@ from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
 
-import llama_cpp.llama_cpp as api  # noqa: E402 (the variable above must be set before)
+import llama_cpp.llama_cpp as api  # after the variable, which libllama reads when it loads
 
-from headstart.errors import ModelError  # noqa: E402
+from headstart.errors import ModelError
 
 log = logging.getLogger("headstart.libllama")
 
@@ -29,7 +29,6 @@ _level = logging.DEBUG
 _lock = threading.Lock()
 
 
-@api.llama_log_callback
 def _on_log(level: int, text: bytes, _user: object) -> None:
     """Turn libllama's pieces of lines into records; info is debug to us, a load prints hundreds."""
     global _level
@@ -47,6 +46,7 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
         log.log(_level, "%s", line)
 
 
+_log_callback = api.llama_log_callback(_on_log)  # libllama keeps the pointer: it must live as long
 _started = False
 
 
@@ -54,7 +54,7 @@ def start() -> None:
     """Initialise libllama once; later calls do nothing."""
     global _started
     if not _started:
-        api.llama_log_set(_on_log, None)
+        api.llama_log_set(_log_callback, None)
         api.llama_backend_init()
         _started = True
 
@@ -76,12 +76,12 @@ def version() -> str:
 def system_info() -> str:
     """Processor features and backends libllama was built with."""
     start()
-    return api.llama_print_system_info().decode().strip()
+    return str(api.llama_print_system_info(), "utf-8").strip()
 
 
 def prototype(library: Any, name: str, result: Any, *arguments: Any) -> Any:
     """A private ctypes prototype, so that the binding's own (slower) one stays untouched."""
-    address = ctypes.cast(getattr(library, name), c_void_p).value
+    address = ctypes.cast(getattr(library, name), c_void_p).value or 0
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
@@ -132,6 +132,14 @@ def use_reference_kernels(context: Any) -> None:
 
 
 __all__ = [
-    "api", "get_logits", "ggml_base_library", "ggml_library", "prototype", "start",
-    "system_info", "take_errors", "use_reference_kernels", "version",
+    "api",
+    "get_logits",
+    "ggml_base_library",
+    "ggml_library",
+    "prototype",
+    "start",
+    "system_info",
+    "take_errors",
+    "use_reference_kernels",
+    "version",
 ]

@@ -44,7 +44,9 @@ class Model:
 
     def _check_kind(self) -> None:
         if api.llama_model_has_encoder(self.handle) or not api.llama_model_has_decoder(self.handle):
-            raise ModelError(f"{self.path} is not a decoder-only model; encoders and embedding models cannot generate here")
+            raise ModelError(
+                f"{self.path} is not a decoder-only model; encoders and embedding models cannot generate here"
+            )
         if api.llama_model_is_diffusion(self.handle):
             raise ModelError(f"{self.path} is a diffusion model; it does not generate from left to right")
         if self.vocab.size == 0:
@@ -64,7 +66,8 @@ class Model:
         """Bytes of one cached token at 16 bits per value; an upper bound for sliding windows."""
         heads = max(1, api.llama_model_n_head(self.handle))
         head_size = api.llama_model_n_embd(self.handle) // heads
-        return 4 * head_size * max(1, api.llama_model_n_head_kv(self.handle)) * api.llama_model_n_layer(self.handle)
+        num_values = head_size * max(1, api.llama_model_n_head_kv(self.handle)) * api.llama_model_n_layer(self.handle)
+        return int(4 * num_values)
 
     @property
     def chat_template(self) -> str | None:

@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from headstart.structures.topk import top_k_ids
 
 
-def token_logprobs(logits: NDArray[np.float32], token: int, num_top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+def token_logprobs(
+    logits: NDArray[np.float32], token: int, num_top: int
+) -> tuple[float, tuple[tuple[int, float], ...]]:
     """Log softmax of one row, before any filter: (of `token`, of the `num_top` likeliest, best first)."""
     best = float(logits.max())
     log_sum = best + float(np.log(np.exp(logits - best, dtype=np.float64).sum()))

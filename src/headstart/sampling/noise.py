@@ -44,8 +44,11 @@ def gumbel(seed: int, position: int, ids: NDArray[np.int32]) -> NDArray[np.float
     x *= _NP_M2
     x ^= x >> _S31
     x >>= _S11
-    u = (x + 0.5) * _UNIT
-    return -np.log(-np.log(u))
+    u = x.astype(np.float64)
+    u += 0.5
+    u *= _UNIT
+    noise: NDArray[np.float64] = -np.log(-np.log(u))
+    return noise
 
 
 def uniform(seed: int, position: int, salt: int) -> float:

@@ -14,8 +14,16 @@ from headstart.errors import InvalidParameterError
 
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 SAMPLER_ALIASES = {
-    "typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "topk": "top_k", "topp": "top_p",
-    "minp": "min_p", "top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "top-n-sigma": "top_n_sigma",
+    "typical_p": "typ_p",
+    "typical": "typ_p",
+    "temp": "temperature",
+    "topk": "top_k",
+    "topp": "top_p",
+    "minp": "min_p",
+    "top-k": "top_k",
+    "top-p": "top_p",
+    "min-p": "min_p",
+    "top-n-sigma": "top_n_sigma",
 }
 MAX_SEED = 2**32 - 1
 
@@ -73,7 +81,12 @@ class SamplingParams:
 
     @property
     def has_dry(self) -> bool:
-        return "dry" in self.samplers and self.dry_multiplier != 0.0 and self.dry_base >= 1.0 and self.dry_penalty_last_n != 0
+        return (
+            "dry" in self.samplers
+            and self.dry_multiplier != 0.0
+            and self.dry_base >= 1.0
+            and self.dry_penalty_last_n != 0
+        )
 
     @property
     def has_xtc(self) -> bool:

@@ -60,7 +60,9 @@ class Sampler:
         total = float(weights.sum())
         return Choice(int(ids[coupled]), float(weights[coupled]) / total, int(ids[best]), 1.0 / total)
 
-    def probabilities(self, logits: NDArray[np.float32], position: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def probabilities(
+        self, logits: NDArray[np.float32], position: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """What the filters leave: (ids, probabilities that sum to 1), by falling probability."""
         ids, scores = self._survivors(logits, position)
         weights = np.exp(scores.astype(np.float64) - scores.max())
@@ -78,9 +80,7 @@ class Sampler:
         if self._window is not None:
             self._window.extend(tokens)
 
-    def _survivors(
-        self, logits: NDArray[np.float32], position: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def _survivors(self, logits: NDArray[np.float32], position: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
         ids, scores = self._candidates(logits)
         use_xtc = self.params.has_xtc and uniform(self.params.seed, position, _XTC_SALT) < self.params.xtc_probability

@@ -18,7 +18,9 @@ def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> l
     outputs = (engine.max_outputs - reserved) // len(generating) - 1
     rows = (engine.max_batch_tokens - reserved) // len(generating) - 1
     share = min(outputs, rows, engine.max_rollback)
-    return [max(0, min(share, s.run.num_left - 1, engine.context_size - len(s.run.tokens))) for s in generating if s.run]
+    return [
+        max(0, min(share, s.run.num_left - 1, engine.context_size - len(s.run.tokens))) for s in generating if s.run
+    ]
 
 
 def build(batch: Batch, slots: Sequence[Slot], engine: Engine, prefill_chunk: int) -> list[Slot]:

@@ -119,12 +119,16 @@ class WorkerClient:
             wrapped = error if isinstance(error, HeadstartError) else HeadstartError(self.failure)
             self._ready.set_exception(wrapped)
             return
-        self._fail_all(WorkerDeadError(f"{self.failure} while this request was running; the server restarts it, try again"))
+        self._fail_all(
+            WorkerDeadError(f"{self.failure} while this request was running; the server restarts it, try again")
+        )
         now = time.monotonic()
         self._deaths = [t for t in self._deaths if now - t < RESTART_WINDOW] + [now]
         if len(self._deaths) > MAX_RESTARTS:
             self.status = "failed"
-            log.error("%s; it died %d times within %d s and stays down", self.failure, len(self._deaths), RESTART_WINDOW)
+            log.error(
+                "%s; it died %d times within %d s and stays down", self.failure, len(self._deaths), RESTART_WINDOW
+            )
             return
         log.error("%s; restarting it", self.failure)
         self.status = "restarting"
@@ -182,6 +186,14 @@ def _log_request(request_id: str, stats: RequestStats, reason: str) -> None:
     why = f"; without a draft: {dict(stats.reasons)}" if stats.reasons else ""
     log.info(
         "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f tokens/s, %s, %s%s",
-        request_id, stats.slot_id, stats.num_prompt, stats.num_cached,
-        1000 * (stats.queue_seconds + stats.prompt_seconds), stats.num_emitted, rate, reason, draft, why,
+        request_id,
+        stats.slot_id,
+        stats.num_prompt,
+        stats.num_cached,
+        1000 * (stats.queue_seconds + stats.prompt_seconds),
+        stats.num_emitted,
+        rate,
+        reason,
+        draft,
+        why,
     )

@@ -56,9 +56,7 @@ class Committer:
         self._finish_if_over(slot, emitted[-1], stopping_word, now)
         return len(emitted)
 
-    def finish(
-        self, slot: Slot, reason: str, now: float, *, stopping_word: str = "", truncated: bool = False
-    ) -> None:
+    def finish(self, slot: Slot, reason: str, now: float, *, stopping_word: str = "", truncated: bool = False) -> None:
         """End the request; the slot keeps its cache for the next prompt."""
         run = slot.run
         assert run is not None
@@ -90,9 +88,7 @@ class Committer:
                 return b"".join(shown), word.decode("utf-8", "replace"), emitted[: index + 1]
         return b"".join(shown), "", emitted
 
-    def _logprobs(
-        self, run: Run, logits: Logits, emitted: list[int], position: int
-    ) -> tuple[TokenLogprob, ...]:
+    def _logprobs(self, run: Run, logits: Logits, emitted: list[int], position: int) -> tuple[TokenLogprob, ...]:
         num_top = run.request.num_logprobs or 0
         rows: list[TokenLogprob] = []
         for index, token in enumerate(emitted):

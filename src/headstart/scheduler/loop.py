@@ -44,7 +44,9 @@ class Message:
     report: WorkerReport | None = None
 
 
-def run_loop(scheduler: Scheduler, receive: Callable[[bool], Sequence[Command]], send: Callable[[Message], None]) -> None:
+def run_loop(
+    scheduler: Scheduler, receive: Callable[[bool], Sequence[Command]], send: Callable[[Message], None]
+) -> None:
     """Serve until a Stop command.
 
     Args:

@@ -38,7 +38,7 @@ class Request:
 
     request_id: str
     prompt: Sequence[int]  # at least one token
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None  # None: until the model stops or the context is full
     stop: tuple[bytes, ...] = ()  # none empty
     num_logprobs: int | None = None  # alternatives per token; None: no log probabilities
@@ -46,7 +46,7 @@ class Request:
     cache_prompt: bool = True
     slot_id: int | None = None  # a wish; served by this slot if it is free
     max_seconds: float | None = None  # of generation, after the first token
-    speculative: SpeculativeParams = SpeculativeParams()
+    speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
     namespace: str = ""  # tenant of shared corpora
     wants_progress: bool = False  # ProgressEvents while the prompt is read
 

@@ -109,9 +109,13 @@ class Scheduler:
         low, high = min(prompt), max(prompt)
         if low < 0 or high >= self.engine.vocab_size:
             wrong = low if low < 0 else high
-            raise InvalidParameterError(f"token id {wrong} is not in the vocabulary (0 to {self.engine.vocab_size - 1})")
+            raise InvalidParameterError(
+                f"token id {wrong} is not in the vocabulary (0 to {self.engine.vocab_size - 1})"
+            )
         if (bias := request.sampling.logit_bias) and not all(0 <= i < self.engine.vocab_size for i in bias):
-            raise InvalidParameterError(f"logit_bias names a token that is not in the vocabulary (0 to {self.engine.vocab_size - 1})")
+            raise InvalidParameterError(
+                f"logit_bias names a token that is not in the vocabulary (0 to {self.engine.vocab_size - 1})"
+            )
         if request.slot_id is not None and not 0 <= request.slot_id < len(self.slots):
             raise InvalidParameterError(f"id_slot is {request.slot_id} but the slots are 0 to {len(self.slots) - 1}")
         self.drafting.check(request.speculative)
@@ -194,12 +198,16 @@ class Scheduler:
     def _observed(self, logits: Logits) -> Decoded:
         batch = self._batch
         rows = batch.wants_logits[: batch.num_rows].astype(bool)
-        return Decoded(
-            batch.seq_ids[: batch.num_rows][rows],
-            batch.positions[: batch.num_rows][rows],
-            batch.tokens[: batch.num_rows][rows],
-            logits,
-        ) if self.drafting.observes else _NOTHING_OBSERVED
+        return (
+            Decoded(
+                batch.seq_ids[: batch.num_rows][rows],
+                batch.positions[: batch.num_rows][rows],
+                batch.tokens[: batch.num_rows][rows],
+                logits,
+            )
+            if self.drafting.observes
+            else _NOTHING_OBSERVED
+        )
 
     def _commit(self, logits: Logits) -> int:
         """Verify and emit, slot by slot, in the order of the batch's outputs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -21,8 +20,6 @@ from headstart.server.generation import ClientGoneError, Generation
 from headstart.server.model import Service
 from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
-
-logger = logging.getLogger(__name__)
 
 PING_SECONDS = 30
 CLIENT_GONE = 499  # nginx's status; nobody reads it
@@ -101,7 +98,6 @@ def _take(dialect: Dialect, index: int, event: Event) -> None:
             choice.progress = event
         case FinishEvent():
             choice.end(event)
-            _log(choice)
 
 
 def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
@@ -122,7 +118,6 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
                 chunks[-1]["timings"] = timings(choice.stats)
         case FinishEvent():
             rest = choice.end(event)
-            _log(choice)
             chunks = _open(dialect, choice)
             if rest.text:
                 chunks.append(dialect.delta(choice, rest))
@@ -144,15 +139,3 @@ def _ping_seconds(body: GenerationBody) -> float | None:
     if seconds < -1 or seconds == 0:
         raise ApiError(400, f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none")
     return None if seconds == -1 else seconds
-
-
-def _log(choice: Choice) -> None:
-    assert choice.finish
-    stats = choice.finish.stats
-    logger.info(
-        "%s: prompt %d tokens (%d cached), first token after %.2f s, %d tokens at %.1f tokens/s; "
-        "drafted %d, accepted %d, acceptance length %.2f; %s",
-        choice.request.request_id, stats.num_prompt, stats.num_cached, stats.queue_seconds + stats.prompt_seconds,
-        stats.num_emitted, stats.num_emitted / stats.generation_seconds if stats.generation_seconds else 0.0,
-        stats.num_drafted, stats.num_accepted, stats.acceptance_length, choice.finish.reason,
-    )  # fmt: skip

@@ -27,7 +27,7 @@ def create_app(
     """Build the app. It starts the worker when it starts, answers 503 until that is done, and closes it at the end.
 
     Args:
-        load_model: gives what the routes need of the model; runs in a thread while the worker loads.
+        load_model: gives what the routes need of the model; runs in a thread once the worker is ready.
         on_load_failure: told why worker or model could not be loaded; the app itself goes on saying it in /health.
 
     Raises:
@@ -57,10 +57,13 @@ def create_app(
 async def _load(
     service: Service, load_model: Callable[[], ServedModel], on_failure: Callable[[Exception], None] | None
 ) -> None:
-    """Load both sides at once; a failure is kept for /health."""
+    """Load the worker, then this side; a failure is kept for /health.
+
+    In this order, because libllama aborts on some damaged files: then only the engine process ends.
+    """
     try:
-        model, _ = await asyncio.gather(asyncio.to_thread(load_model), service.worker.start())
-        service.model = model
+        await service.worker.start()
+        service.model = await asyncio.to_thread(load_model)
     except Exception as error:  # the server's own start: everything that goes wrong is told
         service.load_failure = str(error)
         logger.error("the model could not be loaded: %s", error)

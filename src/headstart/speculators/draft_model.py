@@ -1,11 +1,12 @@
-"""A smaller model of the same vocabulary drafts, for all sequences in one batch per token.
+"""A smaller model drafts, for all sequences in one batch per token.
 
 It may draft with the request's own random numbers ("coupled": when the two models nearly agree,
-they draw the same token) or its likeliest token ("argmax"). Both choices of every row are compared
-with what the target emitted, so the better one is known without trials.
+they draw the same token) or its likeliest token ("argmax"); the one that is accepted more is used.
+A model of another vocabulary drafts through a `VocabularyBridge`.
 
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192 (draft models);
-Daliri et al. 2024, https://arxiv.org/abs/2408.07978 (coupling).
+Daliri et al. 2024, https://arxiv.org/abs/2408.07978 (coupling);
+Timor et al. 2025, https://arxiv.org/abs/2502.05202 (other vocabularies).
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from numpy.typing import NDArray
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import NO_DRAFT, Batch, Choice, ContextFullError, Draft, DraftRequest, Engine
-
-_DECAY = 0.98  # of the record of coupled against argmax, per compared token
+from headstart.types import NO_DRAFT, Batch, ContextFullError, Draft, DraftRequest, Engine
+from headstart.vocabulary.bridge import VocabularyBridge
+from headstart.vocabulary.voice import Growth, Voice, make_voice
 
 
 @dataclass(slots=True)
 class _Line:
-    """One sequence in the draft model's cache.
+    """One sequence in the draft model's cache, in the draft model's own tokens.
 
     tokens[0 : synced]       equal the history
     tokens[synced : ]        drafted earlier; compared with the history before they are used
     """
 
+    voice: Voice
     tokens: list[int] = field(default_factory=list)
     synced: int = 0
-    num_history: int = 0  # tokens of the history, as far as accepted
+    num_history: int = 0  # target tokens of the history, as far as accepted
     start: int = 0  # where the last draft began: beyond the history if it continued another's draft
-    choices: list[Choice] = field(default_factory=list)  # of the last draft, one per draft token
-    drafted: list[int] = field(default_factory=list)
+    last: Growth | None = None  # the last draft
     is_open: bool = False
 
 
@@ -53,8 +54,8 @@ class DraftModelSpeculator(Speculator):
     class Options:
         """How it drafts."""
 
-        sampling: str = "auto"  # "coupled" shares the request's noise, "argmax" takes the likeliest token
-        catch_up: int = 256  # most history tokens decoded in one step, so that others do not wait
+        sampling: str = "auto"  # auto, coupled or argmax; as --draft-sampling
+        catch_up: int = 256  # most history tokens read in one step, so that others do not wait
 
         def __post_init__(self) -> None:
             if self.sampling not in ("auto", "coupled", "argmax") or self.catch_up < 1:
@@ -63,23 +64,26 @@ class DraftModelSpeculator(Speculator):
                     f"got {self.sampling!r} and {self.catch_up}"
                 )
 
-    def __init__(self, engine: Engine, options: Options | None = None) -> None:
+    def __init__(self, engine: Engine, options: Options | None = None, bridge: VocabularyBridge | None = None) -> None:
+        """Draft with `engine`; without a bridge its token ids are the target's."""
         self.engine = engine
         self.options = options or self.Options()
-        self.num_decoded = 0  # rows, for tests and /props
+        self.num_decoded = 0  # rows
+        self._bridge = bridge
+        self._make_voice = make_voice(bridge, self.options.sampling)
         self._lines: dict[int, _Line] = {}
         self._batch = Batch(engine.max_batch_tokens)
-        self._hits = {"coupled": 1.0, "argmax": 1.0}
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """Take over what another sequence already decoded of this prompt, if it is more."""
-        line = self._lines.setdefault(seq_id, _Line())
-        line.is_open, line.synced, line.num_history = True, 0, len(prompt)
-        own = common_prefix_length(line.tokens, prompt)
+        line = self._line(seq_id)
+        line.is_open, line.num_history = True, len(prompt)
+        history = line.voice.listen(prompt, 0)
+        line.synced = common_prefix_length(line.tokens, history)
         for other_id, other in self._lines.items():
-            shared = common_prefix_length(other.tokens, prompt)
-            if other_id != seq_id and shared > own and self.engine.copy_prefix(other_id, seq_id, shared):
-                line.tokens, own = other.tokens[:shared], shared
+            shared = common_prefix_length(other.tokens, history)
+            if other_id != seq_id and shared > line.synced and self.engine.copy_prefix(other_id, seq_id, shared):
+                line.tokens, line.synced = other.tokens[:shared], shared
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One decode per draft token for all requests together."""
@@ -90,104 +94,83 @@ class DraftModelSpeculator(Speculator):
             return [Draft(reason="draft context full")] * len(requests)
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = [_Growing(r, self._lines.setdefault(r.seq_id, _Line())) for r in requests]
+        speeches = [_Speech(r, self._line(r.seq_id)) for r in requests]
         room = max(self.options.catch_up, 2 * len(requests))
-        for growing in drafts:
-            room -= self._catch_up(growing, room)
-        while active := [g for g in drafts if g.is_active]:
-            for growing, logits in zip(active, self._decode(active), strict=True):
-                self._extend(growing, logits)
-        return [g.finish(self.name) for g in drafts]
+        for speech in speeches:
+            room -= self._catch_up(speech, room)
+        while active := [s for s in speeches if s.is_active]:
+            for speech, logits in zip(active, self._decode(active), strict=True):
+                token = speech.growth.extend(logits, speech.request.min_confidence)
+                speech.pending = [] if token is None else [token]
+        return [s.finish(self.name) for s in speeches]
 
-    def _catch_up(self, growing: _Growing, room: int) -> int:
+    def _catch_up(self, speech: _Speech, room: int) -> int:
         """Cut the cache to what it shares with the history and queue the rest; returns rows queued."""
-        request, line = growing.request, growing.line
-        history = request.tokens
-        shared = common_prefix_length(line.tokens, history, min(line.synced, len(line.tokens)))
-        shared = min(shared, len(history) - 1)  # the last token has to be decoded for its logits
+        request, line = speech.request, speech.line
+        history = line.voice.listen(request.tokens, min(line.num_history, len(request.tokens)))
+        known = min(line.synced, line.voice.num_stable, len(line.tokens))
+        shared = min(common_prefix_length(line.tokens, history, known), len(history) - 1)
+        line.last, line.start = None, len(request.tokens)
+        if shared < 0 or not line.voice.can_draft:
+            speech.reason = "draft model has no text to continue"
+            return 0
         if shared < len(line.tokens):
             self.engine.truncate(request.seq_id, shared)
             del line.tokens[shared:]
-        line.synced = min(shared, line.num_history)
-        line.choices, line.drafted, line.start = [], [], len(history)
-        growing.limit = min(request.max_tokens, self.engine.context_size - len(history))
-        if growing.limit <= 0:
-            growing.reason = "draft context full"
+        line.synced = shared if len(request.tokens) == line.num_history else min(line.synced, shared)
+        limit = min(line.voice.num_draft_tokens(request.max_tokens), self.engine.context_size - len(history))
+        if limit <= 0:
+            speech.reason = "draft context full"
             return 0
-        growing.pending = list(history[shared : shared + max(0, room)])
-        if shared + len(growing.pending) < len(history):
-            growing.reason = "draft model is reading the prompt"
-            if growing.pending:
-                self._decode([growing])
-        return len(growing.pending)
+        speech.growth = line.last = line.voice.begin(request, limit)
+        speech.pending = list(history[shared : shared + max(0, room)])
+        if shared + len(speech.pending) < len(history):
+            speech.reason = "draft model is reading the prompt"
+            if speech.pending:
+                self._decode([speech])
+        return len(speech.pending)
 
-    def _decode(self, active: Sequence[_Growing]) -> NDArray[np.float32]:
+    def _decode(self, active: Sequence[_Speech]) -> NDArray[np.float32]:
         """Decode what is pending; one row of logits for each that is still drafting."""
         batch = self._batch
         batch.clear()
-        for growing in active:
-            position = len(growing.line.tokens)
-            batch.add(growing.request.seq_id, position, growing.pending, 0 if growing.reason else 1)
+        for speech in active:
+            position = len(speech.line.tokens)
+            batch.add(speech.request.seq_id, position, speech.pending, 0 if speech.reason else 1)
         logits = self.engine.decode(batch)
         self.num_decoded += batch.num_rows
-        for growing in active:
-            growing.line.tokens += growing.pending
-            if not growing.tokens:
-                growing.line.synced = min(len(growing.line.tokens), growing.line.num_history)
+        for speech in active:
+            line = speech.line
+            line.tokens += speech.pending
+            if not speech.growth.tokens and len(speech.request.tokens) == line.num_history:
+                line.synced = len(line.tokens)
         return logits
-
-    def _extend(self, growing: _Growing, logits: NDArray[np.float32]) -> None:
-        """Append the next draft token, or stop if it is too unlikely."""
-        request = growing.request
-        if request.choose is None:
-            best = int(logits.argmax())
-            probability = 1.0 / float(np.exp(logits - logits[best]).sum())
-            choice = Choice(best, probability, best, probability)
-        else:
-            choice = request.choose(logits, len(request.tokens) + len(growing.tokens))
-        token, confidence = choice.argmax, choice.argmax_probability
-        if self._couples():
-            token, confidence = choice.coupled, choice.coupled_probability
-        if confidence < request.min_confidence:
-            growing.reason = "" if growing.tokens else "draft model is unsure"
-            growing.is_done = True
-            return
-        growing.tokens.append(token)
-        growing.confidence.append(confidence)
-        growing.pending = [token]
-        growing.line.choices.append(choice)
-        growing.line.drafted.append(token)
-
-    def _couples(self) -> bool:
-        if self.options.sampling == "auto":
-            return self._hits["coupled"] >= self._hits["argmax"]
-        return self.options.sampling == "coupled"
 
     def backlog(self, seq_id: int, history: Sequence[int]) -> int:
         line = self._lines.get(seq_id)
-        return len(history) - 1 - (min(len(line.tokens), len(history) - 1) if line else 0)
+        return max(0, len(history) - 1 - (len(line.tokens) if line else 0))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        """Compare both choices of every row that had the right history before it."""
+        """Let the voice learn which way of picking tokens is accepted."""
         line = self._lines.get(seq_id)
         if line is None:
             return
         offset = line.start - line.num_history  # tokens of the draft that this one continued
         line.num_history += len(emitted)
-        if offset <= num_accepted:
-            for token, drafted, choice in zip(emitted[offset:], line.drafted, line.choices, strict=False):
-                if choice.coupled != choice.argmax:
-                    self._hits = {name: value * _DECAY for name, value in self._hits.items()}
-                    self._hits["coupled"] += token == choice.coupled
-                    self._hits["argmax"] += token == choice.argmax
-                if token != drafted:
-                    break
-        line.choices, line.drafted = [], []
+        if line.last is not None and offset <= num_accepted:
+            line.last.learn(emitted[offset:])
+        line.last = None
 
     def end(self, seq_id: int) -> None:
         """Keep the cache: the next turn of a chat starts with it."""
         if line := self._lines.get(seq_id):
-            line.is_open, line.choices, line.drafted = False, [], []
+            line.is_open, line.last = False, None
+
+    def _line(self, seq_id: int) -> _Line:
+        line = self._lines.get(seq_id)
+        if line is None:
+            line = self._lines[seq_id] = _Line(self._make_voice())
+        return line
 
     def _make_room(self, busy: set[int]) -> None:
         """Forget closed sequences; if there are none, all (they catch up again later)."""
@@ -198,27 +181,29 @@ class DraftModelSpeculator(Speculator):
             self._lines[seq_id].synced = 0
 
     def describe(self) -> dict[str, Any]:
-        return {"sampling": self.options.sampling, "drafts_coupled": self._couples(), "rows_decoded": self.num_decoded}
+        vocabulary = "identical" if self._bridge is None else self._bridge.comparison.describe()
+        way = "identical" if self._bridge is None else self._bridge.way.value
+        return {"sampling": self.options.sampling, "rows_decoded": self.num_decoded, "way": way, "vocabulary": vocabulary}
 
 
 @dataclass(slots=True)
-class _Growing:
-    """A draft while it grows."""
+class _Speech:
+    """One request's draft while it grows."""
 
     request: DraftRequest
     line: _Line
-    limit: int = 0
+    growth: Growth = None  # type: ignore[assignment]  # set by _catch_up unless there is a reason
     pending: list[int] = field(default_factory=list)  # to decode next
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
     reason: str = ""
-    is_done: bool = False
 
     @property
     def is_active(self) -> bool:
-        return not self.is_done and not self.reason and len(self.tokens) < self.limit
+        return not self.reason and bool(self.pending) and len(self.growth.tokens) < self.growth.limit
 
     def finish(self, name: str) -> Draft:
-        if self.tokens:
-            return Draft(self.tokens, self.confidence, name)
-        return Draft(reason=self.reason) if self.reason else NO_DRAFT
+        if self.reason:
+            return Draft(reason=self.reason)
+        tokens, confidence = self.growth.finish()
+        if not tokens:
+            return Draft(reason="draft model is unsure") if not self.growth.tokens else NO_DRAFT
+        return Draft(tokens, confidence, name)

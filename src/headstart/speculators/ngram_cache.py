@@ -29,6 +29,7 @@ from headstart.types import Draft, DraftRequest
 log = logging.getLogger(__name__)
 
 _STATIC_NGRAM = 2
+_NONE: Mapping[int, int] = {}
 
 
 # (samples, percent of them) that n-grams of 1, 2, 3 and 4 tokens need to be believed.
@@ -48,12 +49,15 @@ class NgramCacheSpeculator(Speculator):
         """Counts in tokens or n-grams, as they say."""
 
         n_max: int = 8  # longest draft, in tokens
+        min_share: float = 0.1  # a draft ends before its score falls below
         lookup_cache_static: str | None = None  # file, only read
         lookup_cache_dynamic: str | None = None  # file, read and written
         save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
         max_ngrams: int = 500_000  # kept in the dynamic level
 
         def __post_init__(self) -> None:
+            if not 0.0 <= self.min_share < 1.0:
+                raise ConfigError(f"ngram-cache needs min-share in [0, 1), got {self.min_share}")
             for name in ("n_max", "save_tokens", "max_ngrams"):
                 if getattr(self, name) < 1:
                     raise ConfigError(f"ngram-cache needs {name.replace('_', '-')} >= 1, got {getattr(self, name)}")
@@ -92,31 +96,28 @@ class NgramCacheSpeculator(Speculator):
         history.follow(request.tokens)
         window = history.tokens[-MAX_NGRAM:]
         key, size = pack(window), len(window)
+        context, dynamic, static = history.counts.clearest, self._dynamic, self._static
         tokens: list[int] = []
         scores: list[float] = []
         score = 1.0
+        weights = _NONE
         for _ in range(min(request.max_tokens, self._options.n_max)):
-            guess = self._guess(history.counts, key, size)
+            if len(static) and size >= _STATIC_NGRAM:
+                weights = static.after(shorter(key, _STATIC_NGRAM)) or _NONE
+            guess = context(key, size, _LAX, weights)
+            if guess is None and len(dynamic):
+                guess = dynamic.clearest(key, size, _STRICT, weights)
+            if guess is None and weights:
+                guess = static.clearest(shorter(key, _STATIC_NGRAM), _STATIC_NGRAM, _STATIC_ONLY, _NONE)
             if guess is None:
                 break
-            token, share = guess
-            score *= share
-            tokens.append(token)
+            score *= guess[1]
+            if score < self._options.min_share:
+                break
+            tokens.append(guess[0])
             scores.append(score)
-            key, size = slide(key, token), min(size + 1, MAX_NGRAM)
+            key, size = slide(key, guess[0]), min(size + 1, MAX_NGRAM)
         return Draft(tokens, scores, self.name, "" if tokens else "no match")
-
-    def _guess(self, context: NgramCounts, key: int, size: int) -> tuple[int, float] | None:
-        """The likeliest token after the last `size` tokens, packed in `key`, and its share."""
-        static: Mapping[int, int] = {}
-        if len(self._static) and size >= _STATIC_NGRAM:
-            static = self._static.after(shorter(key, _STATIC_NGRAM)) or static
-        guess = context.clearest(key, size, _LAX, static)
-        if guess is None and len(self._dynamic):
-            guess = self._dynamic.clearest(key, size, _STRICT, static)
-        if guess is None and static:
-            guess = self._static.clearest(shorter(key, _STATIC_NGRAM), _STATIC_NGRAM, _STATIC_ONLY, {})
-        return guess
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         history = self._histories.get(seq_id)

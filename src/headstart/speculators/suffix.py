@@ -33,7 +33,7 @@ from headstart.types import Draft, DraftRequest
 class _Source(NamedTuple):
     """Where the last draft of a sequence came from."""
 
-    index: SuffixIndex
+    text: SuffixIndex
     position: int
     size: int  # of the history when it was drafted
 
@@ -50,7 +50,7 @@ class SuffixSpeculator(Speculator):
 
         factor: float = 4.0  # longest draft per token of the longest match
         min_share: float = 0.1  # a draft ends before its expected acceptance falls below
-        max_places: int = 4  # that vote
+        max_places: int = 3  # that vote
         corpus_tokens: int = 2_000_000  # kept of past texts, over all namespaces; 0: none
         file: str | None = None  # keeps the corpus over restarts
 
@@ -109,7 +109,7 @@ class SuffixSpeculator(Speculator):
         source = self._sources.get(seq_id)
         if places and places[0].length == MAX_MATCH:
             return places
-        if source is not None and source.index is index and size > source.size:
+        if source is not None and source.text is index and size > source.size:
             position = source.position + size - source.size
             if index.floor < position < len(index) and index.tokens[position] != SEPARATOR:
                 length = index.match(tail, position)

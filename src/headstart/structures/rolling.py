@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEY_BITS = 60
-MASK = 2**KEY_BITS - 1
+MASK = (1 << KEY_BITS) - 1
 BASE = 0xE3779B97F4A7C15  # odd: multiplying by it loses nothing
 
 
 def leaving_factor(n: int) -> int:
     """What a token that leaves a window of n is multiplied with: BASE^n."""
-    return pow(BASE, n, 2**KEY_BITS)
+    factor: int = pow(BASE, n, MASK + 1)
+    return factor
 
 
 def slide(key: int, leaving: int, entering: int, factor: int) -> int:

@@ -86,7 +86,7 @@ class SuffixIndex:
         """Append tokens (ids >= 0, or SEPARATOR)."""
         size = len(self.tokens) + len(new)
         if size >> self._chains[0].bits:
-            self._rebuild(self.tokens + array("i", new), size.bit_length())
+            self._rebuild(self.tokens + array("i", new), size.bit_length() + 1)
         elif len(new) >= _BULK:
             self._append_many(array("i", new))
         else:
@@ -207,39 +207,41 @@ class SuffixIndex:
 
     def _walk(self, chains: _Chains, key: int, tail: tuple[int, int], limit: int) -> list[Place]:
         tokens, previous, floor, n = self.tokens, chains.previous, self.floor, chains.n
+        size, number = tail
+        last = number >> 32 * (size - 1)
         position = chains.head[key >> (KEY_BITS - chains.bits)]
         found: list[Place] = []
         num_strangers = 0  # that share the slot: a few are passed over
         while position > floor:
-            length = self._num_equal(tail, position)
+            # Most strangers differ in the last token, which is cheap to see.
+            length = self._num_equal(size, number, position) if tokens[position - 1] == last else 0
             if length >= n and tokens[position] != SEPARATOR:
                 found.append(Place(length, position))
                 if len(found) == limit:
                     break
             else:
                 num_strangers += 1
-                if num_strangers > limit + _MAX_STRANGERS:
+                if num_strangers == limit + _MAX_STRANGERS:
                     break
             position = previous[position]
         return found
 
     def match(self, tail: array[int], position: int) -> int:
         """How many tokens before `position` equal the end of `tail`."""
-        return self._num_equal((len(tail), _number(tail)), position)
+        return self._num_equal(len(tail), _number(tail), position)
 
-    def _num_equal(self, tail: tuple[int, int], position: int) -> int:
+    def _num_equal(self, size: int, number: int, position: int) -> int:
         """`match` for a tail given as its length and number.
 
         Later tokens are more significant, so the highest differing bit tells how many at the end
         are equal: one comparison instead of a loop.
         """
-        size, number = tail
         reach = position - self.floor
         if reach < size:
             number >>= 32 * (size - reach)
             size = reach
-        difference = number ^ _number(self.tokens[position - size : position])
-        return size - (difference.bit_length() + 31) // 32
+        other = int.from_bytes(self.tokens[position - size : position].tobytes(), "little")
+        return size - ((number ^ other).bit_length() + 31 >> 5)
 
     def copy(self, position: int, count: int) -> list[int]:
         """The next `count` tokens from `position`, up to a separator.

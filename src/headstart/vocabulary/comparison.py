@@ -129,9 +129,7 @@ def pair_controls(
     return pairs
 
 
-def _with_same_role(
-    source: VocabTable, other: VocabTable, token: int, by_text: Mapping[bytes, int]
-) -> int | None:
+def _with_same_role(source: VocabTable, other: VocabTable, token: int, by_text: Mapping[bytes, int]) -> int | None:
     text = source.controls[token]
     for role in _ROLES:
         if text in role:

@@ -95,6 +95,8 @@ def _middle(text: bytes) -> int:
 
 def num_incomplete(text: bytes) -> int:
     """How many bytes at the end begin a UTF-8 character that is not complete yet (0 to 3)."""
+    if text[-1:] < b"\x80":
+        return 0
     for count in range(1, min(4, len(text) + 1)):
         byte = text[-count]
         if byte & 0xC0 != 0x80:

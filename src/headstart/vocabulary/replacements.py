@@ -21,6 +21,21 @@ Pair = tuple[str, str]
 """(markers of the target, markers of the draft), as they are spelled in the templates."""
 
 
+def parse_pairs(text: str | None) -> list[Pair]:
+    """Pairs from lines of `TARGET => DRAFT`; `\\n` and `\\t` stand for a line end and a tab.
+
+    Raises:
+        ConfigError: a line has no arrow.
+    """
+    pairs = []
+    for line in (text or "").splitlines():
+        old, arrow, new = line.replace("\\n", "\n").replace("\\t", "\t").partition(" => ")
+        if not arrow:
+            raise ConfigError(f"--spec-replace needs 'TARGET => DRAFT', got {line!r}")
+        pairs.append((old, new))
+    return pairs
+
+
 class Replacements:
     """Replacement pairs compiled for a target and a draft vocabulary."""
 

@@ -51,6 +51,9 @@ class Retokenizer:
 
     def append(self, data: bytes) -> None:
         """The stream grew by `data`. O(window + data)."""
+        window = self._window
+        if window and data and not self.partial and self._encoder.table.word_ends[window[-1] << 8 | data[0]]:
+            self._freeze(len(self.tokens))  # the common case; what follows is mostly a word seen before
         text = self._window + self.partial + data
         complete = len(text) - num_incomplete(text)
         self.partial = text[complete:]

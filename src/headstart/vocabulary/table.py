@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,7 @@ class VocabTable:
     def size(self) -> int:
         return len(self.pieces)
 
-    def join(self, tokens: list[int]) -> bytes:
+    def join(self, tokens: Sequence[int]) -> bytes:
         """The bytes that the tokens stand for."""
         pieces = self.pieces
         return b"".join([pieces[token] for token in tokens])

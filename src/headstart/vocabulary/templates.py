@@ -37,9 +37,7 @@ _FAMILIES = {
         "<|eot_id|>",
         "<|start_header_id|>system<|end_header_id|>\n\n",
     ),
-    "gemma": TemplateFamily(
-        "<start_of_turn>", "<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>\n"
-    ),
+    "gemma": TemplateFamily("<start_of_turn>", "<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>\n"),
     "gemma-4": TemplateFamily("<|turn>", "<|turn>user\n", "<|turn>model\n", "<turn|>\n", "<|turn>system\n"),
     "command-r": TemplateFamily(
         "<|START_OF_TURN_TOKEN|>",
@@ -48,9 +46,7 @@ _FAMILIES = {
         "<|END_OF_TURN_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
     ),
-    "deepseek": TemplateFamily(
-        "<｜User｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", close_user=""
-    ),
+    "deepseek": TemplateFamily("<｜User｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", close_user=""),
     "phi-3": TemplateFamily("<|end|>", "<|user|>\n", "<|assistant|>\n", "<|end|>\n", "<|system|>\n"),
     "zephyr": TemplateFamily("<|user|>", "<|user|>\n", "<|assistant|>\n", "</s>\n", "<|system|>\n"),
     "mistral": TemplateFamily("[INST]", "[INST]", "[/INST]", "</s>", close_user=""),

@@ -78,7 +78,10 @@ class ToDraft:
         before = len(self.tokens)
         self._take_healed_back()
         self._stream.num_stable = len(self.tokens)
-        self._feed(self._held + symbols_of_tokens(tokens, self._target, TARGET_BASE))
+        if self._replacements or not self._target.controls.keys().isdisjoint(tokens):
+            self._feed(self._held + symbols_of_tokens(tokens, self._target, TARGET_BASE))
+        else:
+            self._stream.append(self._target.join(tokens))
         self._heal(tokens[-1])
         self.num_stable = min(before, self._stream.num_stable, len(self.tokens))
 
@@ -113,7 +116,7 @@ class ToDraft:
             self.healed = None
 
     def _heal(self, last_token: int) -> None:
-        self.can_draft = not _CONTROLS.search(self._held)
+        self.can_draft = not (self._held and _CONTROLS.search(self._held))
         unread = self._stream.partial + (self._held.encode("latin-1") if self.can_draft else b"")
         self.pending = unread
         if not self._heals or not self.tokens or last_token in self._target.controls:
@@ -135,9 +138,7 @@ class ToTarget:
         self._draft = draft
         self._controls = controls
 
-    def translate(
-        self, history: Sequence[int], pending: bytes, draft_tokens: Sequence[int]
-    ) -> tuple[list[int], int]:
+    def translate(self, history: Sequence[int], pending: bytes, draft_tokens: Sequence[int]) -> tuple[list[int], int]:
         """Translate draft tokens that begin with the `pending` bytes of the target's history.
 
         Returns the tokens, canonical for the target's own tokenizer as far as its history allows, and
@@ -146,7 +147,7 @@ class ToTarget:
         generation. Empty if the draft contradicts `pending` or does not reach beyond it.
         """
         end = next((i for i, token in enumerate(draft_tokens) if token in self._draft.controls), len(draft_tokens))
-        data = self._draft.join(list(draft_tokens[:end]))
+        data = self._draft.join(draft_tokens[:end])
         if not data.startswith(pending):
             return [], 0
         tokens, num_provisional = self._continue(history_tail(history, self._target), data[len(pending) :])

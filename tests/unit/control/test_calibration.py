@@ -10,7 +10,9 @@ from headstart.control.calibration import Calibration
 from headstart.control.values import Outcome
 
 
-def feed(calibration: Calibration, rng: random.Random, acceptance: float, score: float, *, drafts: int, seq_id: int) -> None:
+def feed(
+    calibration: Calibration, rng: random.Random, acceptance: float, score: float, *, drafts: int, seq_id: int
+) -> None:
     for _ in range(drafts):
         matched = 0
         while matched < 8 and rng.random() < acceptance:

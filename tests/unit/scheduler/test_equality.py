@@ -1,0 +1,169 @@
+"""Nothing changes but the speed: whatever drafts, the tokens are those of the rule."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.scheduler.harness import (
+    AUTO,
+    Model,
+    Oracle,
+    Whims,
+    check,
+    collect,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+    run,
+)
+
+from headstart.config import SpeculationConfig
+from headstart.scheduler.request import SpeculativeParams
+from headstart.speculators import Speculator
+from headstart.types import MemoryKind, SequenceMode
+
+CHAINS = (
+    ("draft-model",),
+    ("ngram-simple",),
+    ("suffix",),
+    ("recycling",),
+    ("suffix", "draft-model"),
+    ("draft-model", "ngram-simple"),
+    ("ngram-mod", "recycling", "ngram-cache", "draft-model"),
+)
+ORDERS = (2, None)  # text that repeats itself; text in which every cached token counts
+TEMPERATURES = (0.0, 0.8, 1.5)
+
+
+def speculators_of(chain: Sequence[str], order: int | None) -> list[Speculator]:
+    return make_speculators(chain, lambda: Model(order, skew=0.3))
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("chain", CHAINS, ids="+".join)
+def test_output_is_identical_with_and_without_drafts(chain: Sequence[str], temperature: float) -> None:
+    requests = make_requests(9, temperature)
+    for order, spec in itertools.product(ORDERS, (fixed(1), fixed(4), fixed(16), AUTO)):
+        engine = Model(order)
+        scheduler = make_scheduler(engine, speculators_of(chain, order), spec)
+        check(engine, requests, run(scheduler, requests))
+        if order == 2 or "draft-model" in chain:
+            assert scheduler.counters.drafted > 0
+
+
+@pytest.mark.parametrize("num_slots", range(1, 9))
+def test_output_does_not_depend_on_the_number_of_slots(num_slots: int) -> None:
+    requests = make_requests(12)
+    for order in ORDERS:
+        engine = Model(order)
+        scheduler = make_scheduler(engine, speculators_of(("suffix", "draft-model"), order), parallel=num_slots)
+        check(engine, requests, run(scheduler, requests))
+        assert scheduler.counters.accepted > 0
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_output_does_not_depend_on_what_each_request_asks_of_speculation(temperature: float) -> None:
+    random = np.random.default_rng(1)
+    wishes = [
+        SpeculativeParams(
+            mode=SequenceMode(random.choice([m.value for m in SequenceMode])),
+            types=tuple(random.permutation(["suffix", "draft-model", "ngram-simple"])[: random.integers(1, 4)].tolist()),
+            n_max=int(random.integers(0, 12)),
+            n_min=int(random.integers(0, 3)),
+            p_min=float(random.choice([0.0, 0.5])),
+        )
+        for _ in range(24)
+    ]
+    requests = [replace(r, speculative=w) for r, w in zip(make_requests(24, temperature), wishes, strict=True)]
+    engine = Model(2)
+    chain = speculators_of(("ngram-simple", "suffix", "draft-model"), 2)
+    check(engine, requests, run(make_scheduler(engine, chain, SpeculationConfig()), requests))
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_output_is_identical_when_control_changes_its_mind_at_every_step(temperature: float) -> None:
+    requests = make_requests(12, temperature)
+    for order, seed in itertools.product(ORDERS, range(3)):
+        engine = Model(order)
+        chain = speculators_of(("suffix", "recycling", "draft-model"), order)
+        scheduler = make_scheduler(engine, chain, AUTO, Whims(seed))
+        check(engine, requests, run(scheduler, requests))
+
+
+@pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.ROLLBACK])
+@pytest.mark.parametrize("length", [1, 4, 16])
+def test_output_is_identical_when_drafts_break_off_anywhere(length: int, memory: MemoryKind) -> None:
+    requests = make_requests(12)
+    engine = Model(memory=memory)
+    scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.3)], fixed(length))
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    assert 0 < scheduler.counters.accepted < scheduler.counters.drafted
+    assert {"oracle", ""} == {source for a in answers.values() for source in a.sources}
+
+
+def test_memory_that_cannot_roll_back_gets_no_drafts() -> None:
+    requests = make_requests(8)
+    engine = Model(memory=MemoryKind.CHECKPOINT)
+    scheduler = make_scheduler(engine, [Oracle(engine, requests)], parallel=2)
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.counters.drafted == 0
+
+
+def test_drafts_are_as_short_as_the_memory_can_roll_back() -> None:
+    requests = make_requests(4)
+    engine = Model(memory=MemoryKind.ROLLBACK)
+    answers = run(make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16)), requests)
+    longest = max(len(a.finish.stats.accepted_histogram) - 1 for a in answers.values() if a.finish)
+    assert longest == engine.max_rollback
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_cancelling_neighbours_half_way_changes_nothing(step: int) -> None:
+    requests = make_requests(8)
+    for order in ORDERS:
+        engine = Model(order)
+        scheduler = make_scheduler(engine, speculators_of(("suffix", "draft-model"), order))
+        for request in requests:
+            scheduler.submit(request)
+        for _ in range(step):
+            scheduler.step()
+        gone, stay = requests[::2], requests[1::2]
+        for request in gone:
+            scheduler.cancel(request.request_id)
+        answers = run(scheduler)
+        collect(scheduler, answers)
+        check(engine, stay, answers)
+        assert {answers[r.request_id].reason for r in gone} == {"cancelled"}
+
+
+def test_arrival_at_any_time_changes_nothing() -> None:
+    requests = make_requests(10)
+    engine = Model(2)
+    scheduler = make_scheduler(engine, speculators_of(("suffix", "draft-model"), 2), AUTO)
+    answers: dict = {}
+    for request in requests:
+        scheduler.submit(request)
+        for _ in range(3):
+            scheduler.step()
+        collect(scheduler, answers)
+    for request_id, rest in run(scheduler).items():
+        if request_id in answers:
+            answers[request_id].tokens += rest.tokens
+        else:
+            answers[request_id] = rest
+    check(engine, requests, answers)
+
+
+def test_log_probabilities_are_the_same_with_and_without_drafts() -> None:
+    requests = [replace(r, num_logprobs=3) for r in make_requests(6)]
+    engine = Model()
+    plain = run(make_scheduler(engine), requests)
+    drafted = run(make_scheduler(engine, [Oracle(engine, requests, wrong=0.1)]), requests)
+    assert all(len(a.logprobs) == len(a.tokens) for a in plain.values())
+    assert {k: a.logprobs for k, a in drafted.items()} == {k: a.logprobs for k, a in plain.items()}
