@@ -360,6 +360,7 @@ def model_table(tokens: int, seed: int = 1) -> list[tuple[str, float, float, flo
 
 
 def main() -> None:
+    """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,6 +1,6 @@
 """What text speculators cost: python benchmarks/text_speculators.py [--tokens 32768] [--steps 1500]
 
-For each: microseconds of processor time a slot a step of propose + accept at a history of that many
+For each: microseconds a slot a step of propose + accept at a history of that many
 tokens, all and split in steps with and without a draft; begin per 1000 tokens of prompt; memory of
 that history. A step's time is the least of several identical replays, which takes out what other
 programs on the machine do to it. `suffix+corpus` has a corpus of as many tokens beside its history.
@@ -95,15 +95,15 @@ def replay(speculator: Speculator, text: list[int], continuation: list[int], voc
     """Generate the continuation."""
     noise = np.random.default_rng(1).standard_normal((MAX_DRAFT + 1, vocab_size)).astype(np.float32)
     result = Replay()
-    start = time.thread_time()
+    start = time.perf_counter()
     speculator.begin(0, text)
-    result.begin = (time.thread_time() - start) * 1e6
+    result.begin = (time.perf_counter() - start) * 1e6
     history = list(text)
     position = 0
     while position < len(continuation):
-        start = time.thread_time()
+        start = time.perf_counter()
         draft = speculator.propose([DraftRequest(0, history, MAX_DRAFT)])[0]
-        proposed = time.thread_time()
+        proposed = time.perf_counter()
         num_accepted = 0
         for token, real in zip(draft.tokens, continuation[position:], strict=False):
             if token != real:
@@ -112,9 +112,9 @@ def replay(speculator: Speculator, text: list[int], continuation: list[int], voc
         emitted = continuation[position : position + num_accepted + 1]
         if speculator.needs:
             result.observed.append(observe(speculator, [history[-1], *draft.tokens], noise))
-        accepting = time.thread_time()
+        accepting = time.perf_counter()
         speculator.accept(0, emitted, num_accepted)
-        result.steps.append((time.thread_time() - accepting + proposed - start) * 1e6)
+        result.steps.append((time.perf_counter() - accepting + proposed - start) * 1e6)
         result.has_draft.append(bool(draft.tokens))
         history += emitted
         position += len(emitted)
@@ -127,9 +127,9 @@ def observe(speculator: Speculator, tokens: list[int], logits: np.ndarray) -> fl
     decoded = Decoded(
         np.zeros(size, np.int32), np.arange(size, dtype=np.int32), np.array(tokens, np.int32), logits[:size]
     )
-    start = time.thread_time()
+    start = time.perf_counter()
     speculator.observe(decoded)
-    return (time.thread_time() - start) * 1e6 / size
+    return (time.perf_counter() - start) * 1e6 / size
 
 
 def mean(values: NDArray[np.float64]) -> float:

@@ -10,8 +10,6 @@ import logging
 import os
 import platform
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -290,19 +288,12 @@ def serve(config: Config) -> int:
     wanted_types(config.speculation, has_draft_model=_uses_draft(config, models))  # find mistakes before loading
     worker = WorkerClient(lambda: ProcessTransport(partial(build_scheduler, config, models), level))
 
-    def announce(url: str) -> None:
-        threading.Thread(target=_announce, args=(worker, url, models.is_demo), daemon=True).start()
-
-    listen.serve(config.server, worker, lambda: load_served_model(config, models), announce)
+    listen.serve(config.server, worker, lambda: load_served_model(config, models), partial(_announce, models.is_demo))
     return 0
 
 
-def _announce(worker: Any, url: str, is_demo: bool) -> None:
-    """Print the address and something to try, once the models are loaded."""
-    while worker.status == "loading":
-        time.sleep(0.05)
-    if worker.status != "ready":
-        return
+def _announce(is_demo: bool, url: str) -> None:
+    """Print the address and something to try."""
     if is_demo:
         print("Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a real one.")
     question = "Rename `n` to `count`:\\n```python\\ndef half(n):\\n    return n // 2\\n```"

@@ -11,8 +11,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.config import SchedulerConfig, SpeculationConfig
+from headstart.control.controller import Controller
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.report import SpeculatorReport
+from headstart.scheduler.request import Request, TokenEvent
+from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.seat import Seat
+from headstart.speculators.base import Speculator
 from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
 
 _MASK = 2**64 - 1
@@ -23,8 +31,8 @@ class ByteVocab:
 
     size = 258
     eog_ids = frozenset({256})
-    bos_id = 257
-    eos_id = 256
+    bos_id: int | None = 257
+    eos_id: int | None = 256
     add_bos = False
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -156,3 +164,41 @@ class FakeEngine:
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)
+
+
+def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 64) -> tuple[int, int]:
+    """Generate four texts at once with a speculator and without; they must be equal.
+
+    All that it drafts is verified, good or bad. Returns how many tokens were drafted and accepted.
+
+    Raises:
+        AssertionError: a text differs, or the speculator raised.
+    """
+    drafted = accepted = 0
+    for temperature in (0.0, 1.0):
+        texts, (report,) = _generate([make()], temperature, num_tokens)
+        if report.failure:
+            raise AssertionError(f"{report.name} failed in {report.failure}")
+        if texts != _generate([], temperature, num_tokens)[0]:
+            raise AssertionError(f"{report.name} changed a text at temperature {temperature}")
+        drafted, accepted = drafted + report.drafted, accepted + report.accepted
+    return drafted, accepted
+
+
+def _generate(
+    speculators: Sequence[Speculator], temperature: float, num_tokens: int
+) -> tuple[dict[str, list[int]], list[SpeculatorReport]]:
+    """Texts by request, and what each speculator did."""
+    drafting = Drafting([Seat(s) for s in speculators], SpeculationConfig(spec="fixed"), Controller())
+    scheduler = Scheduler(FakeEngine(order=1), ByteVocab(), drafting, SchedulerConfig(parallel=4))
+    for seed in range(4):
+        sampling = SamplingParams(temperature=temperature, seed=seed)
+        prompt = list(range(seed, seed + 8))
+        scheduler.submit(Request(request_id=str(seed), prompt=prompt, sampling=sampling, max_tokens=num_tokens))
+    texts: dict[str, list[int]] = {}
+    while scheduler.has_work:
+        scheduler.step()
+        for event in scheduler.take_events():
+            if isinstance(event, TokenEvent):
+                texts.setdefault(event.request_id, []).extend(event.tokens)
+    return texts, [seat.report() for seat in drafting.seats.values()]

@@ -86,6 +86,7 @@ class Draft:
     confidence: Sequence[float] = ()
     speculator: str = ""
     reason: str = ""
+    num_granted: int | None = None  # accept so many without looking: for cost measurements, the text is not valid
 
 
 NO_DRAFT = Draft()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import pytest
-from tests.rules.source import PACKAGE, sources
+from tests.rules.source import PACKAGE, ROOT, sources
 
 BOTTOM = {"types", "errors", "config"}
 TOOLS = BOTTOM | {"structures", "vocabulary"}
@@ -32,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": CORE | {"assemble", "text", "bench", "hub", "demo"},
     "__main__": {"cli"},
 }
+FOR_THE_TYPE_CHECKER = {("types", "sampling")}  # `Engine.make_filters` takes SamplingParams
 
 
 def test_every_folder_has_its_place_in_the_table() -> None:
@@ -47,8 +52,21 @@ def test_imports_point_one_way() -> None:
         and (target := name.split(".")[1]) != source.folder
         and target in ALLOWED  # `from headstart import __version__` is no layer
         and target not in ALLOWED[source.folder]
+        and (source.folder, target) not in FOR_THE_TYPE_CHECKER
     ]
     assert breaches == []
+
+
+def test_what_only_the_type_checker_imports_is_not_loaded() -> None:
+    code = "import headstart.types, sys; print([name for name in sys.modules if name.startswith('headstart.')])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "['headstart.types']"
+
+
+def test_the_document_has_the_same_table() -> None:
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)
+    assert {name: set(re.findall(r"`(\w+)`", allowed)) for name, allowed in rows} == ALLOWED
 
 
 @pytest.mark.parametrize(("library", "home"), [("llama_cpp", "engine"), ("ray", "cluster"), ("fastapi", "server")])

@@ -13,6 +13,7 @@ from headstart.config import ServerConfig
 from headstart.errors import ConfigError, ModelError
 from headstart.server.app import create_app
 from headstart.server.guard import load_keys
+from headstart.server.model import ServedModel
 
 BODY = {"prompt": "a"}
 
@@ -62,6 +63,30 @@ def test_a_model_that_cannot_be_loaded_is_told_to_the_starter_and_to_health():
 
     assert "draft.gguf is truncated" in asyncio.run(run())
     assert told == [worker.start_error]
+
+
+def test_the_model_is_read_here_only_after_the_engine_process_could_read_it():
+    worker, order = FakeWorker(), []
+
+    async def start() -> None:
+        await asyncio.sleep(0)
+        order.append("worker")
+        await FakeWorker.start(worker)
+
+    def load() -> ServedModel:
+        order.append("model")
+        return served_model()
+
+    worker.start = start
+    app = create_app(ServerConfig(), worker, load)
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):
+            while app.state.service.why_not_ready():
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert order == ["worker", "model"]
 
 
 def test_keys_are_needed_everywhere_but_for_health(tmp_path):

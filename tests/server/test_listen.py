@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
@@ -11,6 +12,7 @@ from tests.server.serving import served_model
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError, ModelError
 from headstart.server.listen import address_of, serve, take_port
+from headstart.server.model import ServedModel
 
 
 def test_a_port_in_use_is_named_with_the_remedy():
@@ -41,4 +43,22 @@ def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded():
     with pytest.raises(ModelError, match="truncated"):
         serve(ServerConfig(port=0), worker, served_model, announced.append)
     assert worker.is_closed
-    assert announced[0].startswith("http://127.0.0.1:")
+    assert announced == []
+
+
+def test_the_address_is_announced_once_requests_can_be_answered():
+    worker, loaded, announced = FakeWorker(), [], []
+
+    def load() -> ServedModel:
+        loaded.append(worker.status)
+        return served_model()
+
+    def announce(url: str) -> None:
+        announced.append((url, list(loaded)))
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(ServerConfig(port=0), worker, load, announce)
+    [(url, loaded_before)] = announced
+    assert url.startswith("http://127.0.0.1:")
+    assert loaded_before == ["ready"]

@@ -26,9 +26,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
-    except HelpRequested as page:
-        print(page)
-        return 0
     except (ConfigError, ModelError, RequestError) as error:
         print(f"headstart: error: {error}", file=sys.stderr)
         return 2
@@ -57,7 +54,11 @@ def _dispatch(arguments: list[str]) -> int:
             f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart --help)"
         )
     module = importlib.import_module(f"headstart.cli.{command}")
-    code: int = module.run(arguments[1:])
+    try:
+        code: int = module.run(arguments[1:])
+    except HelpRequested as page:
+        print(page)
+        return 0
     return code
 
 

@@ -51,6 +51,10 @@ class _Pace:
     def speedup(self) -> float:
         return max(1.0, self.tokens / self.time)
 
+    def target(self) -> float:
+        """The speedup that a draft has to beat."""
+        return self.speedup * (1.0 + (MARGIN_ON if self.is_on else MARGIN_OFF))
+
 
 class Budget:
     """Gives draft tokens to slots. Owns the speedup reached and the savings for exploration."""
@@ -62,10 +66,8 @@ class Budget:
 
     def rate(self, step: Step) -> float:
         """Tokens per millisecond that a draft has to beat, hysteresis included."""
-        pace = self._pace(step.num_slots)
-        margin = MARGIN_ON if pace.is_on else MARGIN_OFF
-        plain = self._cost.curve(step.num_slots, step.context)[step.num_slots]
-        return (1.0 + margin) * pace.speedup * step.num_slots / plain
+        curve = self._cost.curve(step.num_slots, step.context)
+        return self._pace(step.num_slots).target() * step.num_slots / curve[step.num_slots]
 
     def row_price(self, step: Step, num_rows: int) -> float:
         """Tokens that one of `num_rows` draft rows must earn to pay for itself, on average."""
@@ -90,10 +92,12 @@ class Budget:
         offers.sort(reverse=True)
         del offers[left:]
         base = step.num_base_rows + num_fixed
-        num_rows = self._best_total(offers, base, step) if offers else 0
+        curve = self._cost.curve(base + len(offers), step.context)
+        num_rows = self._best_total(offers, curve, base, step) if offers else 0
         if num_rows:
             _share(slots, given, offers, num_rows)
-        self._account(slots, given, step, sunk_ms)
+        if step.num_base_rows == step.num_slots:  # steps that read prompts say nothing about the speedup
+            self._account(slots, given, curve, sunk_ms)
         return given
 
     def describe(self) -> dict[str, Any]:
@@ -116,10 +120,10 @@ class Budget:
             paces[int(n)] = _Pace(tokens, time)
         self._paces = paces
 
-    def _best_total(self, offers: Sequence[float], base: int, step: Step) -> int:
-        rows = base + len(offers)
-        curve = self._cost.curve(rows, step.context)
-        rate, pace = self.rate(step), self._pace(step.num_slots)
+    def _best_total(self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step) -> int:
+        rows, plain = base + len(offers), curve[step.num_slots]
+        pace = self._pace(step.num_slots)
+        rate = pace.target() * step.num_slots / plain
         best, value = _search(offers, curve, base, rate)
         pace.is_on = value > 0.0
         gain = value / step.num_slots
@@ -129,7 +133,6 @@ class Budget:
             return 0 if pace.is_on else best
         if not pace.is_on:
             best, value = 0, 0.0
-        plain = curve[step.num_slots]
         self._savings = min(EXPLORE_LIMIT, self._savings + EXPLORE_SHARE * curve[base + best] / plain)
         if self._savings <= 0.0 or self._cost.is_known(rows, step.context):
             return best
@@ -140,17 +143,15 @@ class Budget:
             self._savings -= (value - expected) / (rate * plain)
         return other
 
-    def _account(self, slots: Sequence[SlotDraft], given: Sequence[int], step: Step, sunk_ms: float) -> None:
-        """Follow the speedup; steps that read prompts say nothing about it."""
-        if step.num_base_rows != step.num_slots:
-            return
-        num_rows = sum(given)
+    def _account(
+        self, slots: Sequence[SlotDraft], given: Sequence[int], curve: Sequence[float], sunk_ms: float
+    ) -> None:
+        """Follow the speedup."""
+        num_slots, num_rows = len(slots), sum(given)
         gained = sum(sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n) if num_rows else 0.0
-        curve = self._cost.curve(step.num_slots + num_rows, step.context)
-        plain = curve[step.num_slots]
-        pace = self._pace(step.num_slots)
-        pace.tokens += SPEEDUP_RATE * (1.0 + gained / step.num_slots - pace.tokens)
-        pace.time += SPEEDUP_RATE * ((curve[step.num_slots + num_rows] + sunk_ms) / plain - pace.time)
+        pace, plain = self._pace(num_slots), curve[num_slots]
+        pace.tokens += SPEEDUP_RATE * (1.0 + gained / num_slots - pace.tokens)
+        pace.time += SPEEDUP_RATE * ((curve[num_slots + num_rows] + sunk_ms) / plain - pace.time)
 
     def _pace(self, num_slots: int) -> _Pace:
         pace = self._paces.get(num_slots)
@@ -173,10 +174,11 @@ def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], in
 
 def _search(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> tuple[int, float]:
     """The number of rows, at least 1, with the highest value, and that value; 0 rows are worth 0."""
-    best, best_value, tokens, plain = 0, -inf, 0.0, curve[base]
+    best, best_value, value, before = 0, -inf, 0.0, curve[base]
     for count, survival in enumerate(offers, 1):
-        tokens += survival
-        value = tokens - rate * (curve[base + count] - plain)
+        now = curve[base + count]
+        value += survival - rate * (now - before)
+        before = now
         if value > best_value:
             best, best_value = count, value
     return best, best_value
@@ -191,12 +193,14 @@ def _explore(
     """
     curve, hope = curves
     best, best_hope, best_value, tokens = 0, 0.0, 0.0, 0.0
+    plain, hoped_plain = curve[base], hope[base]
     for count, survival in enumerate(offers, 1):
         tokens += survival
-        value = tokens - rate * (curve[base + count] - curve[base])
-        hoped = tokens - rate * (hope[base + count] - hope[base])
-        if hoped > best_hope and value >= least:
-            best, best_hope, best_value = count, hoped, value
+        hoped = tokens - rate * (hope[base + count] - hoped_plain)
+        if hoped > best_hope:
+            value = tokens - rate * (curve[base + count] - plain)
+            if value >= least:
+                best, best_hope, best_value = count, hoped, value
     return best, best_value
 
 

@@ -36,6 +36,7 @@ NUM_POSITIONS = POSITIONS[-1] + 1
 LAST = len(POSITIONS) - 1
 
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
+MODEL_PRIOR = 0.7  # of a draft model: somebody chose it, and its labels cost time
 SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
 CELL_FADE, PARENT_FADE = 0.997, 0.998
 LEAST, MOST = 0.002, 0.998
@@ -67,7 +68,8 @@ class _Table:
 
     def overall(self) -> float:
         """Acceptance of a token about which nothing is known."""
-        return (self.m + SPECULATOR_WEIGHT * PRIOR) / (self.n + SPECULATOR_WEIGHT)
+        prior = MODEL_PRIOR if self.is_probability else PRIOR
+        return (self.m + SPECULATOR_WEIGHT * prior) / (self.n + SPECULATOR_WEIGHT)
 
     def rates(self, confidence: Sequence[float]) -> list[float]:
         """Conditional acceptance of each token of a draft."""

@@ -34,13 +34,24 @@ GROWN = 3  # samples after which a cell counts as known: their median
 PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
 OPTIMISTIC_MARGIN = 0.05
 HOPE = 0.25  # optimism between two measured row counts: how far the curve may stay flat before it jumps
-REBUILD_EVERY = 8  # steps between two readings of the shape
+REBUILD_EVERY = 16  # steps between two readings of the shape
 
 
 class _Curve:
     """One context bucket. `shape`, `variance`, `count` have one entry per knot; count 0: never seen."""
 
-    __slots__ = ("_age", "_lists", "_longest", "_young", "count", "is_fresh", "level", "level_variance", "shape", "variance")
+    __slots__ = (
+        "_age",
+        "_lists",
+        "_longest",
+        "_young",
+        "count",
+        "is_fresh",
+        "level",
+        "level_variance",
+        "shape",
+        "variance",
+    )
 
     def __init__(self) -> None:
         self.level, self.level_variance = 0.0, NOISE

@@ -12,9 +12,11 @@ All slots draft together, so the slots and the k with the highest
 are chosen, nothing if none is above 0. `rate` is the budget's, margin included. A token's row pays
 while survival * acceptance > rate * ms per row, which gives the minimum confidence.
 
+Savings of PROBE_SHARE of the time pay for two kinds of drafts that are not expected to pay: ones that
+would under an optimistic cost of row counts never measured, and probes.
+
 A model that is off leaves no labels, so now and then it drafts a few tokens to be compared with the
-text (they need not be verified). The time between two probes doubles while it stays off, and all
-probes together take at most PROBE_SHARE of the time.
+text (they need not be verified). The time between two doubles while it stays off, to PROBE_LAST steps.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
 CATCH_UP_SHARE = 0.02  # ... and a token read, this
 RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
 YOUNG_CALLS = 3  # these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
-CONTINUE_RATE = 0.02  # of the average of q, per round
+STRICTEST = 0.85  # of the mean acceptance: what pays on average must not be refused on average
+CONTINUE_RATE = 0.05  # of the average of q, per round
 CATCH_UP_STEPS = 16  # reading what was missed is paid off over this many steps
-PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 8, 512  # draft tokens; steps between probes
-PROBE_SHARE, PROBE_LIMIT = 0.01, 64.0  # of the time; most savings, in plain steps
+PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
+PROBE_SHARE, PROBE_START, PROBE_LIMIT = 0.01, 4.0, 64.0  # of the time; savings at first and at most, in plain steps
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class _Drafter:
 
     cost: DraftCost = field(default_factory=DraftCost)
     going_on: float = 0.9  # q
-    savings: float = 1.0
+    savings: float = PROBE_START
     wait: int = PROBE_FIRST
     steps: int = 0  # since the last draft
 
@@ -110,10 +113,14 @@ class Drafting:
         ]
         if not auto:
             return allowances
-        chosen, length = self._best(speculator, [slots[i] for i in auto], step)
+        drafter.savings = min(PROBE_LIMIT, drafter.savings + PROBE_SHARE)
+        chosen, length = self._best(speculator, [slots[i] for i in auto], step, optimistic=False)
+        is_hope = not chosen
+        if is_hope:
+            chosen, length = self._hope(speculator, [slots[i] for i in auto], step)
         if chosen:
             drafter.steps, drafter.wait = 0, PROBE_FIRST
-            threshold = self._threshold(speculator, length, len(chosen), step)
+            threshold = 0.0 if is_hope else self._threshold(speculator, length, len(chosen), step)
             for j in chosen:
                 slot = slots[auto[j]]
                 allowances[auto[j]] = Allowance(min(slot.max_tokens, length), threshold)
@@ -169,7 +176,22 @@ class Drafting:
             drafters[str(name)] = _Drafter(DraftCost(rounds, price), going_on)
         self._drafters = drafters
 
-    def _best(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> tuple[list[int], int]:
+    def _hope(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> tuple[list[int], int]:
+        """What would be best if row counts never measured are cheap, while the probes' savings last."""
+        if self._cost.is_known(step.num_base_rows + step.max_draft_rows, step.context):
+            return [], 0
+        chosen, length = self._best(speculator, slots, step, optimistic=True)
+        drafter, plain = self._drafter(speculator), self._plain(step)
+        catch_up = sum(slots[i].catch_up for i in chosen)
+        price = drafter.cost.milliseconds(len(chosen), length, catch_up, plain) / plain
+        if not chosen or price > drafter.savings:
+            return [], 0
+        drafter.savings -= price
+        return chosen, length
+
+    def _best(
+        self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool
+    ) -> tuple[list[int], int]:
         """Indices of the slots to draft for, and the length; nothing if it does not pay."""
         drafter, rate, plain = self._drafter(speculator), self._budget.rate(step), self._plain(step)
         longest = min(max(slot.max_tokens for slot in slots), step.max_draft_rows)
@@ -177,7 +199,9 @@ class Drafting:
             return [], 0
         gains = [self._gains(speculator, slot, longest) for slot in slots]
         order = sorted(range(len(slots)), key=lambda i: -max(gains[i]))
-        curve = self._cost.curve(step.num_base_rows + min(step.max_draft_rows, len(slots) * longest), step.context)
+        curve = self._cost.curve(
+            step.num_base_rows + min(step.max_draft_rows, len(slots) * longest), step.context, optimistic=optimistic
+        )
         before, catch_up = [0.0] * longest, 0
         best_value, best_count, best_length = 0.0, 0, 0
         for count, i in enumerate(order, 1):
@@ -208,16 +232,14 @@ class Drafting:
 
     def _threshold(self, speculator: str, length: int, num_slots: int, step: Step) -> float:
         """Confidence below which a token half way through the draft does not pay for its row."""
-        drafter = self._drafter(speculator)
-        half = max(1, length // 2)
-        survival = (drafter.going_on * self._calibration.mean(speculator)) ** (half - 1)
+        half, mean = max(1, length // 2), self._calibration.mean(speculator)
+        survival = (self._drafter(speculator).going_on * mean) ** (half - 1)
         price = self._budget.row_price(step, min(num_slots * half, max(1, step.max_draft_rows)))
-        return self._calibration.confidence_for(speculator, price / survival) if price < survival else 1.0
+        return self._calibration.confidence_for(speculator, min(price / survival, STRICTEST * mean))
 
     def _probe(self, drafter: _Drafter, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
         drafter.steps += 1
-        drafter.savings = min(PROBE_LIMIT, drafter.savings + PROBE_SHARE)
         if drafter.steps < drafter.wait:
             return None
         nearest = min(range(len(slots)), key=lambda i: slots[i].catch_up)

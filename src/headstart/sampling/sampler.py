@@ -10,18 +10,21 @@ speculative decoding", https://arxiv.org/abs/2408.07978
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.errors import EngineError
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.params import SamplingParams
 from headstart.structures.topk import top_k_ids
 from headstart.types import Choice, Engine, Filters
 
 _XTC_SALT = 1
+_NOT_NUMBERS = "the model's logits are not numbers; its weights are damaged or the computation overflowed"
 
 
 class Sampler:
@@ -45,8 +48,13 @@ class Sampler:
     def sample(self, logits: NDArray[np.float32], position: int) -> int:
         """The token at `position` (the number of tokens before it); logits of shape (vocab_size,)."""
         if self._is_argmax:
-            return int(logits.argmax())
+            token = int(logits.argmax())
+            if math.isnan(logits[token]):
+                raise EngineError(_NOT_NUMBERS)
+            return token
         ids, scores = self._survivors(logits, position)
+        if not len(ids) or math.isnan(scores[0]):
+            raise EngineError(_NOT_NUMBERS)
         if self.params.is_greedy:
             return int(ids[scores.argmax()])
         return int(ids[(scores + gumbel(self.params.seed, position, ids)).argmax()])

@@ -19,7 +19,7 @@ def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> l
     rows = (engine.max_batch_tokens - reserved) // len(generating) - 1
     share = min(outputs, rows, engine.max_rollback)
     return [
-        max(0, min(share, s.run.num_left - 1, engine.context_size - len(s.run.tokens))) for s in generating if s.run
+        max(0, min(share, s.run.num_left - 1, engine.context_size - len(s.run.tokens) - 1)) for s in generating if s.run
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
-from headstart.sampling.verify import emit
+from headstart.sampling.verify import emit, emit_granted
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
@@ -38,8 +38,13 @@ class Committer:
             return 0
         position = len(run.tokens)
         draft = run.proposal.tokens
-        emitted = emit(run.sampler, logits, draft, position, self._eog(run))
-        num_accepted = _num_accepted(emitted, draft)
+        granted = run.proposal.head.num_granted
+        if granted is None:
+            emitted = emit(run.sampler, logits, draft, position, self._eog(run))
+            num_accepted = _num_accepted(emitted, draft)
+        else:
+            emitted = emit_granted(run.sampler, logits, draft, position, granted)
+            num_accepted, run.is_valid = granted, False
         self._begin_timing(run, now)
         text, stopping_word, emitted = self._text(run, emitted)
         num_accepted = min(num_accepted, len(emitted))
@@ -47,8 +52,9 @@ class Committer:
         sources = (*run.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
         run.tokens += emitted
         run.num_decoded = len(run.tokens) - 1
-        if run.num_decoded < num_in_cache:
-            self._engine.truncate(slot.slot_id, run.num_decoded)
+        if run.num_decoded < num_in_cache and not self._engine.truncate(slot.slot_id, run.num_decoded):
+            self._engine.clear(slot.slot_id)  # this memory cannot take back so much: read it all again
+            run.num_decoded = 0
         run.num_steps += 1
         self._drafting.settle(slot, emitted, num_accepted)
         run.proposal = NO_PROPOSAL

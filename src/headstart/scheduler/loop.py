@@ -19,6 +19,7 @@ from headstart.scheduler.slot import Slot
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25  # between reports while requests run
+SAVE_SECONDS = 60.0  # between two writes of what control learned, when idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,12 @@ def run_loop(
         receive: returns waiting commands; blocks for at least one if its argument is true.
         send: hands a message over; must not block for long.
     """
-    last_report = 0.0
+    last_report, last_save = 0.0, time.monotonic()
     send(Message(report=make_report(scheduler)))
     while True:
+        if not scheduler.has_work and time.monotonic() - last_save > SAVE_SECONDS:
+            scheduler.drafting.save()
+            last_save = time.monotonic()
         for command in receive(not scheduler.has_work):
             if isinstance(command, Stop):
                 scheduler.drafting.close()

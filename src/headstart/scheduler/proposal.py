@@ -40,7 +40,10 @@ NO_PROPOSAL = Proposal()
 def _cut(draft: Draft, length: int) -> Draft:
     if length >= len(draft.tokens):
         return draft
-    return Draft(draft.tokens[:length], draft.confidence[:length], draft.speculator) if length else NO_DRAFT
+    if not length:
+        return NO_DRAFT
+    granted = None if draft.num_granted is None else min(draft.num_granted, length)
+    return Draft(draft.tokens[:length], draft.confidence[:length], draft.speculator, num_granted=granted)
 
 
 @dataclass(slots=True)

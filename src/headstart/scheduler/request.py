@@ -91,6 +91,7 @@ class RequestStats:
     """Counts and times of one request. Times in seconds."""
 
     slot_id: int = -1
+    is_valid: bool = True  # False: draft tokens were accepted unseen, for a measurement
     num_prompt: int = 0  # tokens
     num_cached: int = 0  # of them, taken from the prompt cache
     num_emitted: int = 0  # tokens

@@ -43,6 +43,8 @@ class Scheduler:
         self.drafting = drafting
         self.config = config
         self.clock = clock
+        for seat in drafting.seats.values():
+            seat.vocab_size = engine.vocab_size
         self.slots = [Slot(i) for i in range(config.parallel)]
         self.waiting: deque[Run] = deque()
         self.counters = Counters()
@@ -185,15 +187,19 @@ class Scheduler:
         log.info("request %s waits: the context is full, it continues when cells are free", run.request.request_id)
 
     def _fail(self, error: EngineError) -> None:
-        """The engine failed: the requests of this batch fail, the others and the worker live on."""
+        """The decode failed: the requests of this batch fail, the others and the worker live on."""
         log.error("decode failed: %s", error)
         for slot in self._in_batch:
-            if slot.run is not None:
-                self._events.append(error_event(slot.run.request.request_id, error))
-                self.drafting.end(slot)
-                self.counters.requests_failed += 1
-                self.engine.clear(slot.slot_id)
-                slot.run, slot.kept = None, []
+            self._fail_slot(slot, error)
+
+    def _fail_slot(self, slot: Slot, error: EngineError) -> None:
+        if slot.run is None:
+            return
+        self._events.append(error_event(slot.run.request.request_id, error))
+        self.drafting.end(slot)
+        self.counters.requests_failed += 1
+        self.engine.clear(slot.slot_id)
+        slot.run, slot.kept = None, []
 
     def _observed(self, logits: Logits) -> Decoded:
         batch = self._batch
@@ -210,7 +216,7 @@ class Scheduler:
         )
 
     def _commit(self, logits: Logits) -> int:
-        """Verify and emit, slot by slot, in the order of the batch's outputs."""
+        """Verify and emit, slot by slot, in the order of the batch's outputs; returns tokens emitted."""
         offset = emitted = 0
         now = self.clock()
         for slot in self._in_batch:
@@ -218,15 +224,15 @@ class Scheduler:
             assert run is not None
             if run.num_rows < run.num_pending:  # a chunk of the prompt, no outputs
                 run.num_decoded += run.num_rows
-            else:
-                width = 1 + len(run.proposal.tokens)
+                if run.request.wants_progress:
+                    self._events.append(_progress(run, now))
+                continue
+            width = 1 + len(run.proposal.tokens)
+            try:
                 emitted += self._committer.commit(slot, logits[offset : offset + width], now)
-                offset += width
-            if run.request.wants_progress and run.first_token is None:
-                done = ProgressEvent(
-                    run.request.request_id, run.num_prompt, run.num_cached, run.num_decoded, now - (run.admitted or now)
-                )
-                self._events.append(done)
+            except EngineError as error:
+                self._fail_slot(slot, error)
+            offset += width
         return emitted
 
     def _account(self, started: float, drafted: float, decoded: float, emitted: int) -> StepStats:
@@ -245,6 +251,11 @@ class Scheduler:
         )
         self.counters.add(stats)
         return stats
+
+
+def _progress(run: Run, now: float) -> ProgressEvent:
+    since = now - (run.admitted or now)
+    return ProgressEvent(run.request.request_id, run.num_prompt, run.num_cached, run.num_decoded, since)
 
 
 _NOTHING_OBSERVED = Decoded(

@@ -23,6 +23,7 @@ class Seat:
         self.name = speculator.name
         self.is_model = speculator.is_model
         self.wants_logits = Capability.LOGITS in speculator.needs
+        self.vocab_size = 2**31  # the scheduler sets the target's
         self.failure = ""
         self.last_seconds = 0.0  # of the last propose
         self._clock = clock
@@ -43,18 +44,24 @@ class Seat:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, no longer than asked for; empty where it failed."""
         self._calls += len(requests)
-        drafts = self._guarded("propose", [r.seq_id for r in requests], lambda: self.speculator.propose(requests))
-        if drafts is None:
-            return [Draft(reason="speculator failed")] * len(requests)
-        return [self._checked(draft, request) for draft, request in zip(drafts, requests, strict=True)]
+        drafts: list[Draft] | None = self._guarded(
+            "propose", [r.seq_id for r in requests], lambda: self._checked(self.speculator.propose(requests), requests)
+        )
+        return [Draft(reason="speculator failed")] * len(requests) if drafts is None else drafts
 
-    def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
-        length = min(len(draft.tokens), request.max_tokens)
+    def _checked(self, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._cut(draft, request.max_tokens) for draft, request in zip(drafts, requests, strict=True)]
+
+    def _cut(self, draft: Draft, max_tokens: int) -> Draft:
+        """Make the draft fit; a token that does not exist would fail the whole batch, so it raises."""
+        length = min(len(draft.tokens), max_tokens)
         if not length:
             return draft if draft.reason else NO_DRAFT
+        if min(draft.tokens) < 0 or max(draft.tokens) >= self.vocab_size:
+            raise ValueError(f"draft {list(draft.tokens)} leaves the vocabulary (0 to {self.vocab_size - 1})")
         confidence = list(draft.confidence[:length])
         confidence += [1.0] * (length - len(confidence))
-        return Draft(draft.tokens[:length], confidence, self.name)
+        return Draft(draft.tokens[:length], confidence, self.name, num_granted=draft.num_granted)
 
     def observe(self, decoded: Decoded) -> None:
         if self.wants_logits:

@@ -36,6 +36,7 @@ class Run:
     stop: StopStrings = field(init=False)
     admitted: float | None = None
     first_token: float | None = None
+    is_valid: bool = True  # False once tokens were accepted unseen
     num_cached: int = 0
     num_steps: int = 0
     num_drafts: int = 0
@@ -85,6 +86,7 @@ class Run:
         first = now if self.first_token is None else self.first_token
         return RequestStats(
             slot_id=slot_id,
+            is_valid=self.is_valid,
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
             num_emitted=self.num_emitted,

@@ -22,13 +22,14 @@ def create_app(
     config: ServerConfig,
     worker: Worker,
     load_model: Callable[[], ServedModel],
-    on_load_failure: Callable[[Exception], None] | None = None,
+    on_loaded: Callable[[Exception | None], None] | None = None,
 ) -> FastAPI:
     """Build the app. It starts the worker when it starts, answers 503 until that is done, and closes it at the end.
 
     Args:
         load_model: gives what the routes need of the model; runs in a thread once the worker is ready.
-        on_load_failure: told why worker or model could not be loaded; the app itself goes on saying it in /health.
+        on_loaded: told when requests can be answered, or why worker or model could not be loaded; after a failure
+            the app goes on saying it in /health.
 
     Raises:
         ConfigError: the API key file cannot be used.
@@ -37,7 +38,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(service, load_model, on_load_failure))
+        loading = asyncio.create_task(_load(service, load_model, on_loaded))
         try:
             yield
         finally:
@@ -55,17 +56,18 @@ def create_app(
 
 
 async def _load(
-    service: Service, load_model: Callable[[], ServedModel], on_failure: Callable[[Exception], None] | None
+    service: Service, load_model: Callable[[], ServedModel], on_loaded: Callable[[Exception | None], None] | None
 ) -> None:
     """Load the worker, then this side; a failure is kept for /health.
 
     In this order, because libllama aborts on some damaged files: then only the engine process ends.
     """
+    failure: Exception | None = None
     try:
         await service.worker.start()
         service.model = await asyncio.to_thread(load_model)
     except Exception as error:  # the server's own start: everything that goes wrong is told
-        service.load_failure = str(error)
+        failure, service.load_failure = error, str(error)
         logger.error("the model could not be loaded: %s", error)
-        if on_failure:
-            on_failure(error)
+    if on_loaded:
+        on_loaded(failure)

@@ -23,18 +23,21 @@ def serve(
     load_model: Callable[[], ServedModel],
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until stopped; `announce` gets the address as soon as it accepts connections.
+    """Serve until stopped; `announce` gets the address once requests can be answered.
 
     Raises:
         ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
     """
     failures: list[Exception] = []
 
-    def give_up(error: Exception) -> None:
-        failures.append(error)
-        server.should_exit = True
+    def on_loaded(error: Exception | None) -> None:
+        if error is None:
+            announce(address_of(listener))
+        else:
+            failures.append(error)
+            server.should_exit = True
 
-    app = create_app(config, worker, load_model, give_up)
+    app = create_app(config, worker, load_model, on_loaded)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -48,7 +51,6 @@ def serve(
         )
     )
     with take_port(config) as listener:
-        announce(address_of(listener))
         server.run(sockets=[listener])
     if failures:
         raise failures[0]

@@ -65,6 +65,7 @@ def speculative_metrics(stats: RequestStats) -> dict[str, Any]:
                 for name, (drafted, accepted) in stats.drafted_by.items()
             },
             "reasons_not_drafted": dict(stats.reasons),
+            **({} if stats.is_valid else {"output_is_valid": False}),
         }
     }
 

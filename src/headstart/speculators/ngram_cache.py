@@ -100,12 +100,12 @@ class NgramCacheSpeculator(Speculator):
         tokens: list[int] = []
         scores: list[float] = []
         score = 1.0
-        weights = _NONE
+        weights, has_static = _NONE, len(static) > 0
         for _ in range(min(request.max_tokens, self._options.n_max)):
-            if len(static) and size >= _STATIC_NGRAM:
+            if has_static and size >= _STATIC_NGRAM:
                 weights = static.after(shorter(key, _STATIC_NGRAM)) or _NONE
             guess = context(key, size, _LAX, weights)
-            if guess is None and len(dynamic):
+            if guess is None:
                 guess = dynamic.clearest(key, size, _STRICT, weights)
             if guess is None and weights:
                 guess = static.clearest(shorter(key, _STATIC_NGRAM), _STATIC_NGRAM, _STATIC_ONLY, _NONE)

@@ -84,22 +84,23 @@ class SuffixSpeculator(Speculator):
 
     def _draft(self, request: DraftRequest) -> Draft:
         own = self._histories.at(request.seq_id, request.tokens)
-        tail, keys = own.tail, own.keys
-        best: tuple[list[int], Sequence[float]] = ([], ())
-        best_score, source = 0.0, None
-        for index in (own, *self.corpus.indexes(self._namespaces.get(request.seq_id, request.namespace))):
+        tail, keys, size = own.tail, own.keys, len(request.tokens)
+        tokens: list[int] = []
+        scores: Sequence[float] = ()
+        source = None
+        namespace = self._namespaces.get(request.seq_id, request.namespace)
+        for index in (own, *self.corpus.indexes(namespace)):
             places = index.find(tail, keys, self._options.max_places)
-            places = self._with_last(request.seq_id, index, len(own), tail, places)
+            places = self._with_last(request.seq_id, index, size, tail, places)
             if places:
-                drafted = self._vote(index, places, request.max_tokens)
-                score = sum(drafted[1])
-                if score > best_score:
-                    best, best_score, source = drafted, score, _Source(index, places[0].position, len(own))
-        if source is None:
+                copied, shares, position = self._vote(index, places, request.max_tokens)
+                if source is None or sum(shares) > sum(scores):
+                    tokens, scores, source = copied, shares, _Source(index, position, size)
+        if source is None or not tokens:
             self._sources.pop(request.seq_id, None)
-            return Draft(speculator=self.name, reason="no match")
+            return Draft(speculator=self.name, reason="below min-share" if source else "no match")
         self._sources[request.seq_id] = source
-        return Draft(best[0], best[1], self.name)
+        return Draft(tokens, scores, self.name)
 
     def _with_last(
         self, seq_id: int, index: SuffixIndex, size: int, tail: array[int], places: list[Place]
@@ -108,7 +109,7 @@ class SuffixSpeculator(Speculator):
         places.sort(reverse=True)
         source = self._sources.get(seq_id)
         if places and places[0].length == MAX_MATCH:
-            return places
+            return places  # nothing can be longer
         if source is not None and source.text is index and size > source.size:
             position = source.position + size - source.size
             if index.floor < position < len(index) and index.tokens[position] != SEPARATOR:
@@ -117,14 +118,14 @@ class SuffixSpeculator(Speculator):
                     places.insert(0, Place(length, position))
         return places
 
-    def _vote(self, index: SuffixIndex, places: list[Place], max_tokens: int) -> tuple[list[int], Sequence[float]]:
-        """What to copy, and its scores."""
-        count = min(max_tokens, max(1, int(self._options.factor * places[0].length)))
-        copies = [index.copy(place.position, count) for place in places]
-        draft, scores = _weigh([place.length for place in places], copies)
+    def _vote(self, index: SuffixIndex, places: list[Place], max_tokens: int) -> tuple[list[int], Sequence[float], int]:
+        """What to copy, its scores, and from where."""
+        size = min(max_tokens, max(1, int(self._options.factor * places[0].length)))
+        copies = [index.copy(place.position, size) for place in places]
+        leader, scores = _weigh([place.length for place in places], copies)
         if scores[-1] < self._options.min_share:
             scores = [score for score in scores if score >= self._options.min_share]
-        return draft[: len(scores)], scores
+        return copies[leader][: len(scores)], scores, places[leader].position
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         self._histories.accept(seq_id, emitted)
@@ -148,25 +149,25 @@ class SuffixSpeculator(Speculator):
         }
 
 
-def _weigh(lengths: list[int], copies: list[list[int]]) -> tuple[list[int], Sequence[float]]:
-    """The copy to draft and its scores; longest match first, no copy is empty.
+def _weigh(lengths: list[int], copies: list[list[int]]) -> tuple[int, Sequence[float]]:
+    """Which copy to draft, and its scores; longest match first, no copy is empty.
 
     Worked example: matches of 4, 2 and 2 tokens are followed by "a b c", "a b d" and "x". "a" has 6
     votes and "x" 2, so "a b c" is drafted. Its shares are 6 / (6 + 2 + 1), for "b" 8 / (8 + 1) as
     both matches grew by one, and for "c" 6 / (6 + 4 + 1).
     """
-    draft = copies[0]
-    if copies.count(draft) == len(copies):
-        return draft, agreeing(sum(lengths), len(copies), len(draft))
+    leader = 0
+    if copies.count(copies[0]) == len(copies):
+        return leader, agreeing(sum(lengths), len(copies), len(copies[0]))
     votes: dict[int, int] = {}
     for length, copy in zip(lengths, copies, strict=True):
         votes[copy[0]] = votes.get(copy[0], 0) + length
     if len(votes) > 1:
         winner = max(votes, key=votes.__getitem__)
-        draft = next(copy for copy in copies if copy[0] == winner)
-    pairs = zip(lengths, copies, strict=True)
-    partings = [(_num_common(draft, copy), length, copy) for length, copy in pairs if copy is not draft]
-    return draft, _shares(len(draft), sum(lengths), partings)
+        leader = next(i for i, copy in enumerate(copies) if copy[0] == winner)
+    draft = copies[leader]
+    partings = [(_num_common(draft, copy), lengths[i], copy) for i, copy in enumerate(copies) if i != leader]
+    return leader, _shares(len(draft), sum(lengths), partings)
 
 
 def _shares(size: int, weight: int, partings: list[tuple[int, int, list[int]]]) -> list[float]:

@@ -19,7 +19,7 @@ from headstart.structures.token_log import Record, TokenLog, VocabularyId
 
 log = logging.getLogger(__name__)
 
-SIZES = (2, 6)  # n-grams that are looked up: short ones for reach, long ones for the better place
+SIZES = (2, 4)  # n-grams that are looked up: short ones for reach, long ones for the better place
 MAX_MATCH = 16
 _PUBLIC = namespace_id("")
 _BLOCK = 64  # tokens; how finely known beginnings are told

@@ -47,11 +47,34 @@ def unpack(key: int) -> tuple[int, ...]:
     return tuple(reversed(ngram))
 
 
+class _Several:
+    """Counts of an n-gram with more than one successor; `best` is one with the largest count."""
+
+    __slots__ = ("best", "counts", "total")
+
+    def __init__(self, token: int, count: int) -> None:
+        self.counts = {token: count}
+        self.total = count
+        self.best = token
+
+    def add(self, token: int, count: int) -> None:
+        self.counts[token] = new = self.counts.get(token, 0) + count
+        self.total += count
+        if new > self.counts[self.best]:
+            self.best = token
+
+    def weighed_best(self, weights: Mapping[int, int]) -> int:
+        """The token with the largest count * (100 * weight, or 1)."""
+        counts = self.counts
+        known = [token for token in weights if token in counts]
+        return max([*known, self.best], key=lambda token: counts[token] * (100 * weights.get(token, 0) or 1))
+
+
 class NgramCounts:
     """Counts of next tokens per n-gram.
 
     Most n-grams have one successor, so that case is one number (token << 32 | count) and only the
-    others pay for a dict: a third of the memory.
+    others pay for an object: a third of the memory.
 
     Args:
         limit: n-grams kept; beyond it the oldest eighth is dropped. None: all.
@@ -60,7 +83,7 @@ class NgramCounts:
     __slots__ = ("_limit", "_table")
 
     def __init__(self, limit: int | None = None) -> None:
-        self._table: dict[int, int | dict[int, int]] = {}
+        self._table: dict[int, int | _Several] = {}
         self._limit = limit
 
     def __len__(self) -> int:
@@ -91,13 +114,13 @@ class NgramCounts:
         else:
             self._add_to(found, key, token, count)
 
-    def _add_to(self, found: int | dict[int, int], key: int, token: int, count: int) -> None:
-        if isinstance(found, dict):
-            found[token] = found.get(token, 0) + count
-        elif found >> 32 == token:
-            self._table[key] = found + count
-        else:
-            self._table[key] = {found >> 32: found & 0xFFFFFFFF, token: count}
+    def _add_to(self, found: int | _Several, key: int, token: int, count: int) -> None:
+        if isinstance(found, int):
+            if found >> 32 == token:
+                self._table[key] = found + count
+                return
+            self._table[key] = found = _Several(found >> 32, found & 0xFFFFFFFF)
+        found.add(token, count)
 
     def _trim(self) -> None:
         if self._limit is not None and len(self._table) > self._limit:
@@ -107,7 +130,9 @@ class NgramCounts:
     def after(self, key: int) -> Mapping[int, int] | None:
         """Counts by token after a packed n-gram; None if it was never seen."""
         found = self._table.get(key)
-        return {found >> 32: found & 0xFFFFFFFF} if isinstance(found, int) else found
+        if isinstance(found, int):
+            return {found >> 32: found & 0xFFFFFFFF}
+        return None if found is None else found.counts
 
     def clearest(
         self, key: int, size: int, thresholds: Sequence[tuple[int, int]], weights: Mapping[int, int]
@@ -124,26 +149,23 @@ class NgramCounts:
             thresholds: entry n - 1 is for n tokens.
             weights: by token; may be empty.
         """
-        table = self._table
+        get = self._table.get
         for n in range(size, 0, -1):
-            found = table.get(key & _MASKS[n - 1])
+            found = get(key & _MASKS[n - 1])
             if found is None:
                 continue
             min_samples, min_percent = thresholds[n - 1]
             if isinstance(found, int):
                 count = found & 0xFFFFFFFF
-                if count >= min_samples:
-                    return found >> 32, count / (count + 1 / n)
+                if count < min_samples:
+                    continue
+                return found >> 32, count / (count + 1 / n)
+            if found.total < min_samples:
                 continue
-            total = sum(found.values())
-            if total < min_samples:
-                continue
-            if weights:
-                token = max(found, key=lambda t: found[t] * (100 * weights.get(t, 0) or 1))
-            else:
-                token = max(found, key=found.__getitem__)
-            if 100 * found[token] >= min_percent * total:
-                return token, found[token] / (total + 1 / n)
+            token = found.weighed_best(weights) if weights else found.best
+            count = found.counts[token]
+            if 100 * count >= min_percent * found.total:
+                return token, count / (found.total + 1 / n)
         return None
 
     def items(self) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:

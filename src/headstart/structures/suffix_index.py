@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -87,32 +88,26 @@ class SuffixIndex:
         size = len(self.tokens) + len(new)
         if size >> self._chains[0].bits:
             self._rebuild(self.tokens + array("i", new), size.bit_length() + 1)
-        elif len(new) >= _BULK:
+        elif len(new) >= _BULK or len(self.tokens) < self._chains[-1].n:
             self._append_many(array("i", new))
         else:
-            for chains in self._chains:
-                self._link(chains, new)
-            self.tokens.extend(new)
+            self._append_few(new)
 
-    def _link(self, chains: _Chains, new: Sequence[int]) -> None:
-        """Make the places of new tokens known, one by one, before they are appended."""
-        n, factor, head, key = chains.n, chains.factor, chains.head, chains.key
-        shift, add = KEY_BITS - chains.bits, chains.previous.append
-        position = len(self.tokens)
-        num_early = min(max(0, n - position), len(new))  # with fewer than n tokens before them
-        for token in new[:num_early]:
-            add(0)
-            key = (key + token) * BASE & MASK
-        position += num_early
-        window = self.tokens[position - num_early - n :].tolist() if position > n else self.tokens.tolist()
+    def _append_few(self, new: Sequence[int]) -> None:
+        """Token by token; needs the largest n tokens to be there."""
+        tokens, largest, start = self.tokens, self._chains[-1].n, len(self.tokens)
+        window = tokens[-largest:].tolist()
         window += new
-        for leaving, token in zip(window, new[num_early:], strict=False):
-            slot = key >> shift
-            add(head[slot])
-            head[slot] = position
-            position += 1
-            key = (key - leaving * factor + token) * BASE & MASK
-        chains.key = key
+        for chains in self._chains:
+            key, factor, head, append = chains.key, chains.factor, chains.head, chains.previous.append
+            shift = KEY_BITS - chains.bits
+            for position, leaving, token in zip(count(start), window[largest - chains.n :], new):
+                slot = key >> shift
+                append(head[slot])
+                head[slot] = position
+                key = (key - leaving * factor + token) * BASE & MASK
+            chains.key = key
+        tokens.extend(new)
 
     def _append_many(self, new: array[int]) -> None:
         start = len(self.tokens)
@@ -243,19 +238,19 @@ class SuffixIndex:
         other = int.from_bytes(self.tokens[position - size : position].tobytes(), "little")
         return size - ((number ^ other).bit_length() + 31 >> 5)
 
-    def copy(self, position: int, count: int) -> list[int]:
-        """The next `count` tokens from `position`, up to a separator.
+    def copy(self, position: int, size: int) -> list[int]:
+        """The next `size` tokens from `position`, up to a separator.
 
         A copy that reaches the end of the text goes on with what it has copied, as in LZ77: in a
         loop shorter than the draft it repeats the loop.
         """
-        copied = self.tokens[position : position + count].tolist()
+        copied = self.tokens[position : position + size].tolist()
         if SEPARATOR in copied:
             return copied[: copied.index(SEPARATOR)]
         period = len(copied)
-        while len(copied) < count:
+        while len(copied) < size:
             copied += copied[-period:]
-        return copied[:count]
+        return copied[:size]
 
 
 def _number(tokens: array[int]) -> int:

@@ -93,7 +93,9 @@ class Retokenizer:
         lengths = (len(pieces[token]) for token in fresh[same:])
         self._ends[start + same :] = list(accumulate(lengths, initial=position))[1:]
         self.num_stable = min(self.num_stable, start + same)
-        self._window = window
+        covered = self._ends[-1] - self._base if fresh else 0
+        # Bytes that the vocabulary has no tokens for are left out of the stream.
+        self._window = window if covered == len(window) else self._encoder.table.join(fresh)
 
     def _advance(self) -> None:
         """Move the window's start to the last place behind which nothing can reach."""

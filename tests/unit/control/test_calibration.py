@@ -91,4 +91,6 @@ def test_the_confidence_for_an_acceptance_rises_with_it() -> None:
     calibration.declare_probability("model")
     needed = [calibration.confidence_for("model", a) for a in (0.05, 0.3, 0.5, 0.7, 0.99)]
     assert needed == sorted(needed)
-    assert needed[0] == 0.0 and needed[-1] == 1.0 and 0.0 < needed[2] < 1.0
+    assert needed[0] == 0.0
+    assert needed[-1] == 1.0
+    assert 0.0 < needed[2] < 1.0

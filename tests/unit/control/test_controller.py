@@ -31,7 +31,8 @@ STEP = Step(1, 1, 100)
 def simulation() -> ModuleType:
     path = Path(__file__).parents[3] / "benchmarks" / "control_simulation.py"
     spec = importlib.util.spec_from_file_location("control_simulation", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

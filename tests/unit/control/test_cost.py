@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -56,7 +57,8 @@ def test_a_busy_machine_slows_every_row_count_alike() -> None:
     for _ in range(60):
         table.observe(1, 100, 80.0)
     one, four = table.milliseconds(1, 100), table.milliseconds(4, 100)
-    assert one is not None and four is not None
+    assert one is not None
+    assert four is not None
     assert one == pytest.approx(80.0, rel=0.05)
     assert four / one > 1.7, "not measured while busy, yet it must not look cheap"
 
@@ -67,8 +69,10 @@ def test_the_curve_never_falls_and_is_positive(samples: list[tuple[int, float]],
     for rows, milliseconds in samples:
         table.observe(rows, 100, milliseconds)
     curve = table.curve(80, 100, optimistic=optimistic)
-    assert len(curve) > 80 and curve[0] == 0.0 and curve[1] > 0.0
-    assert all(b >= a * (1.0 - 1e-9) for a, b in zip(curve, curve[1:], strict=False))
+    assert len(curve) > 80
+    assert curve[0] == 0.0
+    assert curve[1] > 0.0
+    assert all(b >= a * (1.0 - 1e-9) for a, b in itertools.pairwise(curve))
 
 
 def test_unmeasured_rows_lie_between_their_neighbours_and_cost_more_beyond_the_last() -> None:
@@ -89,7 +93,8 @@ def test_a_new_context_borrows_the_shape_and_takes_its_level_from_the_first_step
         table.observe(4, 100, 110.0)
     table.observe(1, 30000, 75.0)
     one, four = table.milliseconds(1, 30000), table.milliseconds(4, 30000)
-    assert one is not None and four is not None
+    assert one is not None
+    assert four is not None
     assert one == pytest.approx(75.0, rel=0.06)
     assert four / one == pytest.approx(110 / 50, rel=0.06)
     assert table.milliseconds(1, 100) == pytest.approx(50.0, rel=0.02)

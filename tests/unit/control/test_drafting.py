@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from headstart.control import Controller, DraftRun, ModelSlot, Outcome, Step
@@ -41,7 +43,8 @@ def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
     controller = learned((4, 4))
     step = Step(2, 2, 100)
     alone, rivalled = controller.plan_model("model", [ModelSlot(1, 16), ModelSlot(2, 16, rival=6.0)], step)
-    assert alone.max_tokens > 0 and rivalled.max_tokens == 0
+    assert alone.max_tokens > 0
+    assert rivalled.max_tokens == 0
 
 
 def test_a_doubtful_text_draft_is_not_continued() -> None:
@@ -64,7 +67,7 @@ def test_no_room_means_no_draft() -> None:
 def test_probes_of_a_model_that_is_off_become_rare_and_stay_cheap() -> None:
     controller = learned((0, 1))
     probes = [i for i in range(4000) if controller.plan_model("model", [ModelSlot(1, 16)], STEP)[0].max_tokens]
-    gaps = [b - a for a, b in zip(probes, probes[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(probes)]
     assert len(probes) >= 5
     assert gaps[-1] > gaps[0]
     assert len(probes) * 3 * 5.0 <= 0.01 * 4000 * 50.0 + 50.0

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from tests.unit.scheduler.harness import (
     AUTO,
+    Answer,
     Model,
     Oracle,
     Whims,
+    answer,
     check,
     collect,
     fixed,
@@ -137,33 +139,31 @@ def test_cancelling_neighbours_half_way_changes_nothing(step: int) -> None:
         for request in gone:
             scheduler.cancel(request.request_id)
         answers = run(scheduler)
-        collect(scheduler, answers)
         check(engine, stay, answers)
-        assert {answers[r.request_id].reason for r in gone} == {"cancelled"}
+        for request in gone:
+            cut, whole = answers[request.request_id], answer(engine, request).tokens
+            assert cut.tokens == whole[: len(cut.tokens)]
+            assert cut.reason == "cancelled" or cut.tokens == whole
+        assert "cancelled" in {answers[r.request_id].reason for r in gone}
 
 
 def test_arrival_at_any_time_changes_nothing() -> None:
     requests = make_requests(10)
     engine = Model(2)
     scheduler = make_scheduler(engine, speculators_of(("suffix", "draft-model"), 2), AUTO)
-    answers: dict = {}
+    answers: dict[str, Answer] = {}
     for request in requests:
         scheduler.submit(request)
         for _ in range(3):
             scheduler.step()
         collect(scheduler, answers)
-    for request_id, rest in run(scheduler).items():
-        if request_id in answers:
-            answers[request_id].tokens += rest.tokens
-        else:
-            answers[request_id] = rest
-    check(engine, requests, answers)
+    check(engine, requests, run(scheduler, (), answers))
 
 
 def test_log_probabilities_are_the_same_with_and_without_drafts() -> None:
     requests = [replace(r, num_logprobs=3) for r in make_requests(6)]
     engine = Model()
     plain = run(make_scheduler(engine), requests)
-    drafted = run(make_scheduler(engine, [Oracle(engine, requests, wrong=0.1)]), requests)
+    drafted = run(make_scheduler(Model(), [Oracle(engine, requests, wrong=0.1)]), requests)
     assert all(len(a.logprobs) == len(a.tokens) for a in plain.values())
     assert {k: a.logprobs for k, a in drafted.items()} == {k: a.logprobs for k, a in plain.items()}

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.speculators.text_support import VOCABULARY, accept, propose, tokens_of
 
-from headstart.errors import ConfigError, ModelError
+from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.ngram_map import NgramMapK4vSpeculator, NgramMapKSpeculator, NgramMapOptions
 from headstart.speculators.ngram_mod import NgramModSpeculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.speculators.recycling import RecyclingSpeculator
-from headstart.speculators.suffix import SuffixSpeculator
-from headstart.structures.ngram_counts import NgramCounts
-from headstart.structures.token_log import VocabularyId
-from headstart.types import Decoded, Draft, DraftRequest
+from headstart.speculators.suffix import SuffixSpeculator, _weigh
+from headstart.types import DraftRequest
 
-VOCABULARY = VocabularyId(100, bytes(16))
 SMALL = NgramMapOptions(size_n=2, size_m=4)
 
 
@@ -47,14 +43,6 @@ def make(name: str) -> Speculator:
 
 NAMES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
 all_speculators = pytest.mark.parametrize("name", NAMES)
-
-
-def propose(speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0) -> Draft:
-    return speculator.propose([DraftRequest(seq_id, list(tokens), max_tokens)])[0]
-
-
-def tokens_of(speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0) -> list[int]:
-    return list(propose(speculator, tokens, max_tokens, seq_id).tokens)
 
 
 pieces = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=8)
@@ -167,6 +155,35 @@ def test_places_that_disagree_share_the_confidence() -> None:
     assert list(draft.confidence) == pytest.approx([(2 + 2) / (2 + 2 + 2 + 1)])
 
 
+def test_scores_follow_the_worked_example() -> None:
+    leader, scores = _weigh([4, 2, 2], [[1, 2, 3], [1, 2, 4], [9]])
+    assert leader == 0
+    assert list(scores) == pytest.approx([6 / 9, 6 / 9 * 8 / 9, 6 / 9 * 8 / 9 * 6 / 11])
+
+
+copies = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 2), min_size=1, max_size=6)), min_size=1)
+
+
+@given(copies)
+def test_scores_agree_with_counting_votes_token_by_token(places: list[tuple[int, list[int]]]) -> None:
+    places = sorted(places, key=lambda place: -place[0])
+    leader, scores = _weigh([length for length, _ in places], [copy for _, copy in places])
+    draft = places[leader][1]
+    score, expected, alive = 1.0, [], places
+    for i, token in enumerate(draft):
+        alive = [(length, copy) for length, copy in alive if i < len(copy)]
+        agreed = sum(length + i for length, copy in alive if copy[i] == token)
+        score *= agreed / (sum(length + i for length, _ in alive) + 1)
+        expected.append(score)
+        alive = [(length, copy) for length, copy in alive if copy[i] == token]
+    assert list(scores) == pytest.approx(expected)
+
+
+def test_a_draft_below_the_least_share_says_so() -> None:
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(min_share=0.9))
+    assert propose(speculator, [1, 2, 3, 4, 1, 2]).reason == "below min-share"
+
+
 def test_a_long_copy_is_not_lost_in_a_passage_that_occurs_everywhere() -> None:
     common = [5] * 12
     document = list(range(10, 40)) + common + list(range(40, 60))
@@ -193,11 +210,6 @@ def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_reque
     again = SuffixSpeculator(options, VOCABULARY)
     assert tokens_of(again, [9, 1, 2]) == [3, 4, 5]
     again.close()
-
-
-def accept(speculator: Speculator, history: list[int], emitted: list[int]) -> None:
-    history += emitted
-    speculator.accept(0, emitted, 0)
 
 
 @pytest.mark.parametrize("cls", [NgramMapKSpeculator, NgramMapK4vSpeculator])
@@ -266,148 +278,6 @@ def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
     assert propose(speculator, [9, 1, 2], 8, seq_id=1).reason == "shorter than n-min"
     speculator.begin(2, [3, 4, 5, 6])
     assert tokens_of(speculator, [8, 1, 2], 8, seq_id=3) == [3, 4, 5, 6]
-
-
-class TestNgramCache:
-    def test_single_tokens_are_counted(self) -> None:
-        speculator = NgramCacheSpeculator()
-        history = [1]
-        speculator.begin(0, history)
-        for token in [2, 3, 1, 2, 3, 1]:
-            propose(speculator, history)
-            accept(speculator, history, [token])
-        assert tokens_of(speculator, history, 3) == [2, 3, 1]
-
-    def test_the_context_of_one_request_does_not_reach_the_next(self) -> None:
-        speculator = NgramCacheSpeculator()
-        speculator.begin(0, [1, 2, 3, 4] * 4)
-        speculator.end(0)
-        speculator.begin(0, [1, 2, 3])
-        assert tokens_of(speculator, [1, 2, 3]) == []
-
-    @pytest.mark.parametrize(("times", "drafts"), [(1, False), (2, True)])
-    def test_the_dynamic_level_wants_two_samples_of_long_ngrams(self, times: int, drafts: bool) -> None:
-        speculator = NgramCacheSpeculator()
-        for _ in range(times):
-            speculator.begin(0, [0])
-            speculator.accept(0, [1, 2, 3, 4, 5], 0)
-            speculator.end(0)
-        assert bool(tokens_of(speculator, [1, 2, 3, 4], seq_id=1)) is drafts
-
-    def test_other_namespaces_leave_nothing_in_the_dynamic_level(self) -> None:
-        speculator = NgramCacheSpeculator()
-        for _ in range(3):
-            speculator.begin(0, [0], "alice")
-            speculator.accept(0, [1, 2, 3, 4, 5], 0)
-            speculator.end(0)
-        assert tokens_of(speculator, [1, 2, 3, 4], seq_id=1) == []
-
-    def test_a_tie_below_the_percentage_is_not_drafted(self) -> None:
-        speculator = NgramCacheSpeculator()
-        assert tokens_of(speculator, [1, 5, 1, 6, 1, 7, 1], 1) == []
-
-    def test_static_bigrams_draft_alone_and_settle_ties(self, tmp_path: Path) -> None:
-        static = NgramCounts()
-        static.learn([1, 2, 8, 1, 2, 8], 0)
-        static.save(tmp_path / "static")
-        options = NgramCacheSpeculator.Options(lookup_cache_static=str(tmp_path / "static"))
-        speculator = NgramCacheSpeculator(options, VOCABULARY)
-        assert tokens_of(speculator, [1, 2], 1) == [8]
-        assert tokens_of(speculator, [0, 1, 2, 7, 5, 1, 2, 8, 6, 1, 2], 1, seq_id=1) == [8]
-
-    def test_the_dynamic_file_is_written_at_close_and_read_again(self, tmp_path: Path) -> None:
-        options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "dynamic"))
-        speculator = NgramCacheSpeculator(options, VOCABULARY)
-        for _ in range(2):
-            speculator.begin(0, [0])
-            speculator.accept(0, [1, 2, 3, 4, 5], 0)
-            speculator.end(0)
-        speculator.close()
-        assert tokens_of(NgramCacheSpeculator(options, VOCABULARY), [1, 2, 3, 4]) == [5]
-
-    def test_the_dynamic_file_is_written_while_running(self, tmp_path: Path) -> None:
-        path = tmp_path / "dynamic"
-        options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=3)
-        speculator = NgramCacheSpeculator(options, VOCABULARY)
-        speculator.begin(0, [0])
-        speculator.accept(0, [1, 2, 3], 0)
-        speculator.end(0)
-        assert len(NgramCounts.load(path, 100)) > 0
-
-    def test_a_file_that_cannot_be_written_does_not_stop_the_server(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        (tmp_path / "gone").mkdir()
-        options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "gone" / "dynamic"))
-        speculator = NgramCacheSpeculator(options, VOCABULARY)
-        (tmp_path / "gone").rmdir()
-        speculator.begin(0, [0])
-        speculator.accept(0, [1, 2, 3], 0)
-        with caplog.at_level(logging.ERROR):
-            speculator.close()
-        assert "is not written any more" in caplog.text
-
-    def test_files_of_another_vocabulary_are_refused_by_name(self, tmp_path: Path) -> None:
-        counts = NgramCounts()
-        counts.learn([1, 200, 3], 0)
-        counts.save(tmp_path / "big.bin")
-        for field in ("lookup_cache_static", "lookup_cache_dynamic"):
-            options = NgramCacheSpeculator.Options(**{field: str(tmp_path / "big.bin")})
-            with pytest.raises(ModelError, match=r"big\.bin holds token 200"):
-                NgramCacheSpeculator(options, VOCABULARY)
-
-
-def logits_of(*likely: int, vocab_size: int = 20) -> np.ndarray:
-    row = np.zeros(vocab_size, np.float32)
-    for rank, token in enumerate(likely):
-        row[token] = 12 - 3 * rank
-    return row
-
-
-def decoded(seq_id: int, rows: dict[int, np.ndarray]) -> Decoded:
-    size = len(rows)
-    return Decoded(
-        np.full(size, seq_id, np.int32),
-        np.arange(size, dtype=np.int32),
-        np.array(list(rows), np.int32),
-        np.stack(list(rows.values())),
-    )
-
-
-class TestRecycling:
-    def test_it_chains_what_the_model_expected(self) -> None:
-        speculator = RecyclingSpeculator(RecyclingSpeculator.Options(min_share=0.0))
-        speculator.begin(0, [1])
-        assert propose(speculator, [1]).reason == "no likely successor"
-        speculator.observe(decoded(0, {1: logits_of(2), 2: logits_of(3), 3: logits_of(1)}))
-        assert tokens_of(speculator, [1], 5) == [2, 3, 1, 2, 3]
-
-    def test_repeated_rows_make_it_more_confident(self) -> None:
-        speculator = RecyclingSpeculator()
-        speculator.begin(0, [1])
-        scores = []
-        for _ in range(3):
-            speculator.observe(decoded(0, {1: logits_of(2)}))
-            scores.append(propose(speculator, [1], 1).confidence[0])
-        assert scores == sorted(scores)
-        assert scores[0] < scores[2] <= 1
-
-    def test_the_newest_row_outweighs_the_older_ones(self) -> None:
-        speculator = RecyclingSpeculator()
-        speculator.begin(0, [1])
-        for successor in (2, 2, 5):
-            speculator.observe(decoded(0, {1: logits_of(successor, 9)}))
-        assert tokens_of(speculator, [1], 1) == [5]
-
-    def test_namespaces_do_not_see_each_other(self) -> None:
-        speculator = RecyclingSpeculator()
-        speculator.begin(0, [1], "alice")
-        speculator.observe(decoded(0, {1: logits_of(2)}))
-        speculator.begin(1, [1], "bob")
-        assert tokens_of(speculator, [1], seq_id=1) == []
-        speculator.end(0)
-        speculator.begin(0, [1], "alice")
-        assert tokens_of(speculator, [1], 1) == [2]
 
 
 @pytest.mark.parametrize(

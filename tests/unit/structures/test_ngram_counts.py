@@ -31,6 +31,22 @@ def test_counting_in_pieces_equals_counting_the_whole(pieces: list[list[int]]) -
     assert dict(history.counts.items()) == count_by_hand([token for piece in pieces for token in piece])
 
 
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.dictionaries(st.integers(0, 4), st.integers(1, 3)))
+def test_the_clearest_token_is_the_one_with_the_largest_weighed_count(text: list[int], weights: dict[int, int]) -> None:
+    counts = NgramCounts()
+    counts.learn(text, 0)
+    found = counts.clearest(pack(text[-1:]), 1, [(1, 0)], weights)
+    by_hand = count_by_hand(text).get(tuple(text[-1:]))
+    assert (found is None) == (by_hand is None)
+    if found and by_hand:
+
+        def weighed(token: int) -> int:
+            return by_hand[token] * (100 * weights.get(token, 0) or 1)
+
+        assert weighed(found[0]) == max(map(weighed, by_hand))
+        assert found[1] == pytest.approx(by_hand[found[0]] / (by_hand.total() + 1))
+
+
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 40), st.lists(st.integers(0, 2), max_size=40))
 def test_an_edited_history_is_counted_as_it_is_now(old: list[int], kept: int, new: list[int]) -> None:
     history = CountedHistory(old)

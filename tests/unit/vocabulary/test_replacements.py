@@ -7,8 +7,9 @@ import random
 import pytest
 from tests.unit.vocabulary import real
 
+from headstart.errors import ConfigError
 from headstart.vocabulary import find_replacements
-from headstart.vocabulary.replacements import DRAFT_BASE, TARGET_BASE, Replacements, symbols_of
+from headstart.vocabulary.replacements import DRAFT_BASE, TARGET_BASE, Replacements, parse_pairs, symbols_of
 from headstart.vocabulary.table import VocabTable, read_table
 from headstart.vocabulary.templates import find_family
 
@@ -74,3 +75,10 @@ def test_pairs_between_families_cover_a_whole_turn() -> None:
     )
     assert find_replacements("<|im_start|>", "<|im_start|>") == []
     assert find_replacements("<|im_start|>", "unknown") == []
+
+
+def test_pairs_of_the_command_line_are_read_with_their_line_ends() -> None:
+    assert parse_pairs("<a>user\\n => <b>\n[c] => ") == [("<a>user\n", "<b>"), ("[c]", "")]
+    assert parse_pairs(None) == []
+    with pytest.raises(ConfigError, match="TARGET => DRAFT"):
+        parse_pairs("no arrow")

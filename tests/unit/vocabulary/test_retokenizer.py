@@ -8,9 +8,21 @@ import pytest
 from tests.unit.vocabulary import real
 from tests.unit.vocabulary.texts import random_text
 
+from headstart.testing import ByteVocab
 from headstart.vocabulary.encoder import Encoder
 from headstart.vocabulary.retokenizer import LOOKBEHIND, Retokenizer
 from headstart.vocabulary.table import read_table
+
+
+class LossyVocab(ByteVocab):
+    """Has no token for tabs and for 0xff."""
+
+    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokens = super().tokenize(text, add_special=add_special, parse_special=parse_special)
+        return [token for token in tokens if token not in (9, 255)]
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token in (9, 255) else super().token_bytes(token)
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +82,12 @@ def test_num_stable_counts_the_tokens_that_stayed(encoder: Encoder) -> None:
         stream.append(random_text(rng)[: rng.randrange(1, 9)])
         assert stream.tokens[: stream.num_stable] == before[: stream.num_stable]
         assert len(before) - stream.num_stable < 2 * LOOKBEHIND
+
+
+def test_bytes_without_a_token_are_left_out_and_nothing_else() -> None:
+    vocab = LossyVocab()
+    stream = Retokenizer(Encoder(vocab, read_table(vocab)))
+    text = b"\tab\t\xff c(\xff\xff\td)\t e\t\t" * 20
+    for start in range(0, len(text), 3):
+        stream.append(text[start : start + 3])
+    assert bytes(stream.tokens) == text.replace(b"\t", b"").replace(b"\xff", b"")

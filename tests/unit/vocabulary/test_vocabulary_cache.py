@@ -49,7 +49,7 @@ def test_second_start_reads_what_the_first_wrote(
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".npz"]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "text", "pickle", "stale"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "text", "pickle", "altered", "stale"])
 def test_damaged_or_stale_file_is_built_again(
     tmp_path: Path, tables: tuple[VocabTable, VocabTable], num_built: list[None], damage: str
 ) -> None:
@@ -60,6 +60,10 @@ def test_damaged_or_stale_file_is_built_again(
         path.write_bytes(raw[:5000] + bytes([raw[5000] ^ 1]) + raw[5001:])
     elif damage == "pickle":
         np.savez(path, to_draft=np.array([{}], object))
+    elif damage == "altered":  # a whole file, but not what was stored
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        np.savez(path, **{**arrays, "order": arrays["order"][::-1]})
     elif damage == "stale":
         other = dataclasses.replace(tables[0], digest="0" * 64)
         load_or_build(tmp_path, other, tables[1])

@@ -1,0 +1,230 @@
+"""What each way of guessing earns: workloads x temperatures x users, all arms on the same prompts in turn.
+
+    python benchmarks/speculation.py --models models/ --quick                  about five minutes
+    python benchmarks/speculation.py --models models/ -o results/spec.json     everything: hours on two cores
+    python benchmarks/speculation.py --models models/ --target 0.4b-f32        a cost curve like a GPU's
+
+Needs the models of benchmarks/inflate.py and builds those that are missing. Prints a Markdown table after every cell;
+the JSON file has everything and is rewritten after every cell, so that a run may be stopped at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would fight with libllama's
+
+from headstart.bench.measure import OFF, Arm, Lab, Run, Sampling, Setting, Tally, compare
+from headstart.bench.oracle import Guesses, Oracle, Recorder
+from headstart.bench.workloads import SCRIPTED, WORKLOADS, make_prompts, num_looping
+from headstart.scheduler.request import Request
+from headstart.speculation import AUTO_TYPES
+from headstart.speculators import Speculator
+
+CHAIN = (*AUTO_TYPES, "draft-model")
+AUTO = Arm("auto", CHAIN, "auto")
+RECORDER = Arm("recorder", CHAIN)
+ALONE = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", *AUTO_TYPES, "draft-model")
+GRID = (2, 4, 8, 16)
+QUICK_ARMS = ("off", "suffix@8", "draft-model@4", "suffix,draft-model@4", "suffix,draft-model@8", "auto")
+QUICK_WORKLOADS = "edit,continue,shift"
+CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def all_arms() -> list[Arm]:
+    """Off, every speculator alone, the draft model and the chains at every length, auto."""
+    arms = [Arm(f"{name}@8", (name,), draft_max=8) for name in ALONE]
+    arms += [Arm(f"draft-model@{n}", ("draft-model",), draft_max=n) for n in GRID if n != 8]
+    for chain in (CHAIN, ("suffix", "draft-model")):
+        arms += [Arm(f"{','.join(chain)}@{n}", chain, draft_max=n) for n in GRID]
+    return [OFF, *arms, AUTO]
+
+
+class Bench:
+    """All arms on one number of users."""
+
+    def __init__(self, setting: Setting, arms: Sequence[Arm], *, with_oracle: bool) -> None:
+        self.lab = Lab(setting)
+        self.schedulers = {arm.name: self.lab.arm(arm) for arm in arms}
+        self._recorder: Recorder | None = None
+        self._guesses: list[list[Guesses]] = []
+        if with_oracle:
+            self.schedulers["recorder"] = self.lab.arm(RECORDER, self._wrap)
+
+    def cell(self, workload: str, num_groups: int, sampling: Sampling) -> dict[str, Any]:
+        """Numbers of one workload at one temperature; every cell has prompts of its own."""
+        users = self.lab.setting.num_users
+        seed = users * 100 + round(10 * sampling.temperature)
+        prompts = make_prompts(workload, users * num_groups, seed)
+        groups = [prompts[i : i + users] for i in range(0, len(prompts), users)]
+        self._guesses.clear()
+        tallies = compare(self.lab, self.schedulers, groups, sampling, self._after)
+        recorded = tallies.pop("recorder", None)
+        off = tallies["off"]
+        fixed = [name for name in tallies if name not in ("off", "auto")]
+        result: dict[str, Any] = {
+            "workload": workload,
+            "temperature": sampling.temperature,
+            "users": users,
+            "texts": len(prompts),
+            "looping": sum(num_looping(text) for run in off.runs for text in run.texts) / off.num_tokens,
+            "best_fixed": max(fixed, key=lambda name: tallies[name].rate, default="off"),
+            "arms": {name: summary(tally, off) for name, tally in tallies.items()},
+        }
+        if recorded is not None:
+            result["oracle"] = self._oracle(tallies)
+        return result
+
+    def _oracle(self, tallies: dict[str, Tally]) -> dict[str, Any]:
+        assert self._recorder is not None
+        runs = [run for tally in tallies.values() for run in tally.runs]
+        oracle = Oracle(runs, self._recorder.round_ms, self.lab.setting.num_users)
+        speedup = oracle.speedup(self._guesses)
+        auto = tallies["auto"].rate / tallies["off"].rate if "auto" in tallies else math.nan
+        return {
+            "ratio": speedup,
+            "auto_share": auto / speedup,
+            "curve_ms": oracle.curve(CURVE_ROWS),
+            "draft_round_ms": self._recorder.round_ms,
+        }
+
+    def _after(self, name: str, run: Run, requests: Sequence[Request]) -> None:
+        if name == "recorder" and self._recorder is not None:
+            self._guesses.append(self._recorder.guesses(run, [len(request.prompt) for request in requests]))
+
+    def _wrap(self, speculators: list[Speculator]) -> list[Speculator]:
+        self._recorder = Recorder(speculators)
+        return [self._recorder]
+
+
+def summary(tally: Tally, off: Tally) -> dict[str, Any]:
+    """One arm in one cell. `error` is the standard error of the ratio over groups, relative."""
+    pairs = zip(tally.runs, off.runs, strict=True)
+    logs = [math.log((a.num_tokens / a.seconds) / (b.num_tokens / b.seconds)) for a, b in pairs]
+    return {
+        "rate": tally.rate,
+        "ratio": tally.rate / off.rate,
+        "error": statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan,
+        "acceptance_length": tally.acceptance_length,
+        "acceptance_rate": tally.acceptance_rate,
+        "rows_wasted": tally.num_wasted,
+        "tokens": tally.num_tokens,
+        "differences": tally.num_differences(off),
+    }
+
+
+def table(cells: Sequence[dict[str, Any]], *, is_long: bool) -> str:
+    """Markdown: a line per cell, or a line per arm and cell."""
+    return "\n".join(_long_table(cells) if is_long else _short_table(cells))
+
+
+def _short_table(cells: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| workload | temp | users | off tok/s | best fixed | x off | auto x off | auto / best | oracle x off "
+        "| auto / oracle | auto length | wasted rows/tok | looping | texts differ |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        arms, oracle = cell["arms"], cell.get("oracle", {})
+        off, best = arms["off"], arms[cell["best_fixed"]]
+        auto = arms.get("auto", off)
+        lines.append(
+            f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {off['rate']:.1f} | {cell['best_fixed']} "
+            f"| {best['ratio']:.2f} | {auto['ratio']:.2f} ± {auto['ratio'] * auto['error']:.2f} "
+            f"| {auto['ratio'] / best['ratio']:.2f} | {oracle.get('ratio', math.nan):.2f} "
+            f"| {oracle.get('auto_share', math.nan):.2f} | {auto['acceptance_length']:.2f} "
+            f"| {auto['rows_wasted'] / auto['tokens']:.2f} | {cell['looping']:.0%} "
+            f"| {max(arm['differences'] for arm in arms.values())}/{cell['texts']} |"
+        )
+    return lines
+
+
+def _long_table(cells: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| workload | temp | users | arm | tok/s | x off | acceptance length | rate | rows wasted | texts differ |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        for name, arm in cell["arms"].items():
+            lines.append(
+                f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {name} | {arm['rate']:.1f} "
+                f"| {arm['ratio']:.2f} ± {arm['ratio'] * arm['error']:.2f} | {arm['acceptance_length']:.2f} "
+                f"| {arm['acceptance_rate']:.2f} | {arm['rows_wasted']} | {arm['differences']}/{cell['texts']} |"
+            )
+    return lines
+
+
+def model_files(folder: Path, *names: str) -> list[Path]:
+    """Paths of inflated models; those that are missing are built. A path of its own is taken as it is."""
+    paths = [Path(name) if name.endswith(".gguf") else folder / f"{name}.gguf" for name in names]
+    missing = [path.stem for path in paths if not path.exists()]
+    if missing:
+        script = Path(__file__).with_name("inflate.py")
+        subprocess.run([sys.executable, str(script), *missing, "-o", str(folder)], check=True)
+    return paths
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line; `--quick` fills in what was not given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, default=Path("models"), help="folder of inflated models")
+    parser.add_argument("--target", default="1b-q8", help="preset of inflate.py, or a GGUF file")
+    parser.add_argument("--draft", default="draft-0.06b-q8")
+    parser.add_argument("--quick", action="store_true", help="few arms, workloads and texts: about five minutes")
+    parser.add_argument("--workloads", help=f"of {','.join(WORKLOADS)}")
+    parser.add_argument("--arms", help="names, separated by semicolons; default all")
+    parser.add_argument("--users", help="default 1,4,8")
+    parser.add_argument("--temperatures", help="default 0,1")
+    parser.add_argument("--groups", type=int, help="texts per user and cell")
+    parser.add_argument("--tokens", type=int, help="longest answer")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--no-oracle", action="store_true")
+    parser.add_argument("--long", action="store_true", help="a line per arm")
+    parser.add_argument("-o", "--output", type=Path, help="JSON file")
+    args = parser.parse_args()
+    args.workloads = args.workloads or (QUICK_WORKLOADS if args.quick else ",".join(WORKLOADS))
+    args.users = args.users or ("1,4" if args.quick else "1,4,8")
+    args.temperatures = args.temperatures or ("0" if args.quick else "0,1")
+    args.groups = args.groups or (2 if args.quick else 4)
+    args.tokens = args.tokens or (48 if args.quick else 128)
+    names = args.arms.split(";") if args.arms else QUICK_ARMS if args.quick else [arm.name for arm in all_arms()]
+    known = {arm.name: arm for arm in all_arms()}
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"there is no arm {unknown[0]!r}; there are {'; '.join(known)}")
+    args.arms = [known[name] for name in dict.fromkeys(("off", *names))]
+    return args
+
+
+def main() -> None:
+    """Measure cell by cell."""
+    args = parse()
+    target, draft = model_files(args.models, args.target, args.draft)
+    cells: list[dict[str, Any]] = []
+    temperatures = [float(text) for text in args.temperatures.split(",")]
+    for users in map(int, args.users.split(",")):
+        setting = Setting(target=target, draft=draft, num_users=users, threads=args.threads)
+        bench = Bench(setting, args.arms, with_oracle=not args.no_oracle)
+        bench.cell("edit", 1, Sampling(0.7, seed=99, max_tokens=32))  # not counted: costs are learned once per machine
+        for workload, temperature in product(args.workloads.split(","), temperatures):
+            if workload in SCRIPTED and temperature != temperatures[0]:
+                continue  # the answer is given
+            cells.append(bench.cell(workload, args.groups, Sampling(temperature, max_tokens=args.tokens)))
+            print(table(cells[-1:], is_long=args.long), flush=True)
+            if args.output:
+                args.output.parent.mkdir(parents=True, exist_ok=True)
+                args.output.write_text(json.dumps({"arguments": sys.argv[1:], "cells": cells}, indent=1))
+    print(f"\n{table(cells, is_long=False)}")
+
+
+if __name__ == "__main__":
+    main()

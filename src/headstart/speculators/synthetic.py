@@ -1,0 +1,61 @@
+"""Drafts that are accepted by a coin, not by the model: to measure what steps cost.
+
+The text is not valid, and every answer says so. Loaded only when named in `--spec-type`.
+
+Source of the idea: llama.cpp's --spec-synth-len and --spec-synth-rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headstart.errors import ConfigError
+from headstart.speculators.base import Speculator, register
+from headstart.types import Draft, DraftRequest
+
+
+@register
+class SyntheticSpeculator(Speculator):
+    """Repeats the last token and has a chosen share of the repeats accepted."""
+
+    name = "synthetic"
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """What the coin is worth."""
+
+        rate: float = 0.8  # each draft token is accepted with this probability, given those before it
+        length: float | None = None  # instead: tokens emitted per step on average, the target's own included
+        n_max: int = 8  # draft tokens a step
+        seed: int = 0  # of the coin
+
+        def __post_init__(self) -> None:
+            if not 0.0 <= self.rate <= 1.0 or self.n_max < 1:
+                raise ConfigError(f"synthetic needs rate in [0, 1] and n-max >= 1, got {self.rate} and {self.n_max}")
+            if self.length is not None and not 1.0 <= self.length <= self.n_max + 1:
+                raise ConfigError(f"synthetic needs length in [1, n-max + 1 = {self.n_max + 1}], got {self.length}")
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self._random = np.random.default_rng(self.options.seed)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(r) for r in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        options = self.options
+        size = min(options.n_max, request.max_tokens)
+        if options.length is not None:
+            wanted = options.length - 1.0
+            granted = int(wanted) + int(self._random.random() < wanted % 1.0)
+        else:
+            failures = np.flatnonzero(self._random.random(size) >= options.rate)
+            granted = int(failures[0]) if len(failures) else size
+        return Draft([request.tokens[-1]] * size, [options.rate] * size, self.name, num_granted=min(granted, size))
+
+    def describe(self) -> dict[str, Any]:
+        return {"output_is_valid": False, "rate": self.options.rate, "length": self.options.length}

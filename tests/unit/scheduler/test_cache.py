@@ -1,0 +1,185 @@
+"""The cache of sequences: chunks, reuse, and what happens when cells run out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tests.unit.scheduler.harness import (
+    AUTO,
+    EOS,
+    Model,
+    Oracle,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+    renamed,
+    run,
+)
+
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import Request
+from headstart.types import Batch, Logits, MemoryKind
+
+ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
+
+
+class Watched(Model):
+    """Remembers copies and the rows of every decode, by sequence."""
+
+    def __init__(self, order: int | None = None, **settings: object) -> None:
+        super().__init__(order, **settings)  # type: ignore[arg-type]
+        self.copies: list[tuple[int, int, int]] = []
+        self.batches: list[list[int]] = []
+
+    def decode(self, batch: Batch) -> Logits:
+        self.batches.append(batch.seq_ids[: batch.num_rows].tolist())
+        return super().decode(batch)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        assert source != target, "a sequence was copied onto itself"
+        assert length <= len(self.cache[source])
+        self.copies.append((source, target, length))
+        return super().copy_prefix(source, target, length)
+
+
+def long_requests(num: int, prompt_size: int, **settings: object) -> list[Request]:
+    random = np.random.default_rng(5)
+    return [
+        Request(request_id=f"p{i}", prompt=random.integers(0, EOS, prompt_size).tolist(), sampling=ENDLESS, **settings)  # type: ignore[arg-type]
+        for i in range(num)
+    ]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
+def test_chunked_prefill_matches_single_chunk(chunk: int) -> None:
+    requests = [*make_requests(2, max_tokens=60), *long_requests(3, 90, max_tokens=8)]
+    engine = Watched()
+    check(engine, requests, run(make_scheduler(engine, prefill_chunk=chunk), requests))
+
+
+def test_a_long_prompt_does_not_starve_running_requests() -> None:
+    engine = Watched()
+    running, long = long_requests(1, 4, max_tokens=60)[0], renamed(long_requests(1, 400, max_tokens=1)[0], "long")
+    scheduler = make_scheduler(engine, prefill_chunk=16)
+    scheduler.submit(running)
+    scheduler.step()
+    engine.batches.clear()
+    scheduler.submit(long)
+    answers = run(scheduler)
+    check(engine, [running, long], answers)
+    both = [b for b in engine.batches if {0, 1} <= set(b)]
+    assert len(both) == 400 // 16
+    assert all(b.count(1) <= 16 and b.count(0) == 1 for b in both)
+
+
+def test_a_running_request_does_not_starve_a_long_prompt() -> None:
+    """Drafts leave rows for prompts, even if all slots draft as far as they may."""
+    requests = [*long_requests(3, 3, max_tokens=100), renamed(long_requests(1, 200, max_tokens=1)[0], "long")]
+    engine = Watched()
+    engine.max_batch_tokens = 24
+    scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16), prefill_chunk=8)
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    assert all(len(b) <= 24 for b in engine.batches)
+    finished = list(answers)
+    assert "long" in finished
+
+
+def test_the_next_turn_decodes_only_what_is_new() -> None:
+    engine = Watched()
+    scheduler = make_scheduler(engine, make_speculators(["suffix"], Model))
+    turn = Request(request_id="t0", prompt=[1, 2, 3, 4, 5], sampling=ENDLESS, max_tokens=10)
+    for number in range(1, 4):
+        answers = run(scheduler, [turn])
+        check(engine, [turn], answers)
+        history = [*turn.prompt, *answers[turn.request_id].tokens]
+        assert answers[turn.request_id].finish.stats.num_cached == (0 if number == 1 else len(turn.prompt) - 4)
+        turn = Request(request_id=f"t{number}", prompt=[*history, 7, 8, 9], sampling=ENDLESS, max_tokens=10)
+    assert len(engine.cache) == 1
+
+
+def test_prefixes_are_shared_across_slots_running_ones_included() -> None:
+    common = long_requests(1, 50)[0].prompt
+    first = Request(request_id="first", prompt=[*common, 1], sampling=ENDLESS, max_tokens=40)
+    second = Request(request_id="second", prompt=[*common, 2, 3], sampling=ENDLESS, max_tokens=40)
+    engine = Watched()
+    scheduler = make_scheduler(engine)
+    scheduler.submit(first)
+    for _ in range(5):
+        scheduler.step()
+    answers = run(scheduler, [second])
+    check(engine, [second], answers)
+    assert answers["second"].finish.stats.num_cached == 50
+    assert engine.copies == [(0, 1, 50)]
+
+
+def test_a_request_may_ask_not_to_reuse() -> None:
+    first = long_requests(1, 30, max_tokens=4, cache_prompt=False)[0]
+    engine = Watched()
+    scheduler = make_scheduler(engine)
+    run(scheduler, [first])
+    answers = run(scheduler, [renamed(first, "again")])
+    assert answers["again"].finish.stats.num_cached == 0
+    check(engine, [renamed(first, "again")], answers)
+
+
+@pytest.mark.parametrize("memory", list(MemoryKind))
+def test_reuse_never_changes_the_text(memory: MemoryKind) -> None:
+    """Turns, branches, repeats and slot wishes in random order, on few slots."""
+    random = np.random.default_rng(9)
+    engine = Watched(2, memory=memory)
+    drafters = make_speculators(["suffix", "draft-model"], lambda: Model(2, skew=0.3))
+    scheduler = make_scheduler(engine, drafters if memory is not MemoryKind.CHECKPOINT else [], AUTO, parallel=3)
+    histories: list[list[int]] = [[1, 2, 3]]
+    for number in range(40):
+        batch = []
+        for part in range(int(random.integers(1, 5))):
+            base = histories[random.integers(len(histories))]
+            kept = len(base) if random.random() < 0.6 else random.integers(1, len(base) + 1)
+            prompt = [*base[:kept], *random.integers(0, EOS, random.integers(0, 6)).tolist()]
+            wish = int(random.integers(3)) if random.random() < 0.3 else None
+            sampling = SamplingParams(temperature=0.8, seed=int(random.integers(3)))
+            batch.append(
+                Request(request_id=f"{number}.{part}", prompt=prompt, sampling=sampling, max_tokens=12, slot_id=wish)
+            )
+        answers = run(scheduler, batch)
+        check(engine, batch, answers)
+        histories += [[*r.prompt, *answers[r.request_id].tokens] for r in batch]
+    assert scheduler.counters.prompt_tokens_cached > 0
+    assert bool(engine.copies) == (memory is MemoryKind.CUT)
+
+
+@pytest.mark.parametrize("num_cells", [70, 100, 150])
+@pytest.mark.parametrize("chain", [(), ("suffix", "draft-model")], ids=["off", "suffix+draft-model"])
+def test_too_few_cells_delay_requests_and_change_nothing(num_cells: int, chain: Sequence[str]) -> None:
+    requests = make_requests(10)  # up to 64 tokens each
+    for order in (2, None):
+        engine = Model(order, context_size=70, num_cells=num_cells)
+        scheduler = make_scheduler(engine, make_speculators(chain, lambda order=order: Model(order, skew=0.3)))
+        check(engine, requests, run(scheduler, requests))
+        if num_cells < 150:
+            assert scheduler.counters.preemptions > 0
+
+
+def test_the_last_request_that_fills_all_cells_is_cut_off_and_says_so() -> None:
+    engine = Model(context_size=512, num_cells=64)
+    request = long_requests(1, 20)[0]
+    answers = run(make_scheduler(engine, [Oracle(engine, [])], fixed(16)), [request])
+    assert answers["p0"].reason == "length"
+    assert answers["p0"].finish.truncated
+    assert 64 - 20 <= len(answers["p0"].tokens) <= 64 - 20 + 1
+
+
+def test_a_preempted_request_emits_each_token_once_and_keeps_its_place() -> None:
+    requests = long_requests(3, 20, max_tokens=30)
+    engine = Model(num_cells=90)
+    scheduler = make_scheduler(engine)
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    assert scheduler.counters.preemptions > 0
+    finished = [k for k, a in sorted(answers.items(), key=lambda item: item[1].finish.stats.generation_seconds)]
+    assert finished[0] == "p0"  # the oldest is never put back

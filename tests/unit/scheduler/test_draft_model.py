@@ -1,0 +1,170 @@
+"""The draft model: its cache follows the target's text, and nothing is decoded twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.scheduler.harness import (
+    AUTO,
+    Model,
+    Whims,
+    answer,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+    renamed,
+    run,
+)
+
+from headstart.config import SpeculationConfig
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import Request, SpeculativeParams
+from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.types import DraftRequest
+
+ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
+REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
+
+
+def drafter(skew: float = 0.0, **options: object) -> DraftModelSpeculator:
+    return DraftModelSpeculator(Model(skew=skew), DraftModelSpeculator.Options(**options))  # type: ignore[arg-type]
+
+
+def test_a_model_that_equals_the_target_is_always_right_coupled() -> None:
+    engine, speculator = Model(), drafter(sampling="coupled")
+    answers = run(make_scheduler(engine, [speculator]), [REQUEST])
+    stats = answers["r"].finish.stats
+    check(engine, [REQUEST], answers)
+    assert stats.num_accepted == stats.num_drafted > 40
+    assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
+
+
+def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
+    requests = [replace(REQUEST, request_id=str(i), sampling=replace(ENDLESS, seed=i, temperature=1.0)) for i in range(6)]
+    accepted = {}
+    for sampling in ("coupled", "argmax", "auto"):
+        engine = Model()
+        scheduler = make_scheduler(engine, [drafter(0.3, sampling=sampling)])
+        check(engine, requests, run(scheduler, requests))
+        accepted[sampling] = scheduler.counters.accepted / scheduler.counters.drafted
+    assert accepted["coupled"] > accepted["argmax"] + 0.1
+    assert accepted["auto"] > accepted["argmax"]
+
+
+def test_nothing_is_decoded_twice_when_all_drafts_are_accepted() -> None:
+    engine, speculator = Model(), drafter(sampling="coupled")
+    run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
+    cached = speculator.engine.cache[0]
+    assert speculator.num_decoded == len(cached)
+    assert cached == [*REQUEST.prompt, *answer(engine, REQUEST).tokens][: len(cached)]
+
+
+@pytest.mark.parametrize("length", [1, 4, 16])
+def test_only_rejected_tokens_are_decoded_in_vain(length: int) -> None:
+    engine, speculator = Model(), drafter(0.4)
+    answers = run(make_scheduler(engine, [speculator], fixed(length)), [REQUEST])
+    stats = answers["r"].finish.stats
+    rejected = stats.num_drafted - stats.num_accepted
+    assert rejected > 0
+    assert speculator.num_decoded <= len(REQUEST.prompt) + stats.num_emitted + rejected
+
+
+def test_it_catches_up_in_one_batch_after_it_was_not_asked() -> None:
+    """The text grew by others' drafts and plain steps: one decode reads all of it."""
+    speculator = drafter()
+    history = [*range(1, 21)]
+    speculator.begin(0, history)
+    speculator.propose([DraftRequest(0, history, 1)])
+    before, decodes = speculator.num_decoded, speculator.engine.num_decodes
+    for _ in range(10):
+        grown = [len(history) % 30, 5]
+        history += grown
+        speculator.accept(0, grown, 0)
+    assert speculator.backlog(0, history) == 19
+    speculator.propose([DraftRequest(0, history, 1)])
+    assert (speculator.num_decoded - before, speculator.engine.num_decodes - decodes) == (20, 1)
+
+
+def test_the_second_turn_and_a_branch_start_with_what_is_cached() -> None:
+    engine, speculator = Model(), drafter(sampling="coupled")
+    scheduler = make_scheduler(engine, [speculator])
+    first = run(scheduler, [REQUEST])["r"]
+    before = speculator.num_decoded
+    turn = replace(REQUEST, request_id="turn", prompt=[*REQUEST.prompt, *first.tokens, 3, 4, 5], max_tokens=10)
+    branch = replace(REQUEST, request_id="branch", prompt=[*REQUEST.prompt, 9, 9, 9], max_tokens=10)
+    check(engine, [turn, branch], run(scheduler, [turn, branch]))
+    assert speculator.num_decoded - before <= 2 * (3 + 10 + 5)
+
+
+def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> None:
+    """Rows of the first run must not answer for the second: its drafts are decoded anew, with its own seed."""
+    engine, speculator = Model(), drafter(0.4, sampling="coupled")
+    scheduler = make_scheduler(engine, [speculator])
+    runs = []
+    for number in range(3):
+        again = renamed(REQUEST, f"r{number}")
+        answers = run(scheduler, [again])
+        check(engine, [again], answers)
+        runs.append((answers[again.request_id].finish.stats, speculator.num_decoded))
+    (first, rows), (second, _), (third, _) = runs
+    assert (second.num_drafted, second.num_accepted) == (first.num_drafted, first.num_accepted)
+    assert (third.num_drafted, third.num_accepted) == (first.num_drafted, first.num_accepted)
+    spent = [later[1] - earlier[1] for earlier, later in zip(runs, runs[1:], strict=False)]
+    assert all(rows - len(REQUEST.prompt) <= s <= rows for s in spent)
+
+
+def test_a_full_draft_context_stops_drafting_and_the_request_goes_on() -> None:
+    engine = Model()
+    speculator = DraftModelSpeculator(Model(context_size=50))
+    answers = run(make_scheduler(engine, [speculator]), [REQUEST])
+    check(engine, [REQUEST], answers)
+    stats = answers["r"].finish.stats
+    assert stats.num_drafted > 0
+    assert stats.reasons["draft context full"] > 0
+
+
+def test_too_few_draft_cells_cost_drafts_only() -> None:
+    requests = make_requests(8)
+    engine = Model()
+    speculator = DraftModelSpeculator(Model(skew=0.3, context_size=128, num_cells=128))
+    scheduler = make_scheduler(engine, [speculator])
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.counters.drafted > 0
+    assert scheduler.drafting.reasons["draft context full"] > 0
+
+
+def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
+    engine, speculator = Model(), drafter(sampling="coupled", catch_up=16)
+    long = replace(REQUEST, prompt=[i % 31 for i in range(100)])
+    answers = run(make_scheduler(engine, [speculator]), [long])
+    check(engine, [long], answers)
+    stats = answers["r"].finish.stats
+    assert 3 <= stats.reasons["draft model is reading the prompt"] <= 8
+    assert stats.num_accepted == stats.num_drafted > 30
+
+
+def test_it_does_not_draft_below_the_wanted_probability() -> None:
+    engine, speculator = Model(), drafter()
+    shy = replace(REQUEST, speculative=SpeculativeParams(p_min=0.99))
+    answers = run(make_scheduler(engine, [speculator]), [shy, renamed(REQUEST, "bold")])
+    few, many = (answers[n].finish.stats for n in ("r", "bold"))
+    assert 0 <= few.num_drafted < many.num_drafted
+    assert few.reasons["draft model is unsure"] > 0
+
+
+@pytest.mark.parametrize("spec", [AUTO, SpeculationConfig(spec="auto", draft_min=2)], ids=["auto", "n_min"])
+def test_continuing_the_drafts_of_others_keeps_its_cache_right(spec: SpeculationConfig) -> None:
+    """Spliced drafts: the model reads a text draft that may turn out wrong."""
+    requests = make_requests(10)
+    for seed in range(3):
+        engine = Model(2)
+        chain = make_speculators(["suffix", "draft-model"], lambda: Model(2, skew=0.3))
+        scheduler = make_scheduler(engine, chain, spec, Whims(seed))
+        check(engine, requests, run(scheduler, requests))
+        speculator = chain[1]
+        assert isinstance(speculator, DraftModelSpeculator)
+        for seq_id, line in speculator._lines.items():
+            assert speculator.engine.cache.get(seq_id, []) == line.tokens

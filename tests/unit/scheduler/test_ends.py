@@ -1,0 +1,195 @@
+"""How requests end, and what is refused at the door."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.scheduler.harness import (
+    EOS,
+    SIZE,
+    Model,
+    Oracle,
+    answer,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    run,
+)
+
+from headstart.errors import CapacityError, ContextLengthError, InvalidParameterError
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import ProgressEvent, Request, SpeculativeParams
+from headstart.types import MemoryKind
+
+ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
+
+
+def oracle_scheduler(engine: Model, requests: list[Request], **limits: int):
+    """Whole drafts that are always right: everything ends inside a draft."""
+    return make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16), **limits)
+
+
+def ends_with_eos(engine: Model) -> Request:
+    """A request whose turn ends after some tokens."""
+    found = (
+        Request(request_id="r", prompt=[1], sampling=SamplingParams(temperature=1.5, seed=seed), max_tokens=80)
+        for seed in range(200)
+    )
+    return next(r for r in found if 5 < len(tokens := answer(engine, r).tokens) and tokens[-1] == EOS)
+
+
+def test_the_context_limit_ends_one_request_and_leaves_the_others_alone() -> None:
+    engine = Model(context_size=64)
+    long = Request(request_id="long", prompt=[1] * 40, sampling=ENDLESS)
+    others = make_requests(3)
+    answers = run(oracle_scheduler(engine, [long, *others]), [long, *others])
+    check(engine, [long, *others], answers)
+    assert answers["long"].finish.truncated
+    assert answers["long"].reason == "length"
+    assert len(answers["long"].tokens) == 64 - 40
+    assert not any(answers[r.request_id].finish.truncated for r in others)
+
+
+def test_a_prompt_may_fill_the_context_but_for_one_token() -> None:
+    engine = Model(context_size=64)
+    full = Request(request_id="full", prompt=[1] * 63, sampling=ENDLESS)
+    answers = run(make_scheduler(engine), [full])
+    assert (len(answers["full"].tokens), answers["full"].reason) == (1, "length")
+    with pytest.raises(ContextLengthError, match=r"64 tokens but the context holds 64.*--context"):
+        make_scheduler(engine).submit(replace(full, prompt=[1] * 64))
+
+
+def test_a_limit_of_no_tokens_only_fills_the_cache() -> None:
+    engine = Model()
+    scheduler = make_scheduler(engine, parallel=1)
+    first = Request(request_id="first", prompt=[1, 2, 3, 4], max_tokens=0)
+    answers = run(scheduler, [first, replace(first, request_id="next", max_tokens=2)])
+    assert (answers["first"].tokens, answers["first"].text, answers["first"].reason) == ([], b"", "length")
+    assert answers["next"].finish.stats.num_cached == 3
+    assert answers["next"].tokens == answer(engine, replace(first, max_tokens=2)).tokens
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 17])
+def test_a_token_limit_inside_a_draft_is_kept_exactly(limit: int) -> None:
+    engine = Model()
+    request = Request(request_id="r", prompt=[1, 2], sampling=ENDLESS, max_tokens=limit)
+    longer = replace(request, max_tokens=limit + 20)  # so that the drafts go on
+    answers = run(oracle_scheduler(engine, [longer]), [request])
+    assert answers["r"].tokens == answer(engine, request).tokens
+    assert engine.cache[0] == [1, 2, *answers["r"].tokens][:-1]
+
+
+def test_the_end_of_the_turn_inside_a_draft_ends_the_text() -> None:
+    engine = Model()
+    request = ends_with_eos(engine)
+    longer = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    oracle = Oracle(engine, [request], wrong=0.0)
+    oracle.futures = [[*request.prompt, *answer(engine, request).tokens, 1, 2, 3]]  # drafts past the end
+    answers = run(make_scheduler(engine, [oracle], fixed(16)), [request])
+    assert (answers["r"].tokens, answers["r"].reason) == (answer(engine, request).tokens, "eos")
+    assert answers["r"].sources[-1] == "oracle"
+    answers = run(oracle_scheduler(Model(), [longer]), [longer])
+    assert (len(answers["r"].tokens), answers["r"].reason) == (80, "length")
+    assert EOS not in answers["r"].tokens
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 16])
+def test_a_stop_string_ends_the_text_before_it_wherever_drafts_begin(length: int) -> None:
+    engine = Model()
+    request = Request(request_id="r", prompt=[1, 2], sampling=ENDLESS, max_tokens=40)
+    whole = answer(engine, request)
+    for start in (0, 7, 20):
+        stop = whole.text[start : start + 3]
+        engine = Model()
+        scheduler = make_scheduler(engine, [Oracle(engine, [request], wrong=0.1)], fixed(length))
+        answers = run(scheduler, [replace(request, stop=(stop, b"never"))])
+        found = whole.text.index(stop)
+        assert (answers["r"].text, answers["r"].reason) == (whole.text[:found], "word")
+        assert answers["r"].tokens == whole.tokens[: found + 3]
+        assert answers["r"].finish.stopping_word.encode() == stop
+        assert scheduler.slots[0].kept == engine.cache[0] == [1, 2, *answers["r"].tokens][:-1]
+
+
+def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
+    engine = Model()
+    request = Request(request_id="r", prompt=[1, 2], sampling=ENDLESS, max_tokens=9)
+    whole = answer(engine, request)
+    answers = run(make_scheduler(engine), [replace(request, stop=(whole.text[-2:] + b"!",))])
+    assert (answers["r"].text, answers["r"].reason) == (whole.text, "length")
+
+
+def test_time_is_up_after_max_seconds_of_generation() -> None:
+    engine = Model()
+    request = Request(request_id="r", prompt=[1], sampling=ENDLESS, max_seconds=0.05)  # the clock ticks in ms
+    answers = run(make_scheduler(engine), [request])
+    assert answers["r"].reason == "length"
+    assert 1 < len(answers["r"].tokens) < 50
+    assert not answers["r"].finish.truncated
+
+
+def test_a_full_queue_refuses_and_takes_again_when_a_place_is_free() -> None:
+    engine = Model()
+    requests = make_requests(6)
+    scheduler = make_scheduler(engine, parallel=2, max_queue=2)
+    for request in requests[:4]:
+        scheduler.submit(request)
+    with pytest.raises(CapacityError, match=r"--max-queue is 2"):
+        scheduler.submit(requests[4])
+    scheduler.cancel(requests[3].request_id)
+    scheduler.submit(requests[4])
+    answers = run(scheduler)
+    check(engine, [*requests[:3], requests[4]], answers)
+    assert answers[requests[3].request_id].reason == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt": []}, "no tokens"),
+        ({"prompt": [1, SIZE]}, rf"token id {SIZE} is not in the vocabulary \(0 to {SIZE - 1}\)"),
+        ({"prompt": [-1]}, "token id -1"),
+        ({"sampling": SamplingParams(logit_bias={SIZE: 1.0})}, "logit_bias"),
+        ({"slot_id": 4}, "id_slot is 4 but the slots are 0 to 3"),
+        ({"speculative": SpeculativeParams(types=("magic",))}, r"names 'magic'.*oracle"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_the_value_and_the_limit(change: dict, says: str) -> None:
+    engine = Model()
+    scheduler = oracle_scheduler(engine, [])
+    with pytest.raises(InvalidParameterError, match=says):
+        scheduler.submit(replace(Request(request_id="r", prompt=[1]), **change))
+    assert not scheduler.has_work
+
+
+def test_progress_tells_how_much_of_the_prompt_is_read() -> None:
+    engine = Model()
+    scheduler = make_scheduler(engine, prefill_chunk=8)
+    scheduler.submit(Request(request_id="busy", prompt=[1], sampling=ENDLESS, max_tokens=40))
+    scheduler.step()
+    scheduler.submit(Request(request_id="r", prompt=[2] * 30, max_tokens=1, wants_progress=True))
+    events = []
+    while scheduler.has_work:
+        scheduler.step()
+        events += [e for e in scheduler.take_events() if isinstance(e, ProgressEvent)]
+    assert [(e.num_prompt, e.num_processed) for e in events][:3] == [(30, 8), (30, 16), (30, 24)]
+
+
+def test_stats_agree_with_what_was_emitted() -> None:
+    requests = make_requests(8)
+    engine = Model(memory=MemoryKind.ROLLBACK)
+    scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.3)], fixed(4))
+    answers = run(scheduler, requests)
+    for request in requests:
+        got = answers[request.request_id]
+        stats = got.finish.stats
+        assert stats.num_emitted == len(got.tokens)
+        assert stats.num_accepted == sum(source == "oracle" for source in got.sources)
+        assert stats.drafted_by == {"oracle": (stats.num_drafted, stats.num_accepted)}
+        assert sum(n * count for n, count in enumerate(stats.accepted_histogram)) == stats.num_accepted
+        assert sum(stats.accepted_histogram) == stats.num_drafts
+        assert stats.num_steps == 1 + stats.num_drafts + sum(stats.reasons.values())
+    total = scheduler.drafting.seats["oracle"].report()
+    assert (total.drafted, total.accepted) == (scheduler.counters.drafted, scheduler.counters.accepted)
+    assert sum(total.accepted_by_position) == total.accepted

@@ -1,0 +1,168 @@
+"""Failures stay where they happen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+from tests.unit.scheduler.harness import (
+    AUTO,
+    Model,
+    Oracle,
+    check,
+    collect,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+    play,
+    run,
+)
+
+from headstart.errors import EngineError
+from headstart.speculators import Speculator
+from headstart.types import Batch, Draft, DraftRequest
+
+
+class Raising(Speculator):
+    """Raises in one of its methods when it has been called some times."""
+
+    name = "raising"
+
+    def __init__(self, phase: str) -> None:
+        self._phase, self._calls = phase, 0
+
+    def _call(self, phase: str) -> None:
+        self._calls += phase == self._phase
+        if self._calls == 3:
+            raise ZeroDivisionError(phase)
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self._call("begin")
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self._call("propose")
+        return [Draft([1, 2, 3], [0.9] * 3, self.name)] * len(requests)
+
+    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
+        self._call("accept")
+
+    def end(self, seq_id: int) -> None:
+        self._call("end")
+
+
+class Careless(Speculator):
+    """Returns drafts that break the contract."""
+
+    name = "careless"
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft] * len(requests)
+
+
+@pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
+@pytest.mark.parametrize("phase", ["begin", "propose", "accept", "end"])
+def test_a_speculator_that_raises_is_off_for_those_requests_and_counted(phase, spec, caplog) -> None:
+    requests = make_requests(6)
+    engine = Model()
+    scheduler = make_scheduler(engine, [Raising(phase)], spec, parallel=2)
+    answers: dict[str, Answer] = {}
+    with caplog.at_level(logging.ERROR):
+        check(engine, requests, play(scheduler, requests))
+    seat = scheduler.drafting.seats["raising"]
+    first = seat.report()
+    assert len(caplog.records) == 1
+    assert first.failure.endswith(f"ZeroDivisionError: {phase}")
+    later = make_requests(2, seed=1)
+    check(engine, later, play(scheduler, later))
+    assert seat.report().calls > first.calls  # new requests are drafted for again
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft([1, 2, 3], [], "careless"),  # no scores
+        Draft([1, 2, 3], [0.5, 0.5, 0.5, 0.5, 0.5], "other"),  # too many, under a false name
+        Draft([1] * 500, [1.0] * 500, "careless"),  # far too long
+        Draft([99], [1.0], "careless"),  # no such token
+        Draft([-1], [1.0], "careless"),
+        Draft([1, 2], [float("nan"), 7.0], "careless"),
+        Draft([1, 2], [-3.0, float("inf")], "careless"),
+    ],
+    ids=["no scores", "many scores", "long", "beyond the vocabulary", "negative", "nan", "out of range"],
+)
+@pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
+def test_a_draft_that_breaks_the_contract_costs_no_request(draft: Draft, spec) -> None:
+    requests = make_requests(5)
+    engine = Model()
+    scheduler = make_scheduler(engine, [Careless(draft)], spec)
+    check(engine, requests, play(scheduler, requests))
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_a_wrong_number_of_drafts_switches_the_speculator_off(num_drafts: int) -> None:
+    speculator = Careless(Draft([1], [1.0]))
+    speculator.propose = lambda requests: [Draft([1], [1.0])] * num_drafts  # type: ignore[method-assign]
+    requests = make_requests(1)
+    engine = Model()
+    scheduler = make_scheduler(engine, [speculator])
+    answers = play(scheduler, requests)
+    check(engine, requests, answers)
+    assert answers["r0"].finish.stats.reasons["speculator failed"] == 1
+
+
+def test_a_failed_decode_fails_its_requests_only() -> None:
+    requests = make_requests(12)
+    engine = Model()
+    failing = iter([False] * 9 + [True] + [False] * 10_000)
+
+    def fail(batch: Batch) -> None:
+        if next(failing):
+            raise EngineError("the graph could not be computed")
+
+    engine.fail = fail
+    scheduler = make_scheduler(engine, make_speculators(["suffix"], Model))
+    answers = run(scheduler, requests)
+    failed = [r.request_id for r in requests if answers[r.request_id].error]
+    assert 1 <= len(failed) <= 4
+    assert {answers[name].reason for name in failed} == {"EngineError"}
+    assert scheduler.counters.requests_failed == len(failed)
+    engine.fail = None
+    check(engine, [r for r in requests if r.request_id not in failed], answers)
+
+
+def test_after_a_failed_decode_nothing_of_it_is_reused() -> None:
+    """What the cache holds after a failure is unknown, so the slots start anew."""
+    requests = make_requests(2)
+    engine = Model()
+    scheduler = make_scheduler(engine, [Oracle(engine, requests)])
+    for request in requests:
+        scheduler.submit(request)
+    scheduler.step()
+
+    def fail(batch: Batch) -> None:
+        engine.cache[0].append(7)  # half a decode
+        raise EngineError("x")
+
+    engine.fail = fail
+    scheduler.step()
+    engine.fail = None
+    scheduler.take_events()
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+
+
+def test_unknown_and_finished_requests_can_be_cancelled() -> None:
+    requests = make_requests(2)
+    engine = Model()
+    scheduler = make_scheduler(engine)
+    answers = run(scheduler, requests)
+    for name in ("nobody", requests[0].request_id):
+        scheduler.cancel(name)
+    collect(scheduler, answers)  # which accepts no second end
+    check(engine, requests, answers)
+    assert not scheduler.step().num_emitted  # nothing to do is no error
