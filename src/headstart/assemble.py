@@ -207,7 +207,9 @@ def _bridge(config: Config, target: Model, draft: Model) -> VocabularyBridge | N
 
     pairs = parse_pairs(config.speculation.spec_replace)
     pairs += find_replacements(target.chat_template or "", draft.chat_template or "")
-    bridge = VocabularyBridge(target.vocab, draft.vocab, BridgeOptions(tuple(pairs), cache_directory() / "vocabularies"))
+    bridge = VocabularyBridge(
+        target.vocab, draft.vocab, BridgeOptions(tuple(pairs), cache_directory() / "vocabularies")
+    )
     log.info("draft model %s: %s", draft.path.name, bridge.comparison.describe())
     return None if bridge.way is Way.IDENTICAL else bridge
 

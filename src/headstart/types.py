@@ -28,7 +28,6 @@ class Capability(Enum):
     """What a speculator may ask the scheduler to provide."""
 
     LOGITS = "logits"  # `observe` receives the logits of every verified row
-    HIDDEN_STATES = "hidden-states"  # `observe` receives the target's hidden states
 
 
 class MemoryKind(Enum):
@@ -36,7 +35,7 @@ class MemoryKind(Enum):
 
     CUT = "cut"  # attention: any tail can be dropped
     ROLLBACK = "rollback"  # recurrent with snapshots: the last few tokens of one decode can be dropped
-    CHECKPOINT = "checkpoint"  # only a whole sequence can be dropped; saved states restore a prefix
+    CHECKPOINT = "checkpoint"  # only a whole sequence can be dropped, so nothing can be drafted
 
 
 class SequenceMode(Enum):

@@ -183,7 +183,12 @@ class DraftModelSpeculator(Speculator):
     def describe(self) -> dict[str, Any]:
         vocabulary = "identical" if self._bridge is None else self._bridge.comparison.describe()
         way = "identical" if self._bridge is None else self._bridge.way.value
-        return {"sampling": self.options.sampling, "rows_decoded": self.num_decoded, "way": way, "vocabulary": vocabulary}
+        return {
+            "sampling": self.options.sampling,
+            "rows_decoded": self.num_decoded,
+            "way": way,
+            "vocabulary": vocabulary,
+        }
 
 
 @dataclass(slots=True)

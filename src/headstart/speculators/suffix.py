@@ -6,7 +6,8 @@ score of a token is the running product of these shares (see `structures/shares.
 the expected number of accepted tokens. The source with the largest sum drafts. The place copied
 from stays a place to look at, so a long copy is not lost in passages that occur everywhere.
 
-Past texts are kept per namespace and only shown to it; the public namespace is shown to all.
+Past texts are kept per namespace and only shown to it; the public namespace is shown to all. An
+earlier answer to the very same prompt is not copied: a repeated request drafts as the first did.
 
 Sources: Oliaro et al. 2024, "SuffixDecoding", https://arxiv.org/abs/2411.04975; escape
 probabilities of PPM (Cleary and Witten 1984).
@@ -15,19 +16,28 @@ probabilities of PPM (Cleary and Witten 1984).
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.corpus import MAX_MATCH, SIZES, SuffixCorpus
+from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
 from headstart.structures.histories import Histories
 from headstart.structures.shares import agreeing
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
+
+
+_Prompt = tuple[str, bytes]
+"""Namespace and digest of a prompt."""
+
+_NO_PROMPT: _Prompt = ("", b"")
+_MAX_ANSWERS = 4096  # prompts whose answers are known
 
 
 class _Source(NamedTuple):
@@ -68,6 +78,8 @@ class SuffixSpeculator(Speculator):
         self._histories = Histories(SIZES, MAX_MATCH)
         self._namespaces: dict[int, str] = {}
         self._sources: dict[int, _Source] = {}
+        self._prompts: dict[int, _Prompt] = {}
+        self._answers: OrderedDict[_Prompt, Answer] = OrderedDict()  # what was answered to a prompt last
         self.corpus = SuffixCorpus(options.corpus_tokens)
         if options.file:
             if vocabulary is None:
@@ -77,6 +89,8 @@ class SuffixSpeculator(Speculator):
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         self._histories.begin(seq_id, prompt)
         self._namespaces[seq_id] = namespace
+        # The last token is already the answer's first.
+        self._prompts[seq_id] = (namespace, blake2b(array("i", prompt[:-1]).tobytes(), digest_size=16).digest())
         self._sources.pop(seq_id, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -89,9 +103,12 @@ class SuffixSpeculator(Speculator):
         scores: Sequence[float] = ()
         source = None
         namespace = self._namespaces.get(request.seq_id, request.namespace)
+        answer = self._answers.get(self._prompts.get(request.seq_id, _NO_PROMPT))
         for index in (own, *self.corpus.indexes(namespace)):
             places = index.find(tail, keys, self._options.max_places)
             places = self._with_last(request.seq_id, index, size, tail, places)
+            if answer is not None and answer.index is index:
+                places = [p for p in places if not answer.start <= p.position < answer.end]
             if places:
                 copied, shares, position = self._vote(index, places, request.max_tokens)
                 if source is None or sum(shares) > sum(scores):
@@ -134,8 +151,14 @@ class SuffixSpeculator(Speculator):
         index = self._histories.end(seq_id)
         namespace = self._namespaces.pop(seq_id, None)
         self._sources.pop(seq_id, None)
-        if index is not None and namespace is not None and self._options.corpus_tokens:
-            self.corpus.add(index.tokens, namespace)
+        prompt = self._prompts.pop(seq_id, None)
+        if index is None or namespace is None or prompt is None or not self._options.corpus_tokens:
+            return
+        if self.corpus.add(index.tokens, namespace):
+            self._answers[prompt] = self.corpus.newest(namespace)
+            self._answers.move_to_end(prompt)
+            if len(self._answers) > _MAX_ANSWERS:
+                self._answers.popitem(last=False)
 
     def close(self) -> None:
         self.corpus.close()

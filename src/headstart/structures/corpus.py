@@ -11,6 +11,7 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.structures.rolling import namespace_id
@@ -32,6 +33,15 @@ def _marks(text: array[int]) -> list[int]:
         mark = hash((mark, text[start : start + _BLOCK].tobytes()))
         marks.append(mark)
     return marks
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Where a text stands in an index, as long as that index is the one in use."""
+
+    index: SuffixIndex
+    start: int
+    end: int
 
 
 class _Shelf:
@@ -164,6 +174,11 @@ class SuffixCorpus:
         """What a namespace may see: its own index, then the public one."""
         keys = (_PUBLIC,) if not namespace else (namespace_id(namespace), _PUBLIC)
         return [self._shelves[key].index for key in keys if key in self._shelves]
+
+    def newest(self, namespace: str) -> Answer:
+        """Where the text that was added last to this namespace stands."""
+        shelf = self._shelves[namespace_id(namespace)]
+        return Answer(shelf.index, shelf.starts[-1], len(shelf.index))
 
     def close(self) -> None:
         """Flush and close the file; the texts stay usable."""

@@ -42,8 +42,10 @@ class Watched(Model):
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         assert source != target, "a sequence was copied onto itself"
         assert length <= len(self.cache[source])
-        self.copies.append((source, target, length))
-        return super().copy_prefix(source, target, length)
+        has_copied = super().copy_prefix(source, target, length)
+        if has_copied:
+            self.copies.append((source, target, length))
+        return has_copied
 
 
 def long_requests(num: int, prompt_size: int, **settings: object) -> list[Request]:

@@ -110,8 +110,9 @@ def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> Non
         check(engine, [again], answers)
         runs.append((answers[again.request_id].finish.stats, speculator.num_decoded))
     (first, rows), (second, _), (third, _) = runs
-    assert (second.num_drafted, second.num_accepted) == (first.num_drafted, first.num_accepted)
-    assert (third.num_drafted, third.num_accepted) == (first.num_drafted, first.num_accepted)
+    # The prompt is cached then, so its very first token is drafted as well; that may win a token.
+    assert 0 <= second.num_accepted - first.num_accepted <= 1
+    assert (third.num_drafted, third.num_accepted) == (second.num_drafted, second.num_accepted)
     spent = [later[1] - earlier[1] for earlier, later in zip(runs, runs[1:], strict=False)]
     assert all(rows - len(REQUEST.prompt) <= s <= rows for s in spent)
 

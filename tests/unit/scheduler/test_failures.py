@@ -35,7 +35,7 @@ class Raising(Speculator):
 
     def _call(self, phase: str) -> None:
         self._calls += phase == self._phase
-        if self._calls == 3:
+        if phase == self._phase and self._calls == 3:
             raise ZeroDivisionError(phase)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:

@@ -1,0 +1,259 @@
+"""What Headstart adds to libllama.
+
+    python benchmarks/overhead.py                            time per step with a model that costs nothing
+    python benchmarks/overhead.py --model models/0.5b-q8.gguf       and serving against bare llama_decode calls
+
+Steps: the real scheduler, samplers and speculators; only `decode` is a stub that hands out prepared logits, whose time
+is taken off. Numbers are milliseconds per step, median and 95th percentile. libllama's sampler chain is called for
+real and counted. The stub pretends that a step takes 50 ms and a further row 1 ms, so that `auto` drafts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+
+from headstart.bench.measure import OFF, Arm, Lab, Sampling, Setting
+from headstart.bench.serving import complete, running
+from headstart.bench.workloads import Prompt, make_prompts
+from headstart.config import SchedulerConfig
+from headstart.control.controller import Controller
+from headstart.engine.filters import LlamaFilters
+from headstart.engine.library import api
+from headstart.sampling.params import SamplingParams
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.request import Request
+from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.seat import Seat
+from headstart.speculation import AUTO_TYPES, make_speculator
+from headstart.types import Batch, Filters, Logits, MemoryKind
+
+LIMITS_MS = {(1, 32_000, "greedy"): 0.2, (1, 32_000, "sampled"): 0.5}  # off, one slot
+SERVING_LIMIT = 0.97
+VOCABULARIES = (4096, 32_000, 151_936)
+STEP_MS, ROW_MS = 50.0, 1.0
+AUTO = Arm("auto", AUTO_TYPES, "auto")
+
+
+class StubVocab:
+    """A vocabulary of which only the size is real."""
+
+    eog_ids = frozenset[int]()
+    bos_id = eos_id = None
+    add_bos = False
+    handle = None
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"word"
+
+    token_text = token_bytes
+
+    def is_control(self, token: int) -> bool:
+        return False
+
+
+class StubEngine:
+    """Logits from a pool: 12 positions of 16 follow from the token before, the others are new."""
+
+    context_size = num_cells = 2**20
+    max_batch_tokens = 512
+    max_outputs = 264
+    memory = MemoryKind.CUT
+    max_rollback = 2**30
+
+    def __init__(self, vocab: StubVocab) -> None:
+        self.vocab_size = vocab.size
+        self.seconds = 0.0  # spent here
+        self.pretended = 0.0  # more, as the clock is told
+        self._vocab = vocab
+        random = np.random.default_rng(0)
+        self._pool = random.normal(0.0, 2.5, (48, vocab.size)).astype(np.float32)
+        self._logits = np.empty((self.max_outputs, vocab.size), np.float32)
+        for row in self._pool:
+            row[random.integers(vocab.size)] = row.max() + 4.0
+
+    def decode(self, batch: Batch) -> Logits:
+        started = time.perf_counter()
+        outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
+        positions, tokens = batch.positions[outputs].astype(np.int64), batch.tokens[outputs].astype(np.int64)
+        keys = np.where(positions % 16 < 12, tokens, positions * 2654435761 >> 9) % len(self._pool)
+        logits = self._logits[: len(keys)]
+        np.take(self._pool, keys, axis=0, out=logits)
+        spent = time.perf_counter() - started
+        self.seconds += spent
+        self.pretended += max(0.0, (STEP_MS + ROW_MS * batch.num_rows) / 1000.0 - spent)
+        return logits
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        return True
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        return True
+
+    def clear(self, seq_id: int) -> None:
+        """Nothing is kept here."""
+
+    def make_filters(self, params: SamplingParams) -> Filters:
+        return LlamaFilters(self._vocab, 4096, params)  # type: ignore[arg-type]
+
+    def clock(self) -> float:
+        return time.perf_counter() + self.pretended
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Milliseconds of Python a step, and tokens a step and slot."""
+
+    median: float
+    high: float  # 95th percentile
+    tokens: float
+
+
+def stub_scheduler(vocab_size: int, num_slots: int, arm: Arm, temperature: float) -> tuple[Scheduler, StubEngine]:
+    """A scheduler that is busy for a long time."""
+    vocab = StubVocab(vocab_size)
+    engine = StubEngine(vocab)
+    seats = [Seat(make_speculator(name, {}, {"vocabulary": lambda: None})) for name in arm.types]
+    drafting = Drafting(seats, arm.config(), Controller())
+    scheduler = Scheduler(engine, vocab, drafting, SchedulerConfig(parallel=num_slots), engine.clock)
+    for slot in range(num_slots):
+        prompt = [int(token) for token in np.random.default_rng(slot).integers(vocab_size, size=200)]
+        sampling = SamplingParams(temperature=temperature, seed=slot)
+        scheduler.submit(Request(request_id=f"{slot}", prompt=prompt, sampling=sampling, max_tokens=2**20))
+    return scheduler, engine
+
+
+def step_cost(vocab_size: int, num_slots: int, arm: Arm, temperature: float, num_steps: int) -> StepCost:
+    """Time of `step` and `take_events` less the stub's own."""
+    scheduler, engine = stub_scheduler(vocab_size, num_slots, arm, temperature)
+    while any(slot.run is None or slot.run.num_pending > 1 for slot in scheduler.slots):
+        scheduler.step()
+    costs, tokens = [], 0
+    for count in range(num_steps + 50):
+        inside, started = engine.seconds, time.perf_counter()
+        stats = scheduler.step()
+        scheduler.take_events()
+        if count >= 50:
+            costs.append(1000.0 * (time.perf_counter() - started - engine.seconds + inside))
+            tokens += stats.num_emitted
+    return StepCost(statistics.median(costs), float(np.quantile(costs, 0.95)), tokens / num_steps / num_slots)
+
+
+def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
+    """The table of step times, with the limits."""
+    print("| vocabulary | slots | sampling | speculation | ms a step | 95 % | tokens a step and slot | limit |")
+    print("|---|---|---|---|---|---|---|---|")
+    for vocab_size in vocabularies:
+        for num_slots in (1, 4, 8):
+            for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+                for arm in (OFF, AUTO):
+                    cost = step_cost(vocab_size, num_slots, arm, temperature, num_steps)
+                    limit = LIMITS_MS.get((num_slots, vocab_size, name)) if arm is OFF else None
+                    verdict = f"{limit} {'ok' if cost.median <= limit else 'MISSED'}" if limit else ""
+                    print(
+                        f"| {vocab_size} | {num_slots} | {name} | {arm.name} | {cost.median:.3f} | {cost.high:.3f} "
+                        f"| {cost.tokens:.2f} | {verdict} |",
+                        flush=True,
+                    )
+
+
+def bare_rate(lab: Lab, prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """Tokens per second of a loop that does nothing but llama_decode, on the same context."""
+    handle = lab.plain_engine.handle  # type: ignore[attr-defined]
+    api.llama_memory_clear(api.llama_get_memory(handle), False)
+    batch = api.llama_batch_init(1, 0, 1)
+    batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, 1
+    read = (ctypes.c_int32 * len(prompt))(*prompt)
+    api.llama_decode(handle, api.llama_batch_get_one(read, len(prompt)))
+    started = time.perf_counter()
+    for position, token in enumerate(answer, len(prompt)):
+        batch.token[0], batch.pos[0] = token, position
+        if api.llama_decode(handle, batch):
+            raise RuntimeError(f"llama_decode failed at position {position}")
+        api.llama_get_logits(handle)  # waits for the result
+    seconds = time.perf_counter() - started
+    api.llama_batch_free(batch)
+    api.llama_memory_clear(api.llama_get_memory(handle), False)
+    return len(answer) / seconds
+
+
+def loop_rate(lab: Lab, scheduler: Scheduler, prompt: Sequence[int], num_tokens: int) -> tuple[float, list[int]]:
+    """Tokens per second through the scheduler, the prompt's step not counted; and the tokens."""
+    for slot in scheduler.slots:
+        slot.kept = []  # the bare loop emptied the cache
+    sampling = SamplingParams(temperature=0.8, ignore_eos=True)
+    run = lab.run(scheduler, [Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=num_tokens)])
+    return (num_tokens - 1) / sum(step.step_seconds for step in run.steps[1:]), list(run.texts[0])
+
+
+def server_rate(port: int, prompt: Sequence[int], num_tokens: int) -> float:
+    """Tokens per second that a streaming client sees."""
+    body = {"prompt": list(prompt), "n_predict": num_tokens, "temperature": 0.8, "seed": 0, "ignore_eos": True}
+    answer = complete(port, body)
+    return (len(answer.tokens) - 1) / (answer.last - answer.first)
+
+
+def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | None) -> None:
+    """Bare calls, the scheduler's loop and the HTTP server in turn; ratios of medians and of each turn."""
+    lab = Lab(Setting(target=model, threads=threads, context=1024))
+    scheduler = lab.arm(OFF)
+    (request,) = lab.requests([Prompt(make_prompts("continue", 1, 0)[0].text)], Sampling(0.8))
+    prompt = request.prompt
+    _, answer = loop_rate(lab, scheduler, prompt, num_tokens)
+    command = [sys.executable, "-m", "headstart", "serve", "-m", str(model), "--spec", "off", "-np", "1", "-c", "1024"]
+    command += ["-t", str(threads)] if threads else []
+    rates: dict[str, list[float]] = {"bare llama_decode": [], "scheduler": [], "HTTP, streaming": []}
+    with tempfile.TemporaryDirectory() as folder, running(command, Path(folder) / "server.log") as port:
+        server_rate(port, prompt, num_tokens)
+        for _ in range(repeats):
+            rates["bare llama_decode"].append(bare_rate(lab, prompt, answer))
+            rates["scheduler"].append(loop_rate(lab, scheduler, prompt, num_tokens)[0])
+            rates["HTTP, streaming"].append(server_rate(port, prompt, num_tokens))
+    bare = rates["bare llama_decode"]
+    print(f"\n| {model.stem}, {num_tokens} tokens, {repeats} turns | tokens/s | of bare | turn by turn | limit |")
+    print("|---|---|---|---|---|")
+    for name, values in rates.items():
+        ratios = [ours / theirs for ours, theirs in zip(values, bare, strict=True)]
+        ratio = statistics.median(ratios)
+        verdict = "" if values is bare else f"{SERVING_LIMIT} {'ok' if ratio >= SERVING_LIMIT else 'MISSED'}"
+        turns = " ".join(f"{one:.3f}" for one in ratios)
+        print(f"| {name} | {statistics.median(values):.2f} | {ratio:.3f} | {turns} | {verdict} |")
+
+
+def main() -> None:
+    """Measure steps, then serving if a model is named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--vocabularies", default=",".join(map(str, VOCABULARIES)))
+    parser.add_argument("--skip-steps", action="store_true")
+    parser.add_argument("--model", type=Path, help="a GGUF file, for instance 0.5b-q8 of inflate.py")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args()
+    if not args.skip_steps:
+        print_steps(args.steps, [int(size) for size in args.vocabularies.split(",")])
+    if args.model:
+        print_serving(args.model, args.tokens, args.repeats, args.threads)
+
+
+if __name__ == "__main__":
+    main()

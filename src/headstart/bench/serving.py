@@ -1,0 +1,101 @@
+"""Servers as users run them: start one, stream completions from it, stop it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import HeadstartError
+
+START_SECONDS, ANSWER_SECONDS = 120.0, 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed completion. Times in seconds of the monotonic clock."""
+
+    tokens: tuple[int, ...]
+    first: float  # arrival of the first token
+    last: float
+    timings: Mapping[str, Any]  # as the server reports them
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[int]:
+    """Run a server with `--port` appended until it is healthy; yields the port, stops it at the end.
+
+    Raises:
+        HeadstartError: it ended or did not get ready in time.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    with log.open("w") as output:
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _wait(process, port, log)
+        yield port
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise HeadstartError(f"the server ended with exit code {process.returncode}; see {log}")
+        with suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        time.sleep(0.2)
+    raise HeadstartError(f"the server was not ready after {START_SECONDS:g} s; see {log}")
+
+
+def complete(port: int, body: Mapping[str, Any]) -> Answer:
+    """Stream one completion from the native endpoint.
+
+    Raises:
+        HeadstartError: the server answered with an error.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+    data = json.dumps({**body, "stream": True, "return_tokens": True})
+    connection.request("POST", "/completion", data, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise HeadstartError(f"the server answered {response.status}: {response.read(500)!r}")
+    tokens: list[int] = []
+    timings: Mapping[str, Any] = {}
+    first = last = 0.0
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if event.get("tokens") and not event.get("stop"):
+            last = time.monotonic()
+            first = first or last
+            tokens += event["tokens"]
+        timings = event.get("timings", timings)
+    connection.close()
+    return Answer(tuple(tokens), first, last, timings)
+
+
+def complete_all(port: int, bodies: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    """Stream all at once, one connection each."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(lambda body: complete(port, body), bodies))
