@@ -4,7 +4,7 @@
     python benchmarks/speculation.py --models models/ -o results/spec.json     everything: hours on two cores
     python benchmarks/speculation.py --models models/ --target 0.4b-f32        a cost curve like a GPU's
 
-Needs the models of benchmarks/inflate.py and builds those that are missing. Prints a Markdown table after every cell;
+Needs the models of benchmarks/inflate.py. Prints a Markdown table after every cell;
 the JSON file has everything and is rewritten after every cell, so that a run may be stopped at any time.
 """
 
@@ -15,7 +15,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -24,7 +23,7 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would fight with libllama's
 
-from headstart.bench.measure import OFF, Arm, Lab, Run, Sampling, Setting, Tally, compare
+from headstart.bench.measure import OFF, Arm, Lab, Run, Sampling, Setting, Tally, compare, inflated_models
 from headstart.bench.oracle import Guesses, Oracle, Recorder
 from headstart.bench.workloads import SCRIPTED, WORKLOADS, make_prompts, num_looping
 from headstart.scheduler.request import Request
@@ -139,8 +138,8 @@ def _short_table(cells: Sequence[dict[str, Any]]) -> list[str]:
         off, best = arms["off"], arms[cell["best_fixed"]]
         auto = arms.get("auto", off)
         lines.append(
-            f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {off['rate']:.1f} | {cell['best_fixed']} "
-            f"| {best['ratio']:.2f} | {auto['ratio']:.2f} ± {auto['ratio'] * auto['error']:.2f} "
+            f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {off['rate']:.1f} "
+            f"| {cell['best_fixed']} | {best['ratio']:.2f} | {auto['ratio']:.2f} ± {auto['ratio'] * auto['error']:.2f} "
             f"| {auto['ratio'] / best['ratio']:.2f} | {oracle.get('ratio', math.nan):.2f} "
             f"| {oracle.get('auto_share', math.nan):.2f} | {auto['acceptance_length']:.2f} "
             f"| {auto['rows_wasted'] / auto['tokens']:.2f} | {cell['looping']:.0%} "
@@ -162,16 +161,6 @@ def _long_table(cells: Sequence[dict[str, Any]]) -> list[str]:
                 f"| {arm['acceptance_rate']:.2f} | {arm['rows_wasted']} | {arm['differences']}/{cell['texts']} |"
             )
     return lines
-
-
-def model_files(folder: Path, *names: str) -> list[Path]:
-    """Paths of inflated models; those that are missing are built. A path of its own is taken as it is."""
-    paths = [Path(name) if name.endswith(".gguf") else folder / f"{name}.gguf" for name in names]
-    missing = [path.stem for path in paths if not path.exists()]
-    if missing:
-        script = Path(__file__).with_name("inflate.py")
-        subprocess.run([sys.executable, str(script), *missing, "-o", str(folder)], check=True)
-    return paths
 
 
 def parse() -> argparse.Namespace:
@@ -208,7 +197,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure cell by cell."""
     args = parse()
-    target, draft = model_files(args.models, args.target, args.draft)
+    target, draft = inflated_models(args.models, args.target, args.draft)
     cells: list[dict[str, Any]] = []
     temperatures = [float(text) for text in args.temperatures.split(",")]
     for users in map(int, args.users.split(",")):

@@ -18,7 +18,7 @@ from headstart.bench.scripted import ScriptedEngine
 from headstart.bench.workloads import Prompt
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.errors import HeadstartError
+from headstart.errors import ConfigError, HeadstartError
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
@@ -283,3 +283,19 @@ def compare(
             tallies[name].runs.append(run)
             after(name, run, requests)
     return tallies
+
+
+def inflated_models(folder: Path, *names: str) -> list[Path]:
+    """Paths of models by their preset in benchmarks/inflate.py; the path of a GGUF file stands for itself.
+
+    Raises:
+        ConfigError: a file is missing; the message says how to build it.
+    """
+    paths = [Path(name) if name.endswith(".gguf") else folder / f"{name}.gguf" for name in names]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(map(str, missing))} is missing; build it: "
+            f"python benchmarks/inflate.py {' '.join(path.stem for path in missing)} -o {folder}"
+        )
+    return paths

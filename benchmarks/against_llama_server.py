@@ -1,0 +1,209 @@
+"""Headstart against llama-server of the same llama.cpp, over HTTP, with the same prompts as token ids.
+
+    python benchmarks/against_llama_server.py --llama-server build/bin/llama-server --models models/
+
+llama-server runs without speculation, with its draft model at four lengths and with three n-gram speculators: somebody
+tunes it by hand. Headstart runs off and as it starts by itself. One server at a time, same threads, context, batch and
+cache types; every round starts each server once, with texts that no server saw before. Prompts are read before the
+clock starts (both servers keep them in their slots), so the rate is that of generation, all users together. At
+temperature 1 the two programs draw different texts: more rounds, less noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from headstart.assemble import Models, load_served_model
+from headstart.bench.measure import inflated_models
+from headstart.bench.serving import Answer, complete_all, running
+from headstart.bench.workloads import Prompt, make_prompts
+from headstart.config import Config
+from headstart.types import Vocab
+
+LENGTHS = (2, 4, 8, 16)
+NGRAMS = ("ngram-simple", "ngram-mod", "ngram-map-k")
+OURS = ("headstart off", "headstart auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all servers have in common."""
+
+    llama_server: Path
+    target: Path
+    draft: Path
+    vocab: Vocab
+    threads: int
+    context: int  # tokens per user
+    folder: Path  # for logs and state
+
+    def commands(self, users: int) -> dict[str, list[str]]:
+        """Command lines by name, the port left out."""
+        common = ["-m", str(self.target), "-np", str(users), "-c", str(self.context * users), "-t", str(self.threads)]
+        common += ["-b", "2048", "-ub", "512"]
+        theirs = [str(self.llama_server), *common, "--kv-unified", "--cache-ram", "0", "--no-webui"]
+        ours = [sys.executable, "-m", "headstart", "serve", *common, "--log-level", "warning"]
+        state = str(self.folder / f"state-{users}.json")
+        drafting = ["-md", str(self.draft), "--spec-type", "draft-simple", "--spec-draft-n-max"]
+        return {
+            "llama-server off": theirs,
+            **{f"llama-server draft@{n}": [*theirs, *drafting, str(n)] for n in LENGTHS},
+            **{f"llama-server {name}": [*theirs, "--spec-type", name] for name in NGRAMS},
+            "headstart off": [*ours, "--spec", "off"],
+            "headstart auto": [*ours, "-md", str(self.draft), "--spec-state", state],
+        }
+
+    def body(self, prompt: Prompt, slot: int, **values: Any) -> dict[str, Any]:
+        """A request for the native endpoint; the slot is fixed, because the prompt waits there."""
+        tokens = self.vocab.tokenize(prompt.text, add_special=False, parse_special=True)
+        limit = min(values["n_predict"], prompt.max_tokens)
+        room = self.context - limit - 32
+        return {**values, "prompt": tokens[-room:], "n_predict": limit, "id_slot": slot, "cache_prompt": True}
+
+
+@dataclass(slots=True)
+class Score:
+    """One server on one workload."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    rates: list[float] = field(default_factory=list)  # per group of texts
+
+    def add(self, answers: Sequence[Answer], started: float) -> None:
+        tokens = sum(len(answer.tokens) for answer in answers)
+        seconds = max(answer.last for answer in answers) - started
+        self.tokens += tokens
+        self.seconds += seconds
+        self.rates.append(tokens / seconds)
+        self.drafted += sum(answer.timings.get("draft_n", 0) for answer in answers)
+        self.accepted += sum(answer.timings.get("draft_n_accepted", 0) for answer in answers)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+Key = tuple[str, float]  # workload, temperature
+
+
+def measure(bench: Bench, port: int, users: int, key: Key, options: argparse.Namespace, turn: int) -> Score:
+    """One server, one workload, one round."""
+    workload, temperature = key
+    score = Score()
+    seed = turn * 1000 + users * 10 + round(temperature)
+    prompts = make_prompts(workload, users * options.groups, seed)
+    for start in range(0, len(prompts), users):
+        group = prompts[start : start + users]
+        values = {"temperature": temperature, "n_predict": options.tokens}
+        bodies = [bench.body(p, slot, seed=seed + slot, **values) for slot, p in enumerate(group)]
+        complete_all(port, [body | {"n_predict": 0} for body in bodies])
+        started = time.monotonic()
+        score.add(complete_all(port, bodies), started)
+    return score
+
+
+def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
+    """A line per workload and server, then our ratios to the best of theirs."""
+    print(f"\n| users {users} | temp | server | tokens/s | of llama-server off | drafted | accepted |")
+    print("|---|---|---|---|---|---|---|")
+    keys = list(next(iter(scores.values())))
+    for workload, temperature in keys:
+        base = scores.get("llama-server off", {}).get((workload, temperature))
+        for name, by_key in scores.items():
+            score = by_key[workload, temperature]
+            ratio = score.rate / base.rate if base else math.nan
+            print(
+                f"| {workload} | {temperature:g} | {name} | {score.rate:.2f} | {ratio:.2f} "
+                f"| {score.drafted} | {score.accepted} |"
+            )
+    print(f"\n| users {users} | temp | best of llama-server | tokens/s | our off / its off | our auto / its best |")
+    print("|---|---|---|---|---|---|")
+    shares = []
+    for key in keys:
+        theirs = {name: by_key[key].rate for name, by_key in scores.items() if name not in OURS}
+        if not theirs or any(name not in scores for name in OURS):
+            continue
+        best = max(theirs, key=lambda name: theirs[name])
+        off = scores["headstart off"][key].rate / theirs.get("llama-server off", math.nan)
+        shares.append(scores["headstart auto"][key].rate / theirs[best])
+        print(f"| {key[0]} | {key[1]:g} | {best} | {theirs[best]:.2f} | {off:.2f} | {shares[-1]:.2f} |", flush=True)
+    if shares:
+        print(
+            f"\nheadstart auto / best hand-tuned llama-server, geometric mean: {statistics.geometric_mean(shares):.2f}"
+        )
+
+
+def run_users(bench: Bench, users: int, options: argparse.Namespace) -> dict[str, dict[Key, Score]]:
+    """All servers, `rounds` times in turn."""
+    keys = [(w, t) for w in options.workloads.split(",") for t in map(float, options.temperatures.split(","))]
+    commands = bench.commands(users)
+    wanted = options.servers.split(";") if options.servers else list(commands)
+    scores = {name: {key: Score() for key in keys} for name in wanted}
+    for turn in range(options.rounds):
+        for name in wanted:
+            log = bench.folder / f"{name.replace(' ', '-')}-{users}.log"
+            with running(commands[name], log) as port:
+                measure(bench, port, users, ("edit", 0.7), options, 10_000 + turn)  # warms up, not counted
+                for key in keys:
+                    one, total = measure(bench, port, users, key, options, turn), scores[name][key]
+                    total.tokens, total.seconds = total.tokens + one.tokens, total.seconds + one.seconds
+                    total.drafted, total.accepted = total.drafted + one.drafted, total.accepted + one.accepted
+                    total.rates += one.rates
+                print(f"{name}, {users} users, round {turn + 1}: done", file=sys.stderr, flush=True)
+    return scores
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-server", type=Path, required=True, help="binary of the same llama.cpp")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="folder of inflated models")
+    parser.add_argument("--target", default="1b-q8", help="preset of inflate.py, or a GGUF file")
+    parser.add_argument("--draft", default="draft-0.06b-q8")
+    parser.add_argument("--workloads", default="edit,continue,json,chat")
+    parser.add_argument("--temperatures", default="0,1")
+    parser.add_argument("--users", default="1,8")
+    parser.add_argument("--servers", help="names, separated by semicolons; default all")
+    parser.add_argument("--groups", type=int, default=2, help="texts per user, workload and round")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=128, help="longest answer")
+    parser.add_argument("--threads", type=int, default=2, help="of every server")
+    parser.add_argument("--context", type=int, default=1536, help="tokens per user")
+    parser.add_argument("--logs", type=Path, help="keep the servers' logs here")
+    parser.add_argument("-o", "--output", type=Path, help="JSON file")
+    options = parser.parse_args()
+    target, draft = inflated_models(options.models, options.target, options.draft)
+    vocab = load_served_model(Config(), Models(target, None, is_demo=False)).vocab
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.logs or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        bench = Bench(options.llama_server, target, draft, vocab, options.threads, options.context, folder)
+        results: dict[str, Any] = {}
+        for users in map(int, options.users.split(",")):
+            scores = run_users(bench, users, options)
+            print_table(users, scores)
+            results[str(users)] = {
+                name: {f"{w} {t:g}": [s.rate, s.tokens, s.drafted, s.accepted, s.rates] for (w, t), s in by_key.items()}
+                for name, by_key in scores.items()
+            }
+            if options.output:
+                options.output.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
