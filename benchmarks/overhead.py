@@ -51,7 +51,8 @@ class StubVocab:
     """A vocabulary of which only the size is real."""
 
     eog_ids = frozenset[int]()
-    bos_id = eos_id = None
+    bos_id: int | None = None
+    eos_id: int | None = None
     add_bos = False
     handle = None
 
@@ -115,6 +116,7 @@ class StubEngine:
         return LlamaFilters(self._vocab, 4096, params)  # type: ignore[arg-type]
 
     def clock(self) -> float:
+        """Seconds as the scheduler is told: pretended ones included."""
         return time.perf_counter() + self.pretended
 
 

@@ -101,6 +101,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
         num_slots=config.scheduler.parallel,
         context_size=engine.context_size,
+        max_batch_tokens=engine.max_batch_tokens,
         speculation=drafting.describe(),
         system=f"{library.version()}; {library.system_info()}",
     )

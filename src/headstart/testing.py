@@ -21,7 +21,7 @@ from headstart.scheduler.request import Request, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.seat import Seat
 from headstart.speculators.base import Speculator
-from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
+from headstart.types import Batch, ContextFullError, Filters, FimTokens, Logits, MemoryKind
 
 _MASK = 2**64 - 1
 
@@ -33,6 +33,7 @@ class ByteVocab:
     eog_ids = frozenset({256})
     bos_id: int | None = 257
     eos_id: int | None = 256
+    fim = FimTokens()
     add_bos = False
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:

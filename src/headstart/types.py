@@ -154,6 +154,17 @@ class Batch:
         self.num_outputs += num_outputs
 
 
+@dataclass(frozen=True, slots=True)
+class FimTokens:
+    """Ids of the markers of fill-in-the-middle prompts; None where the vocabulary has none."""
+
+    prefix: int | None = None
+    suffix: int | None = None
+    middle: int | None = None
+    repository: int | None = None  # before the name of a project
+    file: int | None = None  # before the name of each of its files
+
+
 class Vocab(Protocol):
     """A model's vocabulary. Thread-safe."""
 
@@ -161,6 +172,7 @@ class Vocab(Protocol):
     eog_ids: frozenset[int]  # end-of-generation tokens
     bos_id: int | None
     eos_id: int | None
+    fim: FimTokens
     add_bos: bool
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -110,7 +110,7 @@ def test_it_drafts_something_for_a_text_that_repeats_itself(name: str) -> None:
     history = [1, 2, 3, 4, 5, 6, 7] * 8
     speculator.begin(0, history)
     num_drafted = 0
-    for token in history:
+    for token in list(history):
         (draft,) = speculator.propose([DraftRequest(0, history, 4)])
         num_drafted += len(draft.tokens)
         if Capability.LOGITS in speculator.needs:

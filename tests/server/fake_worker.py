@@ -27,8 +27,9 @@ TARGET = ModelInfo(
     context_size=512, train_context_size=512, num_layers=2, embedding_size=16, memory="cut", file_type="F32",
 )  # fmt: skip
 INFO = WorkerInfo(
-    target=TARGET, draft=None, num_slots=4, context_size=512, speculation={"mode": "auto"}, system="libllama b1"
-)
+    target=TARGET, draft=None, num_slots=4, context_size=512, max_batch_tokens=256, speculation={"mode": "auto"},
+    system="libllama b1",
+)  # fmt: skip
 REPORT = WorkerReport(
     requests=3, drafted=10, accepted=7, drafts=4, accepted_by_position=(4, 3), prompt_tokens=30, prompt_seconds=2.0,
     slots=(

@@ -86,6 +86,10 @@ class LlamaEngine:
         params.flash_attn_type = 1 if config.deterministic else _FLASH[config.flash_attn]
         params.type_k = _GGML_TYPES[config.cache_type_k]
         params.type_v = _GGML_TYPES[config.cache_type_v]
+        if config.deterministic and self.model.is_recurrent:
+            raise ConfigError(
+                f"--deterministic needs a model with attention only, and {self.model.path} keeps a recurrent state"
+            )
         if config.deterministic and config.flash_attn == "off":
             raise ConfigError("--deterministic needs flash attention; drop --flash-attn off")
         return params

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.engine.library import api
 from headstart.engine.vocab import LlamaVocab
+from headstart.errors import NotSupportedError
 from headstart.sampling.params import SamplingParams
 
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
@@ -62,7 +63,19 @@ class LlamaFilters:
             return api.llama_sampler_init_xtc(_CERTAIN, p.xtc_threshold, p.min_keep, 0)
         if name == "temperature" and not p.is_greedy:
             return api.llama_sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+        if name == "infill":
+            return self._infill_sampler()
         return None
+
+    def _infill_sampler(self) -> Any:
+        """Merges candidates that begin alike, drops unlikely ones, ends the text early.
+
+        Raises:
+            NotSupportedError: libllama would abort with this vocabulary.
+        """
+        if reason := self._vocab.why_no_infill():
+            raise NotSupportedError(f"the sampler infill cannot be used: {reason}; leave it out of samplers")
+        return api.llama_sampler_init_infill(self._vocab.handle)
 
     def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
         breakers = [b.encode() for b in p.dry_sequence_breakers]
@@ -82,7 +95,8 @@ class LlamaFilters:
         self._capacity = capacity
         self._candidates = np.zeros(capacity, _CANDIDATE)
         self._array = api.llama_token_data_array()
-        self._array.data = ctypes.cast(self._candidates.ctypes.data, ctypes.POINTER(api.llama_token_data))
+        self._data = ctypes.cast(self._candidates.ctypes.data, ctypes.POINTER(api.llama_token_data))
+        self._array.data = self._data
 
     def apply(
         self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool
@@ -98,7 +112,11 @@ class LlamaFilters:
         array.selected = -1
         array.sorted = count < self._vocab.size  # partial candidates come sorted by contract
         api.llama_sampler_apply(self._chain_xtc if use_xtc else self._chain, ctypes.byref(array))
-        kept = candidates[: array.size]
+        start = 0
+        if use_xtc:  # it drops the first candidates by moving the pointer
+            start = (ctypes.addressof(array.data.contents) - candidates.ctypes.data) // _CANDIDATE.itemsize
+            array.data = self._data
+        kept = candidates[start : start + array.size]
         return kept["id"], kept["logit"]
 
     def accept(self, token: int) -> None:

@@ -6,6 +6,9 @@ import ctypes
 from typing import Any
 
 from headstart.engine.library import api
+from headstart.types import FimTokens
+
+_MAX_INFILL_BYTES = 512  # libllama's buffer for one token; it fails to grow it
 
 
 class LlamaVocab:
@@ -18,10 +21,18 @@ class LlamaVocab:
         self.eog_ids = frozenset(t for t in range(self.size) if api.llama_vocab_is_eog(vocab, t))
         self.bos_id = _optional(api.llama_vocab_bos(vocab))
         self.eos_id = _optional(api.llama_vocab_eos(vocab))
+        self.fim = FimTokens(
+            prefix=_optional(api.llama_vocab_fim_pre(vocab)),
+            suffix=_optional(api.llama_vocab_fim_suf(vocab)),
+            middle=_optional(api.llama_vocab_fim_mid(vocab)),
+            repository=_optional(api.llama_vocab_fim_rep(vocab)),
+            file=_optional(api.llama_vocab_fim_sep(vocab)),
+        )
         self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab))
         self.type: int = api.llama_vocab_type(vocab)
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
+        self._longest: int | None = None  # bytes of the longest token
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text; lone surrogates become '?'."""
@@ -61,6 +72,16 @@ class LlamaVocab:
             ours, theirs = self.token_text(token), other.token_text(token)
             if ours != theirs:
                 return f"token {token} is {theirs!r} there and {ours!r} in the target"
+        return None
+
+    def why_no_infill(self) -> str | None:
+        """Why libllama's infill sampler would abort; None if it can run. O(size) at the first call."""
+        if api.llama_vocab_eot(self.handle) < 0 and self.eos_id is None:
+            return "the vocabulary has no token that ends a text"
+        if self._longest is None:
+            self._longest = max(len(self.token_bytes(token)) for token in range(self.size))
+        if self._longest > _MAX_INFILL_BYTES:
+            return f"the vocabulary has a token of {self._longest} bytes and it takes {_MAX_INFILL_BYTES}"
         return None
 
     def _piece(self, token: int, *, special: bool) -> bytes:

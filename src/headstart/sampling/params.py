@@ -13,6 +13,7 @@ from types import MappingProxyType
 from headstart.errors import InvalidParameterError
 
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+SAMPLERS = (*DEFAULT_SAMPLERS, "infill")
 SAMPLER_ALIASES = {
     "typical_p": "typ_p",
     "typical": "typ_p",
@@ -26,6 +27,7 @@ SAMPLER_ALIASES = {
     "top-n-sigma": "top_n_sigma",
 }
 MAX_SEED = 2**32 - 1
+MAX_INFILL_TOP_K = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +64,13 @@ class SamplingParams:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high):
                 raise InvalidParameterError(f"{name} is {value!r} but must be a number from {low:g} to {high:g}")
-        unknown = [s for s in self.samplers if s not in DEFAULT_SAMPLERS]
+        unknown = [s for s in self.samplers if s not in SAMPLERS]
         if unknown:
+            raise InvalidParameterError(f"samplers contains {unknown[0]!r}, which is not one of {', '.join(SAMPLERS)}")
+        if self.has_infill and not self._cuts_before_infill():
             raise InvalidParameterError(
-                f"samplers contains {unknown[0]!r}, which is not one of {', '.join(DEFAULT_SAMPLERS)}"
+                "samplers contains infill, which compares every candidate with every other; "
+                f"put top_k before it, with top_k from 1 to {MAX_INFILL_TOP_K} (it is {self.top_k})"
             )
 
     @property
@@ -91,6 +96,13 @@ class SamplingParams:
     @property
     def has_xtc(self) -> bool:
         return "xtc" in self.samplers and self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
+
+    @property
+    def has_infill(self) -> bool:
+        return "infill" in self.samplers
+
+    def _cuts_before_infill(self) -> bool:
+        return "top_k" in self.samplers[: self.samplers.index("infill")] and 1 <= self.top_k <= MAX_INFILL_TOP_K
 
 
 _RANGES = (

@@ -153,7 +153,7 @@ def _num_candidates(params: SamplingParams) -> int:
     Top-k keeps k, so k suffice if nothing before it needs more (penalties are accounted for by the
     caller). Greedy needs one, unless a filter can remove the best.
     """
-    removes_best = params.has_xtc or ("typ_p" in params.samplers and params.typical_p < 1.0)
+    removes_best = params.has_xtc or params.has_infill or ("typ_p" in params.samplers and params.typical_p < 1.0)
     if params.is_greedy and not removes_best and not params.has_dry:
         return 1
     if params.top_k <= 0 or "top_k" not in params.samplers:
@@ -168,5 +168,6 @@ def _num_candidates(params: SamplingParams) -> int:
         "min_p": params.min_p <= 0.0,
         "xtc": not params.has_xtc,
         "temperature": params.dynatemp_range <= 0.0,  # a plain temperature keeps the order
+        "infill": False,
     }
     return params.top_k if all(inactive[name] for name in before) and not params.has_dry else 0

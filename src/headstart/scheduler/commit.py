@@ -83,15 +83,15 @@ class Committer:
             run.first_token = now
 
     def _text(self, run: Run, emitted: list[int]) -> tuple[bytes, str, list[int]]:
-        """Text to show, the stop string if one was completed, and the tokens up to it."""
-        if not run.request.stop:
+        """Text to show, the stop string if one was completed, and the tokens up to the end of the text."""
+        if not run.request.stop and not run.request.min_indent:
             return b"".join(map(self._vocab.token_bytes, emitted)), "", emitted
         shown = []
         for index, token in enumerate(emitted):
-            text, word = run.stop.feed(self._vocab.token_bytes(token))
+            text, word = run.stop.feed(run.indent.feed(self._vocab.token_bytes(token)))
             shown.append(text)
-            if word is not None:
-                return b"".join(shown), word.decode("utf-8", "replace"), emitted[: index + 1]
+            if word is not None or run.indent.is_over:
+                return b"".join(shown), (word or b"").decode("utf-8", "replace"), emitted[: index + 1]
         return b"".join(shown), "", emitted
 
     def _logprobs(self, run: Run, logits: Logits, emitted: list[int], position: int) -> tuple[TokenLogprob, ...]:
@@ -115,7 +115,7 @@ class Committer:
             self.finish(slot, "word", now, stopping_word=stopping_word)
         elif last in self._eog(run):
             self.finish(slot, "eos", now)
-        elif run.num_left <= 0:
+        elif run.num_left <= 0 or run.indent.is_over:
             self.finish(slot, "length", now)
         elif len(run.tokens) >= self._engine.context_size:
             self.finish(slot, "length", now, truncated=True)

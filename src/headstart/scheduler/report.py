@@ -17,6 +17,7 @@ class WorkerInfo:
     draft: ModelInfo | None
     num_slots: int
     context_size: int  # most tokens of one request, prompt and answer
+    max_batch_tokens: int  # most tokens in one decode
     speculation: Mapping[str, Any]  # mode, types, and why something is off; JSON-ready
     system: str  # libllama's build and processor features
 

@@ -41,6 +41,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None  # None: until the model stops or the context is full
     stop: tuple[bytes, ...] = ()  # none empty
+    min_indent: int = 0  # the text ends before a new line with less white space in front
     num_logprobs: int | None = None  # alternatives per token; None: no log probabilities
     post_sampling_probs: bool = False  # probabilities after the filters instead of before
     cache_prompt: bool = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal, Shadows
 from headstart.scheduler.request import Request, RequestStats
+from headstart.structures.indentation import Indentation
 from headstart.structures.stop_strings import StopStrings
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Run:
     policy: Policy | None = None  # set while speculators know this sequence
     num_rows: int = 0  # rows of the batch being built or decoded, draft included
     stop: StopStrings = field(init=False)
+    indent: Indentation = field(init=False)
     admitted: float | None = None
     first_token: float | None = None
     is_valid: bool = True  # False once tokens were accepted unseen
@@ -49,6 +51,7 @@ class Run:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.stop = StopStrings(self.request.stop)
+        self.indent = Indentation(self.request.min_indent)
 
     @property
     def num_prompt(self) -> int:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from headstart.config import ServerConfig
 from headstart.scheduler.worker import Worker
-from headstart.server import chat, completions, errors, metrics, native, status, text
+from headstart.server import chat, completions, errors, infill, metrics, native, status, text
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
 
@@ -49,7 +49,7 @@ def create_app(
     app = FastAPI(title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
-    for family in (status, chat, completions, native, text, metrics):
+    for family in (status, chat, completions, native, infill, text, metrics):
         app.include_router(family.router)
     errors.install(app)
     return app

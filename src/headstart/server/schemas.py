@@ -93,6 +93,7 @@ class GenerationBody(SamplingBody):
     max_completion_tokens: Int | None = Field(default=None, description="the same as n_predict")
     max_tokens: Int | None = Field(default=None, description="the same as n_predict")
     stop: Any = Field(default=None, description="a string or a list of strings")
+    n_indent: Int = Field(0, description="end before a new line with less white space in front than this; 0 is off")
     n_probs: Int | None = Field(default=None, description="alternatives per token, with log probabilities")
     post_sampling_probs: bool = False
     cache_prompt: bool = True
@@ -155,6 +156,23 @@ class NativeBody(GenerationBody):
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     response_fields: list[str] = Field(default_factory=list)
+
+
+class InfillExtra(Body):
+    """A piece of another file."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillBody(NativeBody):
+    """POST /infill; all else as for /completion."""
+
+    input_prefix: Any = Field(description="what comes before the lines of the cursor: string, token ids or both")
+    input_suffix: Any = Field(description="what comes after the cursor, likewise")
+    input_extra: list[InfillExtra] = Field(default_factory=list, description="pieces of other files, the best last")
+    prompt: str = Field(default="", description="the line of the cursor up to it")
+    t_max_prompt_ms: Int = Field(0, description="taken for compatibility, has no effect")
 
 
 class TokenizeBody(Body):

@@ -24,7 +24,7 @@ MAX_STOP_BYTES = 1024
 RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
 SAMPLER_LETTERS = {
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p",
-    "p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature",
+    "p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill",
 }  # fmt: skip
 _PLAIN_FIELDS = tuple(
     field.name for field in dataclasses.fields(SamplingParams)
@@ -62,6 +62,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call, num_l
         sampling=sampling,
         max_tokens=_max_tokens(body),
         stop=_stop(body.stop) + tuple(stop.encode() for stop in call.stop),
+        min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
         cache_prompt=body.cache_prompt,
@@ -130,6 +131,7 @@ def generation_settings(request: Request, body: GenerationBody | None = None) ->
         "max_tokens": limit,
         "n_predict": limit,
         "stop": [stop.decode("utf-8", "replace") for stop in request.stop],
+        "n_indent": request.min_indent,
         "n_probs": request.num_logprobs or 0,
         "post_sampling_probs": request.post_sampling_probs,
         "cache_prompt": request.cache_prompt,

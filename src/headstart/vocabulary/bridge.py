@@ -230,6 +230,8 @@ class VocabularyBridge:
         )
         self._trie = ByteTrie(self.draft.pieces, data.order)
         self._allowed = lru_cache(maxsize=128)(self._trie.allowed)
+        self.partners = _partners(self.comparison)
+        """Ids of the draft and ids of the target that mean the same, one to one, in the same order."""
 
     @property
     def way(self) -> Way:
@@ -241,6 +243,11 @@ class VocabularyBridge:
     def to_target(self) -> NDArray[np.int32]:
         """Target ids of the draft's tokens, -1 where there is none; for drafting with the request's noise."""
         return self.comparison.to_target
+
+    @property
+    def to_draft(self) -> NDArray[np.int32]:
+        """Draft ids of the target's tokens, -1 where there is none."""
+        return self.comparison.to_draft
 
     def open(self) -> BridgeSequence:
         """Begin a sequence."""
@@ -274,3 +281,11 @@ class VocabularyBridge:
         """Target tokens of one draft token on its own."""
         partner = int(self.comparison.to_target[token])
         return [partner] if partner >= 0 else self._target_encoder.encode(self.draft.pieces[token])
+
+
+def _partners(comparison: Comparison) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
+    """Where two tokens of one side have the same bytes only the one that comes back counts."""
+    ours = np.flatnonzero(comparison.to_target >= 0)
+    theirs = comparison.to_target[ours]
+    is_mutual = comparison.to_draft[theirs] == ours
+    return ours[is_mutual], theirs[is_mutual]

@@ -18,35 +18,26 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.types import Choice, DraftRequest
 from headstart.vocabulary.bridge import VocabularyBridge
 
-_DECAY = 0.98  # of what is remembered of each way to pick, per comparison
-_TRY_OTHER = 16  # drafts between two trials of the way that is accepted less
+_DECAY = 0.98  # per comparison
 
 
 class Preference:
     """Whether to pick coupled or argmax tokens: by order, or by what was accepted so far."""
 
     def __init__(self, sampling: str) -> None:
-        self._fixed = None if sampling == "auto" else sampling == "coupled"
-        self._scores = [1.0, 1.0]  # argmax, coupled
-        self._weights = [1.0, 1.0]
-        self._drafts = 0
+        self._is_open = sampling == "auto"
+        self._lead = 0.0 if sampling != "argmax" else -1.0  # of coupled over argmax, in tokens, older ones fading
+        self.compares = sampling != "argmax"
+        """Whether anybody wants to know what coupling would have picked."""
 
     @property
     def couples(self) -> bool:
-        if self._fixed is not None:
-            return self._fixed
-        return self._scores[1] * self._weights[0] >= self._scores[0] * self._weights[1]
+        return self._lead >= 0
 
-    def next_try(self) -> bool:
-        """As `couples`, but now and then the other, for pairs where both cannot be compared at once."""
-        self._drafts += 1
-        other = self._fixed is None and self._drafts % _TRY_OTHER == 0
-        return self.couples != other
-
-    def learn(self, coupled: bool, score: float) -> None:
-        """A token or a draft picked this way was worth `score`."""
-        self._scores[coupled] = self._scores[coupled] * _DECAY + score
-        self._weights[coupled] = self._weights[coupled] * _DECAY + 1.0
+    def compare(self, choice: Choice, token: int) -> None:
+        """Where either could have been picked, the target emitted `token`."""
+        if self._is_open and choice.coupled != choice.argmax:
+            self._lead = self._lead * _DECAY + (token == choice.coupled) - (token == choice.argmax)
 
 
 class Growth(ABC):
@@ -143,9 +134,7 @@ class DirectGrowth(Growth):
     def learn(self, emitted: Sequence[int]) -> None:
         """Compare both choices of every row that had the right history before it."""
         for token, drafted, choice in zip(emitted, self.tokens, self._choices, strict=False):
-            if choice.coupled != choice.argmax:
-                self._preference.learn(True, token == choice.coupled)
-                self._preference.learn(False, token == choice.argmax)
+            self._preference.compare(choice, token)
             if token != drafted:
                 break
 
@@ -154,16 +143,16 @@ class BridgedVoice(Voice):
     """The draft model has another vocabulary."""
 
     def __init__(self, bridge: VocabularyBridge, preference: Preference) -> None:
-        self._bridge = bridge
-        self._preference = preference
-        self._sequence = bridge.open()
+        self.bridge = bridge
+        self.preference = preference
+        self.sequence = bridge.open()
 
     @property
     def can_draft(self) -> bool:  # type: ignore[override]
-        return self._sequence.can_draft
+        return self.sequence.can_draft
 
     def listen(self, tokens: Sequence[int], known: int) -> Sequence[int]:
-        sequence = self._sequence
+        sequence = self.sequence
         had = sequence.target_tokens
         shared = common_prefix_length(had, tokens, min(known, len(had), len(tokens)))
         self.num_stable = len(sequence.draft_history)
@@ -179,82 +168,84 @@ class BridgedVoice(Voice):
         return BridgedGrowth(request, limit, self)
 
     def num_draft_tokens(self, num_target_tokens: int) -> int:
-        """By the ratio of this text so far, and one more, since the last one is provisional."""
-        sequence = self._sequence
+        """By the ratio of this text so far, one more, since the last one is provisional, and the healed one."""
+        sequence = self.sequence
         ratio = len(sequence.draft_history) / max(1, len(sequence.target_tokens))
-        return math.ceil(num_target_tokens * max(0.5, min(4.0, ratio))) + 1
+        return math.ceil(num_target_tokens * max(0.5, min(4.0, ratio))) + 1 + (sequence.healed is not None)
 
 
 class BridgedGrowth(Growth):
-    """Picks the likeliest draft-model tokens and translates them; or, while tokens map one to one,
-    couples them with the noise of the target's token."""
+    """Picks draft-model tokens and translates them at the end.
+
+    Where the draft so far ends with a whole target token and the next one exists on both sides, its
+    position in the target's text is known, and with it the noise that the target will use there:
+    then the token can be coupled. Elsewhere it is the likeliest.
+    """
 
     def __init__(self, request: DraftRequest, limit: int, voice: BridgedVoice) -> None:
         super().__init__(request, limit)
-        self._bridge, self._sequence, self._preference = voice._bridge, voice._sequence, voice._preference
+        self._bridge, self._sequence, self._preference = voice.bridge, voice.sequence, voice.preference
         self._pending = self._sequence.pending  # bytes of the history that the draft has to spell again
         self._num_healed = len(self._pending)
+        self._couples = self._preference.couples
         self._probabilities: list[float] = []
-        self._exact: list[int] = []  # target tokens of a coupled draft
-        self._tries = request.choose is not None and self._preference.next_try()
-        self._couples = self._tries and not self._pending
+        self._choices: list[tuple[int, Choice]] = []  # with the number of target tokens before each
 
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
-        token, probability = self._coupled(logits) if self._couples else (None, 0.0)
-        if token is None:
-            if self._exact:
-                return None  # a coupled draft ends where the vocabularies part
-            self._couples = False
-            token, probability = self._likeliest(logits)
+        token, probability = self._pick(logits)
         if token is None or probability < min_confidence:
             return None
         self.tokens.append(token)
         self._probabilities.append(probability)
         self._pending = self._pending[len(self._bridge.draft.pieces[token]) :]
+        if token in self._bridge.draft.eog_ids:
+            self.limit = len(self.tokens)
         return token
 
-    def _likeliest(self, logits: NDArray[np.float32]) -> tuple[int | None, float]:
-        """The best token among those that agree with the pending bytes."""
-        if not self._pending:
+    def _pick(self, logits: NDArray[np.float32]) -> tuple[int | None, float]:
+        if self._pending:
+            return self._healing(self._pending, logits)
+        choice = self._choose(logits)
+        if choice is None or not self._couples:
             return best_of(logits)
-        allowed = self._bridge.allowed(self._pending)
+        return int(self._bridge.to_draft[choice.coupled]), choice.coupled_probability
+
+    def _healing(self, pending: bytes, logits: NDArray[np.float32]) -> tuple[int | None, float]:
+        """The best token among those that agree with the pending bytes."""
+        allowed = self._bridge.allowed(pending)
         if not len(allowed):
             return None, 0.0
         index, probability = best_of(logits[allowed])
         return int(allowed[index]), probability
 
-    def _coupled(self, logits: NDArray[np.float32]) -> tuple[int | None, float]:
-        """The token that the target's noise picks among those both vocabularies have."""
-        to_target = self._bridge.to_target
-        if to_target[int(logits.argmax())] < 0:
-            return None, 0.0
-        shared = np.flatnonzero(to_target >= 0)
-        mapped = np.full(self._bridge.target.size, -np.inf, np.float32)
-        mapped[to_target[shared]] = logits[shared]
-        assert self.request.choose is not None
-        choice = self.request.choose(mapped, len(self.request.tokens) + len(self.tokens))
-        token = int(self._bridge.comparison.to_draft[choice.coupled])
-        if token < 0:
-            return None, 0.0
-        self._exact.append(choice.coupled)
-        return token, choice.coupled_probability
+    def _choose(self, logits: NDArray[np.float32]) -> Choice | None:
+        """What the request would make of this row, among the tokens that both sides have."""
+        bridge, choose = self._bridge, self.request.choose
+        if choose is None or not self._preference.compares or bridge.to_target[int(logits.argmax())] < 0:
+            return None
+        before = self._sequence.translate(self.tokens)[0]
+        if len(bridge.target.join(before)) + self._num_healed != len(bridge.draft.join(self.tokens)):
+            return None  # inside a character: the next token may become part of one with those before
+        ours, theirs = bridge.partners
+        mapped = np.full(bridge.target.size, -np.inf, np.float32)
+        mapped[theirs] = logits[ours]
+        choice = choose(mapped, len(self.request.tokens) + len(before))
+        self._choices.append((len(before), choice))
+        return choice
 
     def finish(self) -> tuple[list[int], list[float]]:
-        length = self.request.max_tokens
-        if self._exact:
-            tokens = self._exact[: min(length, len(self.tokens))]
-            return tokens, self._probabilities[: len(tokens)]
         # Provisional tokens are kept: most are what the target goes on with (acceptance length 3.79, not 3.14).
-        tokens = self._sequence.translate(self.tokens)[0][:length]
+        tokens = self._sequence.translate(self.tokens)[0][: self.request.max_tokens]
         drafted = [len(self._bridge.draft.pieces[t]) for t in self.tokens]
         spelled = [len(self._bridge.target.pieces[t]) for t in tokens]
         return tokens, spread(self._probabilities, drafted, spelled, self._num_healed)
 
     def learn(self, emitted: Sequence[int]) -> None:
-        if self.request.choose is None or not self.tokens:
-            return
-        tokens, _ = self.finish()
-        self._preference.learn(bool(self._exact), common_prefix_length(tokens, list(emitted)))
+        """Compare both choices of every row that had the right history before it."""
+        num_right = common_prefix_length(self.finish()[0], emitted) if self._choices else 0
+        for num_before, choice in self._choices:
+            if num_before <= num_right and num_before < len(emitted):
+                self._preference.compare(choice, emitted[num_before])
 
 
 def best_of(logits: NDArray[np.float32]) -> tuple[int, float]:

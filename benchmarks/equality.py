@@ -1,0 +1,214 @@
+"""Equality: the same token ids with every way of speculating and without, on the embedded models.
+
+    python -m benchmarks.equality                    200 prompts, all settings; half an hour on one core
+    python -m benchmarks.equality --prompts 20       a sample
+    python -m benchmarks.equality --other            drafts from the model of another vocabulary
+
+Runs in deterministic mode: without it libllama's logits depend a little on what shares the batch, and near
+ties flip. Exit code 1 if any token differs or any request fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headstart import demo
+from headstart.assemble import Models, build_scheduler
+from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, TokenEvent, TokenLogprob
+from headstart.scheduler.scheduler import Scheduler
+
+TEMPERATURES = (0.0, 0.8, 1.5)
+TYPES = ("draft-model", "ngram-simple", "ngram-simple,draft-model", "auto")
+LENGTHS = (1, 4, 16)
+SLOTS = (1, 4)
+OPTIONS = {"ngram-simple": {"size_n": 3}}  # the default of 12 hardly drafts in texts so short
+CONTEXT = 512  # tokens of one request
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to serve. `types` may be "off" or "auto"; `length` is the most draft tokens a step."""
+
+    types: str = "off"
+    length: int = 16
+    num_slots: int = 1
+    context: int = CONTEXT
+    deterministic: bool = True
+
+    def config(self) -> Config:
+        spec = self.types if self.types in ("off", "auto") else "fixed"
+        types = None if spec != "fixed" else self.types
+        return Config(
+            # One thread: with two, a busy machine makes them wait for each other.
+            engine=EngineConfig(
+                context=self.context, deterministic=self.deterministic, threads=1, gpu_layers=0, batch=512
+            ),
+            scheduler=SchedulerConfig(parallel=self.num_slots, max_queue=10_000),
+            speculation=SpeculationConfig(
+                spec=spec, spec_type=types, draft_max=self.length, spec_state="none", options=OPTIONS
+            ),
+        )
+
+
+@dataclass(slots=True)
+class Result:
+    """What a request answered."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishEvent | None = None
+    error: str = ""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What must be equal."""
+        if self.finish is None:
+            return (self.error or "no end",)
+        return (self.tokens, self.logprobs, self.finish.reason, self.finish.truncated)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A setting against no speculation at one slot."""
+
+    temperature: float
+    setting: Setting
+    num_requests: int
+    different: tuple[str, ...]
+    num_drafted: int
+    num_accepted: int
+    seconds: float
+
+
+def open_setting(setting: Setting, models: Models | None = None) -> Scheduler:
+    """Load the models (the embedded pair by default) as a setting wants them."""
+    models = models or Models(demo.path(demo.TARGET), demo.path(demo.DRAFT), is_demo=True)
+    return build_scheduler(setting.config(), models)[0]
+
+
+def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list[Request]:
+    """Prompts cut from this package's own source: some are chats, some free text, many begin alike."""
+    from headstart.engine.model import Model
+
+    vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
+    files = sorted(Path(demo.__file__).parents[1].rglob("*.py"))
+    requests = []
+    for index in range(num):
+        lines = files[index % len(files)].read_text(encoding="utf-8").splitlines()
+        start = 7 * (index // len(files)) % max(1, len(lines) - 12)
+        code = "\n".join(lines[start : start + 12])[:400]
+        text = code
+        if index % 2:
+            text = f"<|im_start|>user\nRepeat this code.\n```python\n{code}\n```<|im_end|>\n<|im_start|>assistant\n"
+        requests.append(
+            Request(
+                request_id=f"{index}",
+                prompt=tuple(vocab.tokenize(text, add_special=True, parse_special=True)),
+                sampling=SamplingParams(temperature=temperature, seed=index, **_VARIATIONS[index % len(_VARIATIONS)]),
+                max_tokens=max_tokens,
+            )
+        )
+    return requests
+
+
+_VARIATIONS: tuple[dict[str, float], ...] = (
+    {},
+    {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"repeat_penalty": 1.1, "presence_penalty": 0.2},
+    {"dry_multiplier": 0.8},
+    {"xtc_probability": 0.5},
+)  # sampling parameters that prompts take in turn
+
+
+def generate(scheduler: Scheduler, requests: Sequence[Request]) -> dict[str, Result]:
+    """Run requests to their end."""
+    for request in requests:
+        scheduler.submit(request)
+    results: dict[str, Result] = {}
+    while scheduler.has_work:
+        scheduler.step()
+        gather(scheduler, results)
+    return results
+
+
+def gather(scheduler: Scheduler, results: dict[str, Result]) -> None:
+    """Sort the scheduler's latest events by request."""
+    for event in scheduler.take_events():
+        result = results.setdefault(event.request_id, Result())
+        if isinstance(event, TokenEvent):
+            result.tokens += event.tokens
+            result.logprobs += event.logprobs
+        elif isinstance(event, FinishEvent):
+            result.finish = event
+        elif isinstance(event, ErrorEvent):
+            result.error = f"{event.error}: {event.message}"
+
+
+def different(expected: dict[str, Result], got: dict[str, Result]) -> tuple[str, ...]:
+    """Ids of the requests whose answers are not the same."""
+    return tuple(name for name, result in expected.items() if name not in got or got[name].key != result.key)
+
+
+def compare(
+    requests: Sequence[Request], settings: Sequence[Setting], models: Models | None = None
+) -> Iterator[Comparison]:
+    """Answer the requests with every setting; the first answers are those without speculation at one slot."""
+    expected = generate(open_setting(Setting(context=settings[0].context)), requests)
+    for setting in settings:
+        scheduler = open_setting(setting, models)
+        started = time.perf_counter()
+        wrong = different(expected, generate(scheduler, requests))
+        seconds = time.perf_counter() - started
+        failures = tuple(s.failure for s in scheduler.drafting.seats.values() if s.failure)
+        yield Comparison(
+            requests[0].sampling.temperature,
+            setting,
+            len(requests),
+            (*wrong, *failures),
+            scheduler.counters.drafted,
+            scheduler.counters.accepted,
+            seconds,
+        )
+
+
+def all_settings() -> list[Setting]:
+    """Every type, length and number of slots."""
+    drafting = itertools.product(TYPES, LENGTHS, SLOTS)
+    return [Setting("off", 0, 4), *(Setting(types, length, slots) for types, length, slots in drafting)]
+
+
+def main() -> int:
+    """Print a line per setting; return 1 if anything differed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--other", action="store_true", help="draft with the model of another vocabulary")
+    arguments = parser.parse_args()
+    models = Models(demo.path(demo.TARGET), demo.path(demo.DRAFT_OTHER), is_demo=True) if arguments.other else None
+    num_different = 0
+    print("temperature  types                      length  slots  requests  different  drafted  accepted  seconds")
+    for temperature in TEMPERATURES:
+        requests = make_requests(arguments.prompts, temperature, max_tokens=arguments.tokens)
+        requests[::9] = [replace(r, num_logprobs=2) for r in requests[::9]]
+        for one in compare(requests, all_settings(), models):
+            num_different += len(one.different)
+            print(
+                f"{one.temperature:<12} {one.setting.types:<26} {one.setting.length:>6} {one.setting.num_slots:>6} "
+                f"{one.num_requests:>9} {len(one.different):>10} {one.num_drafted:>8} {one.num_accepted:>9} "
+                f"{one.seconds:>8.1f}",
+                flush=True,
+            )
+    print("all equal" if not num_different else f"{num_different} answers differ")
+    return int(num_different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""POST /infill: the text at the cursor, as llama.vim and llama.vscode ask for it.
+
+The prompt, with the markers that the vocabulary has:
+
+    [repository]name  [file]name, piece of another file, ...  [file]name  [prefix]before[suffix]after[middle]
+
+Which part is cut to what length does not depend on the lengths of the others or on n_predict, so that
+the prompts of successive keystrokes, and of a warm-up before them, begin alike and hit the prompt cache.
+
+Source: Hui et al. 2024, "Qwen2.5-Coder Technical Report", https://arxiv.org/abs/2409.12186
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.errors import NotSupportedError
+from headstart.scheduler.report import WorkerInfo
+from headstart.server.answer import answer
+from headstart.server.calls import make_choices, new_call
+from headstart.server.dialect import Dialect
+from headstart.server.model import service_of
+from headstart.server.native import NativeDialect
+from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
+from headstart.server.routing import post
+from headstart.server.schemas import InfillBody, InfillExtra, read_body
+from headstart.server.translate import check_num_logprobs
+from headstart.types import Vocab
+
+REPOSITORY, FILE = "myproject\n", "filename\n"  # llama-server's; the request does not say
+SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for vocabularies without a marker
+
+router = APIRouter()
+
+
+@post(router, "/infill", body=InfillBody)
+async def infill(http: HttpRequest) -> Response:
+    """Fill in what is missing between a prefix and a suffix."""
+    service = service_of(http)
+    body = await read_body(http, InfillBody)
+    call = new_call(http, service, "infill")
+
+    def prepare() -> Dialect:
+        vocab = call.model.vocab
+        num_logprobs = check_num_logprobs("n_probs", body.n_probs or None, vocab)
+        tokens = infill_prompt(body, vocab, call.info)
+        prompt = Prompt(tokens, tokens_text(tokens, vocab), echo="")
+        return NativeDialect(call, body, make_choices(body, [prompt], call, num_logprobs))
+
+    return await answer(http, service, prepare)
+
+
+def infill_prompt(body: InfillBody, vocab: Vocab, info: WorkerInfo) -> list[int]:
+    """Prefix, suffix and other files between their markers; at most 7/8 of the context.
+
+    Prefix and suffix share a batch three to one, the suffix's part also holds the line of the cursor; but
+    they take at most half of the context, of which other files get what is left.
+
+    Raises:
+        NotSupportedError: the vocabulary lacks a marker.
+        ApiError: a prefix or suffix is neither text nor tokens.
+    """
+    prefix_marker, suffix_marker, middle_marker = _markers(vocab)
+    quarter = min(info.max_batch_tokens, info.context_size // 2) // 4
+    start = [vocab.bos_id] if vocab.add_bos and vocab.bos_id is not None else []
+    room = quarter - len(start) - 3
+    line = _last(vocab.tokenize(body.prompt, add_special=False, parse_special=False), room)
+    prefix = _last(_tokens(body.input_prefix, "input_prefix", vocab), 3 * quarter)
+    suffix = _tokens(body.input_suffix, "input_suffix", vocab)[: room - len(line)]
+    others = _other_files(body.input_extra, vocab, info.context_size * 7 // 8 - 4 * quarter)
+    return [*start, *others, prefix_marker, *prefix, *line, suffix_marker, *suffix, middle_marker]
+
+
+def _markers(vocab: Vocab) -> tuple[int, int, int]:
+    fim = vocab.fim
+    if fim.prefix is None or fim.suffix is None or fim.middle is None:
+        missing = [name for name in ("prefix", "suffix", "middle") if getattr(fim, name) is None]
+        raise NotSupportedError(
+            f"this model cannot fill in: its vocabulary has no marker for the {' and the '.join(missing)}; "
+            "serve one that was trained to fill in the middle"
+        )
+    return fim.prefix, fim.suffix, fim.middle
+
+
+def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list[int]:
+    """The last files that fit as a whole, then the header of the file being edited."""
+    fim = vocab.fim
+    head = [] if fim.repository is None else [fim.repository, *_plain(REPOSITORY, vocab)]
+    tail = [] if fim.file is None else [fim.file, *_plain(FILE, vocab)]
+    room -= len(head) + len(tail)
+    files: list[int] = []
+    for extra in reversed(extras):
+        name = _plain(SNIPPET, vocab) if fim.file is None else [fim.file, *_plain(extra.filename + "\n", vocab)]
+        file = name + _plain(extra.text, vocab)
+        if len(files) + len(file) > room:
+            break
+        files = file + files
+    return [*head, *files, *tail] if room >= 0 else []
+
+
+def _tokens(content: object, field: str, vocab: Vocab) -> list[int]:
+    return tokenize_mixed(content, vocab, field=field, add_special=False, parse_special=False)
+
+
+def _plain(text: str, vocab: Vocab) -> list[int]:
+    """Tokens of a text in which nothing is a marker."""
+    return vocab.tokenize(text, add_special=False, parse_special=False)
+
+
+def _last(tokens: list[int], count: int) -> list[int]:
+    return tokens[max(0, len(tokens) - count) :]

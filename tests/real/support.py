@@ -1,0 +1,32 @@
+"""Real models for tests: tiny ones written once, and schedulers over them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.equality import make_requests
+
+from headstart.assemble import Models
+from headstart.config import EngineConfig
+from headstart.engine.context import LlamaEngine
+from headstart.engine.model import Model
+from headstart.scheduler.request import Request
+
+
+def engine_of(path: Path, **config: object) -> LlamaEngine:
+    """A small engine over one file."""
+    settings = EngineConfig(**{"context": 256, "batch": 256, "threads": 1, "gpu_layers": 0, **config})  # type: ignore[arg-type]
+    return LlamaEngine(Model(path, settings), settings, num_sequences=2, max_outputs=16, max_draft=8)
+
+
+def without_draft(path: Path) -> Models:
+    return Models(path, None, is_demo=False)
+
+
+def byte_requests(num: int, temperature: float = 0.8) -> list[Request]:
+    """Requests of byte tokens, for the tiny models' vocabulary; a third of them begins alike."""
+    return [
+        replace(r, prompt=tuple(t % 256 for t in r.prompt[: 8 + 5 * i]))
+        for i, r in enumerate(make_requests(num, temperature, max_tokens=24))
+    ]

@@ -1,0 +1,65 @@
+"""Files that cannot be used are refused in words, and the process lives on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.equality import Setting, open_setting
+from tests.models import BROKEN_KINDS, OTHER_MERGES, SMALLER, Broken, broken, tiny_llama, tiny_recurrent
+from tests.real.support import without_draft
+
+from headstart import demo
+from headstart.assemble import Models, find_models
+from headstart.config import Config, EngineConfig, ModelConfig
+from headstart.engine.model import Model
+from headstart.errors import HeadstartError, ModelError
+
+
+@pytest.mark.parametrize("kind", BROKEN_KINDS)
+def test_a_broken_gguf_is_a_model_error_that_names_the_file_and_the_reason(kind: Broken, tmp_path: Path) -> None:
+    path = broken(tmp_path / "bad.gguf", kind)
+    with pytest.raises(ModelError, match=r"bad\.gguf") as caught:
+        Model(path, EngineConfig(gpu_layers=0))
+    assert "gave no reason" not in str(caught.value)
+    assert Model(demo.path(demo.DRAFT), EngineConfig(gpu_layers=0)).vocab.size == 4096
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere\.gguf does not exist"):
+        Model(tmp_path / "nowhere.gguf", EngineConfig())
+    tiny_llama(tmp_path / "inside.gguf")
+    with pytest.raises(ModelError, match=r"is a folder.*inside\.gguf"):
+        Model(tmp_path, EngineConfig())
+
+
+def test_a_missing_draft_file_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(HeadstartError, match=r"nowhere\.gguf"):
+        models = find_models(Config(model=ModelConfig(draft_model=str(tmp_path / "nowhere.gguf"))))
+        open_setting(Setting("draft-model"), models)
+
+
+def test_a_draft_model_that_cannot_take_back_tokens_is_refused_with_the_reason(tmp_path: Path) -> None:
+    draft = tiny_recurrent(tmp_path / "mamba.gguf")
+    target = tiny_llama(tmp_path / "target.gguf")
+    with pytest.raises(ModelError, match=r"mamba\.gguf cannot draft.*take back"):
+        open_setting(Setting("draft-model"), Models(target, draft, is_demo=False))
+
+
+def test_a_draft_of_another_vocabulary_is_used_and_named_or_refused_with_the_reason(tmp_path: Path) -> None:
+    target = tiny_llama(tmp_path / "target.gguf")
+    draft = tiny_llama(tmp_path / "draft.gguf", shape=SMALLER, merges=OTHER_MERGES)
+    try:
+        scheduler = open_setting(Setting("draft-model"), Models(target, draft, is_demo=False))
+    except ModelError as error:
+        assert "draft.gguf cannot draft" in str(error)  # noqa: PT017 (either is right until all ways are built)
+        return
+    details = scheduler.drafting.describe()["speculators"]["draft-model"]
+    assert "vocabulary" in details
+    assert "identical" not in str(details["vocabulary"])
+
+
+def test_a_context_that_cannot_be_allocated_is_a_model_error(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    with pytest.raises(HeadstartError, match="context"):
+        open_setting(Setting(context=2**30), without_draft(path))

@@ -1,0 +1,149 @@
+"""libllama's filters over our candidates: a preselection gives what the whole vocabulary gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from headstart import demo
+from headstart.config import EngineConfig
+from headstart.engine.filters import LlamaFilters
+from headstart.engine.model import Model
+from headstart.sampling import DEFAULT_SAMPLERS, SamplingParams
+from headstart.sampling.sampler import Sampler
+from headstart.testing import FakeEngine
+
+MODEL = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True)
+SIZE = MODEL.vocab.size
+
+
+class Filtering(FakeEngine):
+    """No model; the real vocabulary and filters."""
+
+    def make_filters(self, params: object) -> LlamaFilters:
+        assert isinstance(params, SamplingParams)
+        return LlamaFilters(MODEL.vocab, 512, params)
+
+
+def sampler(**params: object) -> Sampler:
+    defaults: dict[str, object] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return Sampler(SamplingParams(**{**defaults, **params}), Filtering(SIZE), MODEL.vocab.eog_ids)  # type: ignore[arg-type]
+
+
+def logits_of(seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(0.0, 3.0, SIZE).astype(np.float32)
+
+
+def random_params(seed: int) -> SamplingParams:
+    random = np.random.default_rng(seed)
+
+    def one_of(*values: object) -> object:
+        return values[int(random.integers(len(values)))]
+
+    bias = {int(i): float(b) for i, b in zip(random.integers(0, SIZE, 5), random.normal(0, 8, 5), strict=True)}
+    samplers = list(DEFAULT_SAMPLERS)
+    if random.random() < 0.3:
+        random.shuffle(samplers)
+    return SamplingParams(
+        temperature=one_of(0.0, 0.3, 0.8, 1.5),  # type: ignore[arg-type]
+        dynatemp_range=one_of(0.0, 0.0, 0.3),  # type: ignore[arg-type]
+        top_k=one_of(1, 5, 40, 300, 0),  # type: ignore[arg-type]
+        top_p=one_of(1.0, 0.95, 0.5),  # type: ignore[arg-type]
+        min_p=one_of(0.0, 0.05, 0.3),  # type: ignore[arg-type]
+        typical_p=one_of(1.0, 1.0, 0.7),  # type: ignore[arg-type]
+        top_n_sigma=one_of(-1.0, -1.0, 2.0),  # type: ignore[arg-type]
+        xtc_probability=one_of(0.0, 0.5),  # type: ignore[arg-type]
+        repeat_penalty=one_of(1.0, 1.3),  # type: ignore[arg-type]
+        frequency_penalty=one_of(0.0, 0.4),  # type: ignore[arg-type]
+        presence_penalty=one_of(0.0, -0.4),  # type: ignore[arg-type]
+        repeat_last_n=one_of(-1, 8, 64),  # type: ignore[arg-type]
+        dry_multiplier=one_of(0.0, 0.0, 0.8),  # type: ignore[arg-type]
+        logit_bias=one_of({}, bias),  # type: ignore[arg-type]
+        ignore_eos=one_of(True, False),  # type: ignore[arg-type]
+        seed=seed,
+        samplers=tuple(samplers),
+    )
+
+
+def text(seed: int) -> Iterator[int]:
+    return iter(np.random.default_rng(seed).integers(0, 200, 90).tolist())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_preselected_candidates_give_the_tokens_of_the_whole_vocabulary(seed: int) -> None:
+    params = random_params(seed)
+    some, whole = (Sampler(params, Filtering(SIZE), MODEL.vocab.eog_ids) for _ in range(2))
+    whole._num_candidates, whole._is_argmax = 0, False
+    history = [*text(seed)]
+    some.read(history)
+    whole.read(history)
+    for position in range(90, 96):
+        logits = logits_of(1000 * seed + position)
+        token = some.sample(logits, position)
+        assert token == whole.sample(logits, position)
+        ids, probabilities = some.probabilities(logits, position)
+        others, expected = whole.probabilities(logits, position)
+        kept = min(len(ids), len(others), 40)
+        assert ids[:kept].tolist() == others[:kept].tolist()
+        if not params.is_greedy:
+            np.testing.assert_allclose(probabilities[:kept], expected[:kept], rtol=1e-4)
+        some.read([token])
+        whole.read([token])
+
+
+def test_without_filters_all_of_the_vocabulary_survives_with_its_logits() -> None:
+    logits = logits_of(1)
+    ids, probabilities = sampler(temperature=1.0).probabilities(logits, 0)
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    np.testing.assert_allclose(probabilities, (weights / weights.sum())[ids], rtol=1e-4)
+    assert sorted(ids.tolist()) == list(range(SIZE))
+
+
+def test_truncations_keep_what_their_definition_says() -> None:
+    logits = logits_of(2)
+    order = np.argsort(-logits)
+    p = np.exp(logits[order].astype(np.float64) - logits.max())
+    p /= p.sum()
+
+    def survivors(**params: object) -> list[int]:
+        return sampler(temperature=1.0, **params).probabilities(logits, 0)[0].tolist()
+
+    assert survivors(top_k=7) == order[:7].tolist()
+    assert survivors(top_p=0.6) == order[: int((np.cumsum(p) < 0.6).sum()) + 1].tolist()
+    assert survivors(min_p=0.1) == order[: int((p >= 0.1 * p[0]).sum())].tolist()
+    assert survivors(min_p=1.0, min_keep=3) == order[:3].tolist()
+
+
+def test_xtc_drops_all_but_the_last_token_above_its_threshold_as_often_as_asked() -> None:
+    """The candidates stay right after it moved them (it once left the next call writing past their end)."""
+    logits = np.full(SIZE, -20.0, np.float32)
+    logits[[10, 20, 30, 40]] = [4.0, 3.9, 3.8, 1.0]
+    one = sampler(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.2, top_k=4)
+    survivors = [one.probabilities(logits, t)[0].tolist() for t in range(400)]
+    assert {tuple(s) for s in survivors} == {(10, 20, 30, 40), (30, 40)}
+    assert 150 < survivors.count([30, 40]) < 250
+    assert survivors == [one.probabilities(logits, t)[0].tolist() for t in range(400)]
+
+
+def test_penalties_count_the_last_tokens_of_the_text_only() -> None:
+    logits = np.zeros(SIZE, np.float32)
+    logits[:3] = [5.0, 4.0, 3.0]
+    one = sampler(temperature=0.0, repeat_last_n=2, presence_penalty=2.5)
+    chosen = []
+    for position in range(6):
+        chosen.append(one.sample(logits, position))
+        one.read(chosen[-1:])
+    assert chosen == [0, 1, 2, 0, 1, 2]
+
+
+def test_dry_breaks_a_repetition() -> None:
+    logits = np.zeros(SIZE, np.float32)
+    logits[[5, 6]] = [3.0, 2.0]
+    loop = [7, 8, 9, 5] * 4 + [7, 8, 9]
+    plain, dry = sampler(temperature=0.0), sampler(temperature=0.0, dry_multiplier=5.0)
+    dry.read(loop)
+    assert plain.sample(logits, len(loop)) == 5
+    assert dry.sample(logits, len(loop)) == 6

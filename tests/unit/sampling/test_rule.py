@@ -1,0 +1,198 @@
+"""The sampling rule: an exact sample of p, a function of logits, parameters, seed and position alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from headstart.errors import InvalidParameterError
+from headstart.sampling import SamplingParams
+from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
+from headstart.sampling.noise import gumbel, uniform
+from headstart.sampling.sampler import Sampler
+from headstart.sampling.verify import emit
+from headstart.testing import FakeEngine
+
+SIZE, NUM_DRAWS = 8, 20_000
+LOGITS = np.random.default_rng(3).normal(0.0, 1.5, SIZE).astype(np.float32)
+
+
+def sampler(vocab_size: int = SIZE, eog_ids: tuple[int, ...] = (), **params: object) -> Sampler:
+    defaults: dict[str, object] = {"temperature": 1.0, "top_k": 0}
+    return Sampler(SamplingParams(**{**defaults, **params}), FakeEngine(vocab_size), eog_ids)  # type: ignore[arg-type]
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return weights / weights.sum()
+
+
+def total_variation(tokens: list[int], p: NDArray[np.float64]) -> float:
+    counts = np.bincount(tokens, minlength=len(p))
+    return 0.5 * float(np.abs(counts / len(tokens) - p).sum())
+
+
+def test_over_positions_tokens_are_distributed_as_the_softmax() -> None:
+    one = sampler(seed=11)
+    assert total_variation([one.sample(LOGITS, t) for t in range(NUM_DRAWS)], softmax(LOGITS)) < 0.02
+
+
+def test_over_seeds_tokens_are_distributed_as_the_softmax() -> None:
+    ids = np.arange(SIZE, dtype=np.int32)
+    tokens = [int((LOGITS + gumbel(seed, 5, ids)).argmax()) for seed in range(NUM_DRAWS)]
+    assert total_variation(tokens, softmax(LOGITS)) < 0.02
+
+
+def test_temperature_and_top_k_give_their_distribution() -> None:
+    one = sampler(seed=1, temperature=0.6, top_k=3)
+    best = np.argsort(-LOGITS)[:3]
+    p = np.zeros(SIZE)
+    p[best] = softmax(LOGITS[best] / np.float32(0.6))
+    assert total_variation([one.sample(LOGITS, t) for t in range(NUM_DRAWS)], p) < 0.02
+
+
+def test_neighbouring_positions_are_independent() -> None:
+    one = sampler(seed=2)
+    tokens = np.array([one.sample(LOGITS, t) for t in range(NUM_DRAWS + 1)])
+    pairs = tokens[:-1] * SIZE + tokens[1:]
+    p = softmax(LOGITS)
+    assert total_variation(pairs.tolist(), np.outer(p, p).ravel()) < 0.035
+
+
+def test_noise_of_a_token_depends_neither_on_order_nor_on_company() -> None:
+    ids = np.arange(1000, dtype=np.int32)
+    noise = gumbel(7, 42, ids)
+    shuffled = np.random.default_rng(0).permutation(ids)
+    assert (gumbel(7, 42, shuffled) == noise[shuffled]).all()
+    assert (gumbel(7, 42, ids[990:]) == noise[990:]).all()
+    for seed, position in ((8, 42), (7, 43), (42, 7)):
+        assert abs(np.corrcoef(noise, gumbel(seed, position, ids))[0, 1]) < 0.1
+
+
+def test_noise_is_gumbel_and_finite_for_the_largest_seed_position_and_id() -> None:
+    noise = gumbel(2**32 - 1, 2**31 - 1, np.arange(200_000, dtype=np.int32))
+    assert np.isfinite(noise).all()
+    assert noise.mean() == pytest.approx(0.5772, abs=0.02)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.05)
+
+
+def test_uniform_numbers_are_uniform_and_differ_by_salt() -> None:
+    draws = np.array([uniform(3, t, 1) for t in range(5000)])
+    other = np.array([uniform(3, t, 2) for t in range(5000)])
+    assert np.histogram(draws, 10, (0, 1))[0].min() > 400
+    assert abs(np.corrcoef(draws, other)[0, 1]) < 0.05
+
+
+def test_a_nearly_equal_draft_model_draws_the_same_token_more_often_coupled_than_argmax() -> None:
+    random = np.random.default_rng(0)
+    hits = {"coupled": 0, "argmax": 0}
+    one = sampler(64, seed=9)
+    for t in range(500):
+        target = random.normal(0.0, 2.0, 64).astype(np.float32)
+        choice = one.couple(target + random.normal(0.0, 0.3, 64).astype(np.float32), t)
+        token = one.sample(target, t)
+        hits["coupled"] += token == choice.coupled
+        hits["argmax"] += token == choice.argmax
+    assert hits["coupled"] > 400
+    assert hits["coupled"] > 1.5 * hits["argmax"]
+
+
+def test_a_choice_tells_the_probability_of_both_tokens() -> None:
+    one = sampler(seed=4)
+    for t in range(20):
+        choice = one.couple(LOGITS, t)
+        assert choice.coupled == one.sample(LOGITS, t)
+        assert choice.argmax == LOGITS.argmax()
+        assert choice.coupled_probability == pytest.approx(softmax(LOGITS)[choice.coupled], rel=1e-5)
+        assert choice.argmax_probability == pytest.approx(softmax(LOGITS).max(), rel=1e-5)
+
+
+def test_greedy_takes_the_first_of_equal_logits() -> None:
+    tied = np.zeros(SIZE, np.float32)
+    tied[[2, 5]] = 1.0
+    assert sampler(temperature=0.0).sample(tied, 0) == 2
+    assert sampler(temperature=0.0, logit_bias={7: 1.0}).sample(tied, 0) == 2
+
+
+def test_bias_moves_and_forbids_tokens_also_greedily() -> None:
+    best = int(LOGITS.argmax())
+    assert sampler(temperature=0.0, logit_bias={best: -100.0, 1: 100.0}).sample(LOGITS, 0) == 1
+    never = sampler(logit_bias={best: float("-inf")})
+    assert best not in {never.sample(LOGITS, t) for t in range(200)}
+
+
+def test_ignoring_the_end_of_the_turn_forbids_all_its_tokens() -> None:
+    best = int(LOGITS.argmax())
+    ignoring = sampler(eog_ids=(best, 0), ignore_eos=True, temperature=0.0)
+    rest = LOGITS.copy()
+    rest[[best, 0]] = -np.inf
+    assert ignoring.sample(LOGITS, 0) == rest.argmax()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_emitted_tokens_follow_the_rule_along_the_draft_and_end_at_the_first_difference(temperature: float) -> None:
+    rows = np.random.default_rng(1).normal(0.0, 2.0, (5, SIZE)).astype(np.float32)
+    one = sampler(seed=5, temperature=temperature)
+    right = [one.sample(row, 10 + i) for i, row in enumerate(rows)]
+    assert emit(one, rows, right[:4], 10, ()) == right
+    assert emit(one, rows[:1], [], 10, ()) == right[:1]
+    for wrong in range(4):
+        draft = [*right[:wrong], (right[wrong] + 1) % SIZE, *right[wrong + 1 : 4]]
+        assert emit(one, rows, draft, 10, ()) == right[: wrong + 1]
+    assert emit(one, rows, right[:4], 10, {right[2]}) == right[: right.index(right[2]) + 1]
+
+
+@pytest.mark.parametrize("last_n", [-1, 1, 3, 64])
+def test_the_penalty_window_holds_the_last_tokens_however_they_arrive(last_n: int) -> None:
+    random = np.random.default_rng(last_n + 1)
+    one = sampler(repeat_penalty=1.5, repeat_last_n=last_n)
+    text: list[int] = []
+    for _ in range(30):
+        more = random.integers(0, SIZE, random.integers(0, 6)).tolist()
+        text += more
+        one.read(more)
+        window = one._window
+        assert window is not None
+        assert sorted(window.ids().tolist()) == sorted(set(text if last_n < 0 else text[-last_n:]))
+
+
+def test_text_is_only_read_when_a_filter_looks_at_it() -> None:
+    assert not sampler().reads_text
+    assert not sampler(repeat_penalty=1.5, repeat_last_n=0).reads_text
+    assert sampler(presence_penalty=0.5).reads_text
+    assert sampler(dry_multiplier=0.8).reads_text
+    assert not sampler(presence_penalty=0.5, samplers=("top_k",)).reads_text
+
+
+def test_log_probabilities_are_the_log_softmax_best_first() -> None:
+    own, top = token_logprobs(LOGITS, 3, 4)
+    expected = np.log(softmax(LOGITS))
+    assert own == pytest.approx(expected[3], abs=1e-6)
+    assert [i for i, _ in top] == np.argsort(-LOGITS, kind="stable")[:4].tolist()
+    assert [p for _, p in top] == pytest.approx(np.sort(expected)[::-1][:4].tolist(), abs=1e-6)
+    assert token_logprobs(LOGITS, 3, 0) == (pytest.approx(own), ())
+    assert len(token_logprobs(LOGITS, 3, 100)[1]) == SIZE
+
+
+def test_log_probabilities_after_the_filters_sum_to_one() -> None:
+    one = sampler(top_k=3, temperature=0.5)
+    ids, probabilities = one.probabilities(LOGITS, 0)
+    assert probabilities.sum() == pytest.approx(1.0)
+    own, top = filtered_logprobs(ids, probabilities, int(ids[1]), 10)
+    assert [i for i, _ in top] == np.argsort(-LOGITS)[:3].tolist()
+    assert own == pytest.approx(top[1][1])
+    gone = next(i for i in range(SIZE) if i not in ids)
+    assert filtered_logprobs(ids, probabilities, gone, 1)[0] == -np.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 1.5), ("top_k", -1), ("min_p", "x"),
+        ("seed", 2**32), ("repeat_penalty", 0.0), ("repeat_last_n", -2), ("samplers", ("mirostat",)),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_honoured_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidParameterError, match=rf"{name}.*{value if name != 'samplers' else 'mirostat'}"):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
