@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headstart.control import Controller, DraftRun, ModelSlot, Outcome, SlotDraft, Step
+from headstart.control import Allowance, Controller, DraftRun, ModelSlot, Outcome, SlotDraft, Step
 
 LONGEST = 16  # draft tokens that a speculator offers
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -125,6 +125,15 @@ class Slot:
             if not self.text[self.at + i].is_guessed:
                 return i
         return longest
+
+    @property
+    def unread(self) -> int:
+        """Tokens that the draft model has not read, the newest one not counted."""
+        return max(0, self.at - max(self.read, self.at - self.at % REQUEST_TOKENS) - 1)
+
+    def catch_up_to(self, drafted: int) -> None:
+        """The draft model read the text and its own draft but the last token; what is right of that stays."""
+        self.read = self.at + self.run(max(0, drafted - 1))
 
 
 Lengths = Callable[[Sequence[Slot]], tuple[list[int], float]]
@@ -261,16 +270,20 @@ class ModelSimulation(Simulation):
     make = staticmethod(make_model_text)
     model = DraftModel()
 
-    def draft_ms(self, asked: Sequence[int], drafted: Sequence[int], read: int) -> float:
-        rounds = max((min(a, n + 1) for a, n in zip(asked, drafted, strict=True)), default=0)
-        busy = sum(a > 0 for a in asked)
+    def draft_ms(self, grants: Sequence[Allowance], scores: Sequence[Sequence[float]], read: int) -> float:
+        rounds = max((min(g.max_tokens, len(s) + 1) for g, s in zip(grants, scores, strict=True)), default=0)
+        busy = sum(g.max_tokens > 0 for g in grants)
         share = rounds * self.model.round_share * (1 + 0.08 * busy) + read * self.model.read_share
         return share * self.cost(1)
 
     def fixed_model(self, length: int, min_confidence: float) -> Score:
+        grant = Allowance(length, min_confidence)
+
         def lengths(slots: Sequence[Slot]) -> tuple[list[int], float]:
-            drafted = [drafted_tokens(slot, length, min_confidence) for slot in slots]
-            return drafted, self.draft_ms([length] * len(slots), drafted, 0)
+            scores, read = [draft_scores(slot, grant) for slot in slots], sum(slot.unread for slot in slots)
+            for slot, s in zip(slots, scores, strict=True):
+                slot.catch_up_to(len(s))
+            return [len(s) for s in scores], self.draft_ms([grant] * len(slots), scores, read)
 
         return self.run(lengths)
 
@@ -279,15 +292,17 @@ class ModelSimulation(Simulation):
         return self.run(policy.lengths, policy.after)
 
 
-def drafted_tokens(slot: Slot, length: int, min_confidence: float) -> int:
-    """How far the model drafts: up to the first score below the limit, or past its first mistake.
+def draft_scores(slot: Slot, grant: Allowance) -> list[float]:
+    """Scores of what the model drafts: up to the first one below the limit, or past its first mistake.
 
     After a mistake the model goes on in a text of its own; the scores there are of places here.
     """
-    for i in range(length):
-        if slot.text[slot.at + i].confidence < min_confidence:
-            return i
-    return length
+    scores: list[float] = []
+    for place in slot.text[slot.at : slot.at + grant.max_tokens]:
+        if place.confidence < grant.min_confidence:
+            break
+        scores.append(place.confidence)
+    return scores
 
 
 class AutoModel:
@@ -299,23 +314,24 @@ class AutoModel:
 
     def lengths(self, slots: Sequence[Slot]) -> tuple[list[int], float]:
         step = Step(len(slots), len(slots), CONTEXT)
-        wanted = [ModelSlot(slot.seq_id, LONGEST, max(0, slot.at - slot.read - 1)) for slot in slots]
+        wanted = [ModelSlot(slot.seq_id, LONGEST, slot.unread) for slot in slots]
         allowed = self.controller.plan_model("model", wanted, step)
-        drafts, asked, drafted, read = [], [], [], 0
-        for slot, want, allowance in zip(slots, wanted, allowed, strict=True):
-            n = drafted_tokens(slot, allowance.max_tokens, allowance.min_confidence)
-            asked.append(allowance.max_tokens)
-            drafted.append(n)
-            if allowance.max_tokens:
-                read += want.catch_up
-                slot.read = slot.at
-            scores = [place.confidence for place in slot.text[slot.at : slot.at + n]]
-            if n:
-                slot.pending.append((slot.at, scores, slot.run(n)))
-            drafts.append(SlotDraft(self.controller.survival("model", scores, slot.seq_id) if n else ()))
-        milliseconds = self.simulation.draft_ms(asked, drafted, read)
-        if any(asked):
-            self.controller.observe_draft(DraftRun("model", asked, drafted, read, milliseconds), step)
+        scores = [draft_scores(slot, allowance) for slot, allowance in zip(slots, allowed, strict=True)]
+        granted = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
+        read = sum(wanted[i].catch_up for i in granted)
+        for i in granted:
+            slots[i].catch_up_to(len(scores[i]))
+            if scores[i]:
+                slots[i].pending.append((slots[i].at, scores[i], slots[i].run(len(scores[i]))))
+        milliseconds = self.simulation.draft_ms(allowed, scores, read)
+        if granted:
+            seq_ids, grants = [slots[i].seq_id for i in granted], [allowed[i] for i in granted]
+            run = DraftRun("model", seq_ids, grants, [scores[i] for i in granted], read, milliseconds)
+            self.controller.observe_draft(run, step)
+        drafts = [
+            SlotDraft(self.controller.survival("model", s, slot.seq_id) if s else ())
+            for slot, s in zip(slots, scores, strict=True)
+        ]
         return self.controller.plan(drafts, step, milliseconds), milliseconds
 
     def after(self, slots: Sequence[Slot], chosen: Sequence[int], milliseconds: float) -> None:

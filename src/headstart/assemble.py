@@ -189,7 +189,7 @@ def _make_drafting(config: Config, types: tuple[str, ...], model: Model, engine:
     options["draft-model"] = {"sampling": config.speculation.draft_sampling, **options.get("draft-model", {})}
     seats = [Seat(make_speculator(name, options, parts)) for name in types]
     unusable = ""
-    if engine.memory is MemoryKind.CHECKPOINT:
+    if seats and engine.memory is MemoryKind.CHECKPOINT:
         unusable = f"the memory of {model.info().architecture} models cannot take back rejected draft tokens"
         log.warning("speculation is off: %s", unusable)
     controller = Controller()

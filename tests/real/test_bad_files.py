@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from benchmarks.equality import Setting, open_setting
 from tests.models import BROKEN_KINDS, OTHER_MERGES, SMALLER, Broken, broken, tiny_llama, tiny_recurrent
-from tests.real.support import without_draft
 
 from headstart import demo
 from headstart.assemble import Models, find_models
@@ -57,9 +56,3 @@ def test_a_draft_of_another_vocabulary_is_used_and_named_or_refused_with_the_rea
     details = scheduler.drafting.describe()["speculators"]["draft-model"]
     assert "vocabulary" in details
     assert "identical" not in str(details["vocabulary"])
-
-
-def test_a_context_that_cannot_be_allocated_is_a_model_error(tmp_path: Path) -> None:
-    path = tiny_llama(tmp_path / "tiny.gguf")
-    with pytest.raises(HeadstartError, match="context"):
-        open_setting(Setting(context=2**30), without_draft(path))

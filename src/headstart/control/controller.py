@@ -79,6 +79,7 @@ class Controller:
     def end(self, seq_id: int) -> None:
         """The request is over."""
         self._calibration.end(seq_id)
+        self._drafting.end(seq_id)
 
     def describe(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""

@@ -1,16 +1,11 @@
 """Whether and how far a draft model drafts: its time has to be earned before it is spent.
 
-For a draft of up to k tokens the model goes on to the next token with probability q (it stops below
-its minimum confidence) and each token drafted is accepted with probability a_j given those before:
+All slots draft together. Of all numbers of slots, lengths k and confidence limits, the ones with the highest
 
-    tokens(k) = sum_j  prod_(i <= j) q a_i        rounds(k) = sum_j q^(j-1)        rows(k) = sum_j q^j
+    expected accepted tokens - rate * (draft ms(slots, rounds) + ms(base + rows) - ms(base))
 
-All slots draft together, so the slots and the k with the highest
-
-    sum over slots tokens(k) - rate * (draft ms(slots, rounds) + ms(base + rows) - ms(base))
-
-are chosen, nothing if none is above 0. `rate` is the budget's, margin included. A token's row pays
-while survival * acceptance > rate * ms per row, which gives the minimum confidence.
+are chosen, nothing if none is above 0. `forecast` says what to expect; `rate` is the budget's, margin
+included. Only the limits next to the last one chosen are tried.
 
 Savings of PROBE_SHARE of the time pay for two kinds of drafts that are not expected to pay: ones that
 would under an optimistic cost of row counts never measured, and probes.
@@ -21,6 +16,7 @@ text (they need not be verified). The time between two doubles while it stays of
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +24,17 @@ from typing import Any
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable
+from headstart.control.forecast import (
+    LENGTHS,
+    REQUEST_FADE,
+    THRESHOLDS,
+    WIDTHS,
+    Forecast,
+    Profile,
+    Rates,
+    forecast,
+    guess,
+)
 from headstart.control.state import floats
 from headstart.control.values import NO_ALLOWANCE, Allowance, DraftRun, ModelSlot, Step
 
@@ -35,10 +42,10 @@ ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
 CATCH_UP_SHARE = 0.02  # ... and a token read, this
 RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
 YOUNG_CALLS = 3  # these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
-STRICTEST = 0.85  # of the mean acceptance: what pays on average must not be refused on average
-CONTINUE_RATE = 0.05  # of the average of q, per round
 CATCH_UP_STEPS = 16  # reading what was missed is paid off over this many steps
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
+REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
+FORECAST_AGE = 8  # calls after which every forecast is made anew
 PROBE_SHARE, PROBE_START, PROBE_LIMIT = 0.01, 4.0, 64.0  # of the time; savings at first and at most, in plain steps
 
 
@@ -57,8 +64,7 @@ class DraftCost:
 
     def observe(self, run: DraftRun, plain_ms: float) -> None:
         """Learn from one call; a share of the innovation goes to each part of the price."""
-        num_slots = sum(asked > 0 for asked in run.asked)
-        rounds = max((min(a, n + 1) for a, n in zip(run.asked, run.drafted, strict=True)), default=0)
+        num_slots, rounds = len(run.seq_ids), run.rounds
         if not rounds or run.milliseconds <= 0.0:
             return
         per_round = self._round(num_slots, plain_ms)
@@ -89,10 +95,79 @@ class _Drafter:
     """What is known of one draft model, and its probes. Times in plain steps."""
 
     cost: DraftCost = field(default_factory=DraftCost)
-    going_on: float = 0.9  # q
+    profile: Profile = field(default_factory=Profile)
+    requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
+    idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
+    limit: int = 2  # index of the confidence limit chosen last
     savings: float = PROBE_START
     wait: int = PROBE_FIRST
     steps: int = 0  # since the last draft
+    age: int = 0  # calls since the rates were read
+    rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
+    forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by seq_id and limit
+
+    def learn(self, seq_id: int, confidence: Sequence[float], survival: Sequence[float], grant: Allowance) -> None:
+        """Count one draft, for the model and for the request."""
+        request = self.requests.get(seq_id)
+        if request is None:
+            request = self.requests[seq_id] = Profile(REQUEST_FADE)
+        self.profile.learn(confidence, survival, grant)
+        request.learn(confidence, survival, grant)
+        self.idle[seq_id] = 0
+        self._outdate(seq_id)
+
+    def skip(self, seq_id: int) -> None:
+        """No draft for this request; what it said of itself is old after a while, and then the average counts."""
+        idle = self.idle.get(seq_id)
+        if idle is None:
+            return
+        self.idle[seq_id] = idle + 1
+        if idle + 1 == REQUEST_MEMORY:
+            self.requests[seq_id] = Profile(REQUEST_FADE)
+            self._outdate(seq_id)
+
+    def end(self, seq_id: int) -> None:
+        """The request is over."""
+        if self.requests.pop(seq_id, None) is not None:
+            del self.idle[seq_id]
+            self._outdate(seq_id)
+
+    def _outdate(self, seq_id: int) -> None:
+        for t in range(len(THRESHOLDS)):
+            self.forecasts.pop((seq_id, t), None)
+
+    def forget(self) -> None:
+        """Read the rates anew now and then: they move slowly."""
+        self.age += 1
+        if self.age >= FORECAST_AGE:
+            self.age = 0
+            self.rates.clear()
+            self.forecasts.clear()
+
+    def forecast(self, seq_id: int, t: int, acceptance: float) -> Forecast:
+        """What to expect of this request's next draft; `acceptance` if nothing is known."""
+        known = self.forecasts.get((seq_id, t))
+        if known is None:
+            rates = self.rates.get(t)
+            if rates is None:
+                rates = self.rates[t] = self.profile.rates(t, guess(THRESHOLDS[t], acceptance))
+            request = self.requests.get(seq_id)
+            known = forecast(rates if request is None else request.rates_of_request(t, rates))
+            self.forecasts[seq_id, t] = known
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Slots to draft for (indices), how far, and the index of the confidence limit."""
+
+    slots: Sequence[int] = ()
+    length: int = 0
+    limit: int = 0
+    value: float = 0.0  # expected tokens above the price
+
+
+NO_CHOICE = _Choice()
 
 
 class Drafting:
@@ -103,7 +178,7 @@ class Drafting:
         self._drafters: dict[str, _Drafter] = {}
 
     def plan(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
-        """How far the model may draft for each slot, before it runs. O(slots * tokens)."""
+        """How far the model may draft for each slot, before it runs. O(slots * lengths)."""
         drafter = self._drafter(speculator)
         fixed = [slot.fixed_confidence is not None for slot in slots]
         auto = [i for i, is_fixed in enumerate(fixed) if not is_fixed and slots[i].max_tokens > 0]
@@ -114,29 +189,37 @@ class Drafting:
         if not auto:
             return allowances
         drafter.savings = min(PROBE_LIMIT, drafter.savings + PROBE_SHARE)
-        chosen, length = self._best(speculator, [slots[i] for i in auto], step, optimistic=False)
-        is_hope = not chosen
-        if is_hope:
-            chosen, length = self._hope(speculator, [slots[i] for i in auto], step)
-        if chosen:
-            drafter.steps, drafter.wait = 0, PROBE_FIRST
-            threshold = 0.0 if is_hope else self._threshold(speculator, length, len(chosen), step)
-            for j in chosen:
-                slot = slots[auto[j]]
-                allowances[auto[j]] = Allowance(min(slot.max_tokens, length), threshold)
+        asking = [slots[i] for i in auto]
+        choice = self._best(speculator, asking, step, optimistic=False)
+        if not choice.slots:
+            choice = self._hope(speculator, asking, step)
+        if choice.slots:
+            drafter.steps, drafter.wait, drafter.limit = 0, PROBE_FIRST, choice.limit
+            for j in choice.slots:
+                length = min(asking[j].max_tokens, choice.length)
+                allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit])
         elif not any(fixed):
-            probed = self._probe(drafter, [slots[i] for i in auto], step)
+            probed = self._probe(drafter, asking, step)
             if probed is not None:
-                allowances[auto[probed]] = Allowance(min(slots[auto[probed]].max_tokens, PROBE_TOKENS))
+                allowances[auto[probed]] = Allowance(min(asking[probed].max_tokens, PROBE_TOKENS))
+        for i in auto:
+            if allowances[i] is NO_ALLOWANCE:
+                drafter.skip(slots[i].seq_id)
         return allowances
 
     def observe(self, run: DraftRun, step: Step) -> None:
-        """Learn what a call cost and how often the model went on."""
+        """Learn what a call cost, and from its drafts what the next ones will be like."""
         drafter = self._drafter(run.speculator)
         drafter.cost.observe(run, self._plain(step))
-        for asked, drafted in zip(run.asked, run.drafted, strict=True):
-            for i in range(min(asked, drafted + 1)):
-                drafter.going_on += CONTINUE_RATE * ((1.0 if i < drafted else 0.0) - drafter.going_on)
+        for seq_id, grant, confidence in zip(run.seq_ids, run.grants, run.confidences, strict=True):
+            survival = self._calibration.survival(run.speculator, confidence, seq_id)
+            drafter.learn(seq_id, confidence, survival, grant)
+        drafter.forget()
+
+    def end(self, seq_id: int) -> None:
+        """The request is over."""
+        for drafter in self._drafters.values():
+            drafter.end(seq_id)
 
     def describe(self) -> dict[str, Any]:
         """Prices per draft model, JSON-ready."""
@@ -144,7 +227,7 @@ class Drafting:
             name: {
                 "round_ms": {str(n): round(ms, 4) for n, ms in sorted(drafter.cost.round_ms.items())},
                 "catch_up_ms": drafter.cost.catch_up_ms,
-                "continues": drafter.going_on,
+                "min_confidence": THRESHOLDS[drafter.limit],
                 "probe_after": drafter.wait,
             }
             for name, drafter in self._drafters.items()
@@ -156,7 +239,7 @@ class Drafting:
             name: {
                 "round_ms": {str(n): ms for n, ms in drafter.cost.round_ms.items()},
                 "catch_up_ms": drafter.cost.catch_up_ms,
-                "going_on": drafter.going_on,
+                "profile": drafter.profile.to_json(),
             }
             for name, drafter in self._drafters.items()
         }
@@ -172,77 +255,77 @@ class Drafting:
             rounds = {int(n): floats([ms], 1, 1e-6, 1e6)[0] for n, ms in saved["round_ms"].items()}
             catch_up = saved["catch_up_ms"]
             price = None if catch_up is None else floats([catch_up], 1, 0.0, 1e6)[0]
-            (going_on,) = floats([saved["going_on"]], 1, 0.0, 1.0)
-            drafters[str(name)] = _Drafter(DraftCost(rounds, price), going_on)
+            drafters[str(name)] = _Drafter(DraftCost(rounds, price), Profile.from_json(saved["profile"]))
         self._drafters = drafters
 
-    def _hope(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> tuple[list[int], int]:
+    def _hope(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
         """What would be best if row counts never measured are cheap, while the probes' savings last."""
         if self._cost.is_known(step.num_base_rows + step.max_draft_rows, step.context):
-            return [], 0
-        chosen, length = self._best(speculator, slots, step, optimistic=True)
+            return NO_CHOICE
+        choice = self._best(speculator, slots, step, optimistic=True)
         drafter, plain = self._drafter(speculator), self._plain(step)
-        catch_up = sum(slots[i].catch_up for i in chosen)
-        price = drafter.cost.milliseconds(len(chosen), length, catch_up, plain) / plain
-        if not chosen or price > drafter.savings:
-            return [], 0
+        catch_up = sum(slots[i].catch_up for i in choice.slots)
+        price = drafter.cost.milliseconds(len(choice.slots), choice.length, catch_up, plain) / plain
+        if not choice.slots or price > drafter.savings:
+            return NO_CHOICE
         drafter.savings -= price
-        return chosen, length
+        return choice
 
-    def _best(
-        self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool
-    ) -> tuple[list[int], int]:
-        """Indices of the slots to draft for, and the length; nothing if it does not pay."""
-        drafter, rate, plain = self._drafter(speculator), self._budget.rate(step), self._plain(step)
+    def _best(self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool) -> _Choice:
+        """The choice worth most; NO_CHOICE if none pays."""
         longest = min(max(slot.max_tokens for slot in slots), step.max_draft_rows)
         if longest < 1:
-            return [], 0
-        gains = [self._gains(speculator, slot, longest) for slot in slots]
+            return NO_CHOICE
+        drafter, acceptance = self._drafter(speculator), self._calibration.mean(speculator)
+        most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
+        curve = self._cost.curve(most_rows, step.context, optimistic=optimistic)
+        num_lengths = bisect_right(LENGTHS, longest)
+        best = NO_CHOICE
+        for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
+            forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
+            choice = self._best_under(drafter, (slots, forecasts), step, curve, num_lengths)
+            if choice.value > best.value:
+                best = _Choice(choice.slots, choice.length, t, choice.value)
+        return best
+
+    def _best_under(
+        self,
+        drafter: _Drafter,
+        offers: tuple[Sequence[ModelSlot], Sequence[Forecast]],
+        step: Step,
+        curve: Sequence[float],
+        num_lengths: int,
+    ) -> _Choice:
+        """The best number of slots and length under one confidence limit."""
+        slots, forecasts = offers
+        rate, plain, base = self._budget.rate(step), self._plain(step), step.num_base_rows
+        gains = [_gains(slot, f, num_lengths) for slot, f in zip(slots, forecasts, strict=True)]
         order = sorted(range(len(slots)), key=lambda i: -max(gains[i]))
-        curve = self._cost.curve(
-            step.num_base_rows + min(step.max_draft_rows, len(slots) * longest), step.context, optimistic=optimistic
-        )
-        before, catch_up = [0.0] * longest, 0
-        best_value, best_count, best_length = 0.0, 0, 0
-        for count, i in enumerate(order, 1):
-            before = [a + b for a, b in zip(before, gains[i], strict=True)]
+        gained, rows, idle, catch_up = [0.0] * num_lengths, [0.0] * num_lengths, [1.0] * num_lengths, 0
+        value, count, best_length = 0.0, 0, 0
+        for n, i in enumerate(order, 1):
+            f = forecasts[i]
+            gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
+            rows = [a + b for a, b in zip(rows, f.rows, strict=False)]
+            idle = [a * (1.0 - b) for a, b in zip(idle, f.reach, strict=False)]
             catch_up += slots[i].catch_up
-            fixed_ms = drafter.cost.milliseconds(count, 0.0, catch_up, plain) / CATCH_UP_STEPS
-            round_ms = drafter.cost.milliseconds(count, 1.0, 0, plain)
-            rounds, going = 0.0, 1.0
-            for k in range(longest):
-                rounds, going = rounds + going, going * drafter.going_on
-                rows = step.num_base_rows + count * drafter.going_on * rounds
-                verify_ms = _between(curve, min(rows, len(curve) - 1.0)) - curve[step.num_base_rows]
-                value = before[k] - rate * (fixed_ms + rounds * round_ms + verify_ms)
-                if value > best_value:
-                    best_value, best_count, best_length = value, count, k + 1
-        return order[:best_count], best_length
-
-    def _gains(self, speculator: str, slot: ModelSlot, longest: int) -> list[float]:
-        """Expected further tokens of a draft of 1, 2, ... tokens for this slot."""
-        going_on = self._drafter(speculator).going_on
-        going, total, gains = slot.prefix, -slot.rival, []
-        for i, survival in enumerate(self._calibration.expected(speculator, longest, slot.seq_id)):
-            if i < slot.max_tokens:
-                going *= going_on
-                total += going * survival
-            gains.append(total)
-        return gains
-
-    def _threshold(self, speculator: str, length: int, num_slots: int, step: Step) -> float:
-        """Confidence below which a token half way through the draft does not pay for its row."""
-        half, mean = max(1, length // 2), self._calibration.mean(speculator)
-        survival = (self._drafter(speculator).going_on * mean) ** (half - 1)
-        price = self._budget.row_price(step, min(num_slots * half, max(1, step.max_draft_rows)))
-        return self._calibration.confidence_for(speculator, min(price / survival, STRICTEST * mean))
+            price = drafter.cost.milliseconds(n, 0.0, catch_up, plain) / CATCH_UP_STEPS - curve[base]
+            round_ms = drafter.cost.milliseconds(n, 1.0, 0, plain)
+            for k in range(num_lengths):
+                price += WIDTHS[k] * (1.0 - idle[k]) * round_ms
+                now = gained[k] - rate * (price + _between(curve, base + rows[k]))
+                if now > value:
+                    value, count, best_length = now, n, LENGTHS[k]
+        return _Choice(order[:count], best_length, 0, value)
 
     def _probe(self, drafter: _Drafter, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
         drafter.steps += 1
+        nearest = min(range(len(slots)), key=lambda i: slots[i].catch_up)
+        if slots[nearest].seq_id not in drafter.requests:  # a new text may be unlike the others
+            drafter.wait = PROBE_FIRST
         if drafter.steps < drafter.wait:
             return None
-        nearest = min(range(len(slots)), key=lambda i: slots[i].catch_up)
         plain = self._plain(step)
         price = drafter.cost.milliseconds(1, PROBE_TOKENS, slots[nearest].catch_up, plain) / plain
         if price > drafter.savings:
@@ -261,6 +344,19 @@ class Drafting:
         return drafter
 
 
+def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int) -> list[float]:
+    """Expected further tokens of a draft of each length of the ladder for this slot."""
+    tokens = forecast.tokens[:num_lengths]
+    most = bisect_right(LENGTHS, slot.max_tokens)
+    tokens[most:] = [tokens[most - 1]] * (len(tokens) - most)
+    if slot.prefix == 1.0 and not slot.rival:
+        return tokens
+    return [slot.prefix * x - slot.rival for x in tokens]
+
+
 def _between(curve: Sequence[float], rows: float) -> float:
+    """Milliseconds of a fractional number of rows; the most that fit if it is more."""
     whole = int(rows)
-    return curve[whole] + (rows - whole) * (curve[min(whole + 1, len(curve) - 1)] - curve[whole])
+    if whole >= len(curve) - 1:
+        return curve[-1]
+    return curve[whole] + (rows - whole) * (curve[whole + 1] - curve[whole])

@@ -77,10 +77,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DraftRun:
-    """One call of a draft model, for several slots at once."""
+    """One call of a draft model, for several slots at once; one entry per slot it was granted tokens for."""
 
     speculator: str
-    asked: Sequence[int]  # per slot, the most tokens it might draft
-    drafted: Sequence[int]  # per slot, tokens it drafted
+    seq_ids: Sequence[int]
+    grants: Sequence[Allowance]
+    confidences: Sequence[Sequence[float]]  # of the tokens it drafted
     catch_up: int  # tokens read before drafting, summed over slots
     milliseconds: float
+
+    @property
+    def rounds(self) -> int:
+        """Passes of the draft model: one per token, and one for a token below the limit."""
+        return max(
+            (min(g.max_tokens, len(c) + 1) for g, c in zip(self.grants, self.confidences, strict=True)), default=0
+        )

@@ -32,7 +32,7 @@ class LlamaVocab:
         self.type: int = api.llama_vocab_type(vocab)
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
-        self._longest: int | None = None  # bytes of the longest token
+        self._longest: int | None = None  # bytes of the longest token that may be too long
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text; lone surrogates become '?'."""
@@ -79,7 +79,9 @@ class LlamaVocab:
         if api.llama_vocab_eot(self.handle) < 0 and self.eos_id is None:
             return "the vocabulary has no token that ends a text"
         if self._longest is None:
-            self._longest = max(len(self.token_bytes(token)) for token in range(self.size))
+            # a spelling is never shorter than its bytes, and several times faster to get
+            spelled = (t for t in range(self.size) if len(api.llama_vocab_get_text(self.handle, t)) > _MAX_INFILL_BYTES)
+            self._longest = max((len(self.token_bytes(t)) for t in spelled), default=0)
         if self._longest > _MAX_INFILL_BYTES:
             return f"the vocabulary has a token of {self._longest} bytes and it takes {_MAX_INFILL_BYTES}"
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,12 @@ def emit_granted(
 
 
 def emit(
-    sampler: Sampler, logits: NDArray[np.float32], draft: Sequence[int], position: int, final: Container[int]
+    sampler: Sampler,
+    logits: NDArray[np.float32],
+    draft: Sequence[int],
+    position: int,
+    final: Container[int],
+    note: Callable[[int, int], None] | None = None,
 ) -> list[int]:
     """Sample along the draft until it disagrees, ends, or the model ends its turn.
 
@@ -27,6 +32,7 @@ def emit(
         logits: of the last known token and of each draft token, shape (len(draft) + 1, vocab_size).
         position: of the first token to emit.
         final: tokens after which nothing follows.
+        note: told (row, token) while the sampler still stands before that token.
 
     Returns 1 to len(draft) + 1 tokens; all but the last are accepted draft tokens, and the last is
     one too only if it is final.
@@ -35,6 +41,8 @@ def emit(
     for row in range(len(draft) + 1):
         token = sampler.sample(logits[row], position + row)
         emitted.append(token)
+        if note is not None:
+            note(row, token)
         if sampler.reads_text:
             sampler.read((token,))
         if row == len(draft) or token != draft[row] or token in final:

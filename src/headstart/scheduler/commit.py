@@ -38,9 +38,15 @@ class Committer:
             return 0
         position = len(run.tokens)
         draft = run.proposal.tokens
+        wants_logprobs = run.request.num_logprobs is not None
+        logprobs: list[TokenLogprob] = []
+
+        def note(row: int, token: int) -> None:
+            logprobs.append(_logprob(run, logits[row], token, position + row))
+
         granted = run.proposal.head.num_granted
         if granted is None:
-            emitted = emit(run.sampler, logits, draft, position, self._eog(run))
+            emitted = emit(run.sampler, logits, draft, position, self._eog(run), note if wants_logprobs else None)
             num_accepted = _num_accepted(emitted, draft)
         else:
             emitted = emit_granted(run.sampler, logits, draft, position, granted)
@@ -48,7 +54,6 @@ class Committer:
         self._begin_timing(run, now)
         text, stopping_word, emitted = self._text(run, emitted)
         num_accepted = min(num_accepted, len(emitted))
-        logprobs = self._logprobs(run, logits, emitted, position) if run.request.num_logprobs is not None else ()
         sources = (*run.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
         run.tokens += emitted
         run.num_decoded = len(run.tokens) - 1
@@ -58,7 +63,7 @@ class Committer:
         run.num_steps += 1
         self._drafting.settle(slot, emitted, num_accepted)
         run.proposal = NO_PROPOSAL
-        self._events.append(TokenEvent(run.request.request_id, tuple(emitted), text, sources, logprobs))
+        self._events.append(TokenEvent(run.request.request_id, tuple(emitted), text, sources, tuple(logprobs[: len(emitted)])))
         self._finish_if_over(slot, emitted[-1], stopping_word, now)
         return len(emitted)
 
@@ -94,19 +99,6 @@ class Committer:
                 return b"".join(shown), (word or b"").decode("utf-8", "replace"), emitted[: index + 1]
         return b"".join(shown), "", emitted
 
-    def _logprobs(self, run: Run, logits: Logits, emitted: list[int], position: int) -> tuple[TokenLogprob, ...]:
-        num_top = run.request.num_logprobs or 0
-        rows: list[TokenLogprob] = []
-        for index, token in enumerate(emitted):
-            row: NDArray[np.float32] = logits[index]
-            if run.request.post_sampling_probs:
-                ids, probabilities = run.sampler.probabilities(row, position + index)
-                own, top = filtered_logprobs(ids, probabilities, token, num_top)
-            else:
-                own, top = token_logprobs(row, token, num_top)
-            rows.append(TokenLogprob(token, own, top))
-        return tuple(rows)
-
     def _finish_if_over(self, slot: Slot, last: int, stopping_word: str, now: float) -> None:
         run = slot.run
         assert run is not None
@@ -127,3 +119,11 @@ def _num_accepted(emitted: list[int], draft: list[int]) -> int:
     """Emitted tokens that were drafted: all but the last one, and that too if the turn ended inside the draft."""
     last = len(emitted) - 1
     return last + 1 if last < len(draft) and emitted[last] == draft[last] else last
+
+
+def _logprob(run: Run, logits: NDArray[np.float32], token: int, position: int) -> TokenLogprob:
+    """What the client is told of one token; the sampler must stand before it."""
+    num_top = run.request.num_logprobs or 0
+    if run.request.post_sampling_probs:
+        return TokenLogprob(token, *filtered_logprobs(*run.sampler.probabilities(logits, position), token, num_top))
+    return TokenLogprob(token, *token_logprobs(logits, token, num_top))

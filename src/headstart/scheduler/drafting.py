@@ -236,8 +236,8 @@ class Drafting:
         backlog = sum(seat.speculator.backlog(d.seq_id, d.run.tokens) for d in desks)
         drafts = seat.propose([d.model_request() for d in desks])
         milliseconds = 1000.0 * seat.last_seconds
-        asked, drafted = [d.grant.max_tokens for d in desks], [len(d.tokens) for d in drafts]
-        self.controller.observe_draft(DraftRun(seat.name, asked, drafted, backlog, milliseconds), step)
+        seq_ids, grants, scores = [d.seq_id for d in desks], [d.grant for d in desks], [d.confidence for d in drafts]
+        self.controller.observe_draft(DraftRun(seat.name, seq_ids, grants, scores, backlog, milliseconds), step)
         for desk, draft in zip(desks, drafts, strict=True):
             if draft.tokens:
                 self._choose_model(desk, seat, draft)

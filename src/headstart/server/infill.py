@@ -70,7 +70,7 @@ def infill_prompt(body: InfillBody, vocab: Vocab, info: WorkerInfo) -> list[int]
     room = quarter - len(start) - 3
     line = _last(vocab.tokenize(body.prompt, add_special=False, parse_special=False), room)
     prefix = _last(_tokens(body.input_prefix, "input_prefix", vocab), 3 * quarter)
-    suffix = _tokens(body.input_suffix, "input_suffix", vocab)[: room - len(line)]
+    suffix = _tokens(body.input_suffix, "input_suffix", vocab)[: max(0, room - len(line))]
     others = _other_files(body.input_extra, vocab, info.context_size * 7 // 8 - 4 * quarter)
     return [*start, *others, prefix_marker, *prefix, *line, suffix_marker, *suffix, middle_marker]
 

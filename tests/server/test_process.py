@@ -1,0 +1,261 @@
+"""The real thing: `headstart serve` as a process, with its engine in another, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+import pytest
+from tests.models import aborting, broken
+
+ROOT = Path(__file__).parents[2]
+CHAT = {"messages": [{"role": "user", "content": "Repeat `abc`."}], "max_tokens": 16, "temperature": 0}
+ENDLESS = {"prompt": "def f(x):\n", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+DETERMINISTIC = ("--deterministic", "--context", "2048", "--threads", "1")
+
+
+class Server:
+    """A running server and what it printed."""
+
+    def __init__(self, arguments: Sequence[str], cache: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headstart", "serve", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(cache),
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self.url = ""
+        self._found = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        if not self._found.wait(60) or not self.url:
+            self.stop()
+            raise AssertionError("the server did not start:\n" + "".join(self.lines))
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if found := re.search(r"listens on (http://\S+?)\.? ", line):
+                self.url = found[1]
+                self._found.set()
+        self._found.set()
+
+    def engine_pid(self) -> int:
+        """The child that runs the engine."""
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+        raise AssertionError("there is no engine process")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+            self._reader.join(10)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT / "src"), "HEADSTART_CACHE": str(cache), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server([*DETERMINISTIC, "-np", "4"], tmp_path_factory.mktemp("cache"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Ask again and again; the asking itself takes time."""
+    for _ in range(3000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"never happened: {what}")
+
+
+def num_busy(client: httpx2.Client) -> int:
+    return sum(slot["is_processing"] for slot in client.get("/slots").json())
+
+
+def idle(client: httpx2.Client) -> bool:
+    # /slots shows the last report, made at least every 0.25 s while requests run
+    return num_busy(client) == 0
+
+
+def texts_of(response: httpx2.Response) -> str:
+    parts = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    return "".join(json.loads(p)["choices"][0]["delta"].get("content") or "" for p in parts if json.loads(p)["choices"])
+
+
+def test_a_chat_is_answered_and_streamed_alike(client: httpx2.Client) -> None:
+    answer = client.post("/v1/chat/completions", json=CHAT).json()
+    text = answer["choices"][0]["message"]["content"]
+    assert text
+    assert answer["usage"]["completion_tokens"] <= 16
+    streamed = client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    assert streamed.text.rstrip().endswith("data: [DONE]")
+    assert texts_of(streamed) == text
+
+
+def test_timings_and_the_log_line_tell_what_was_drafted(server: Server, client: httpx2.Client) -> None:
+    body = ENDLESS | {"stream": False, "max_tokens": 64, "temperature": 0, "speculative": {"mode": "fixed", "n_max": 4}}
+    timings = client.post("/completion", json=body).json()["timings"]
+    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+    wanted = f"({timings['draft_n_accepted']} accepted / {timings['draft_n']} drafted), acceptance length = "
+    until(lambda: any(wanted in line for line in server.lines), "the log line of the request")
+
+
+def test_the_openai_client_works(server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as sdk:
+        answer = sdk.chat.completions.create(model="demo", **CHAT)  # type: ignore[call-overload]
+        stream = sdk.chat.completions.create(model="demo", stream=True, **CHAT)  # type: ignore[call-overload]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert answer.choices[0].message.content == text
+    assert text
+
+
+def test_fifty_requests_on_four_slots_are_answered_as_one_at_a_time(client: httpx2.Client) -> None:
+    def ask(number: int) -> str:
+        body = {"prompt": f"def f{number % 7}(x, y):\n", "n_predict": 12, "seed": number, "temperature": 0.8}
+        response = client.post("/completion", json=body)
+        assert response.status_code == 200
+        return response.json()["content"]
+
+    with ThreadPoolExecutor(50) as pool:
+        together = list(pool.map(ask, range(50)))
+    assert together == [ask(number) for number in range(50)]
+    assert len(set(together)) > 10
+
+
+def leave(server: Server, body: dict[str, object], when: Callable[[socket.socket], None]) -> None:
+    """Send a request and close the connection at some point."""
+    url = urlsplit(server.url)
+    payload = json.dumps(body).encode()
+    with socket.create_connection((url.hostname, url.port), 30) as connection:
+        head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n\r\n"
+        connection.sendall(head.encode() + payload)
+        when(connection)
+
+
+def test_clients_that_leave_while_generating_prefilling_or_queued_free_their_slots(
+    server: Server, client: httpx2.Client
+) -> None:
+    def generating(connection: socket.socket) -> None:
+        received = b""
+        while b'"content"' not in received:
+            received += connection.recv(4096)
+
+    leave(server, ENDLESS, generating)
+    until(lambda: idle(client), "the slot of a client that left while generating is free")
+
+    long = ENDLESS | {"prompt": [5] * 1900, "cache_prompt": False}
+    leave(server, long, lambda _: until(lambda: num_busy(client) == 1, "the long prompt is read"))
+    until(lambda: idle(client), "the slot of a client that left while prefilling is free")
+
+    held = []
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            held.append(pool.submit(leave, server, ENDLESS, lambda _: leaving.wait(30)))
+        leaving = threading.Event()
+        until(lambda: num_busy(client) == 4, "all slots are busy")
+        leave(server, ENDLESS, lambda _: until(lambda: "requests_deferred 1" in client.get("/metrics").text, "it waits"))
+        until(lambda: "requests_deferred 0" in client.get("/metrics").text, "the queue is empty again")
+        assert num_busy(client) == 4
+        leaving.set()
+    for one in held:
+        one.result()
+    until(lambda: idle(client), "all slots are free")
+    assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_an_engine_that_aborts_fails_its_requests_and_is_restarted(server: Server, client: httpx2.Client) -> None:
+    before = client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"]
+    with ThreadPoolExecutor(2) as pool:
+        plain = pool.submit(client.post, "/completion", json=ENDLESS | {"stream": False})
+        streamed = pool.submit(client.post, "/completion", json=ENDLESS)
+        until(lambda: num_busy(client) == 2, "both requests run")
+        os.kill(server.engine_pid(), signal.SIGABRT)
+        response = plain.result()
+        assert response.status_code == 500
+        assert "SIGABRT" in response.json()["error"]["message"]
+        assert "restart" in response.json()["error"]["message"]
+        assert "SIGABRT" in streamed.result().text.splitlines()[-2] + streamed.result().text
+    until(lambda: client.get("/health").status_code == 200, "the engine is back")
+    after = client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"]
+    assert after == before
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["server", "process group"])
+def test_sigterm_ends_it_cleanly_and_the_engine_with_it(to_group: bool, tmp_path: Path) -> None:
+    """Service managers signal the whole group: the engine must leave its end to the server."""
+    server = Server(["--context", "256"], tmp_path)
+    engine = server.engine_pid()
+    if to_group:
+        os.killpg(server.process.pid, signal.SIGTERM)
+    assert server.stop() == 0
+    assert not Path(f"/proc/{engine}").exists()
+    assert not any("restart" in line or "Traceback" in line for line in server.lines)
+
+
+def refused(arguments: Sequence[str], cache: Path) -> str:
+    """What a start that cannot work prints; it ends with code 2."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headstart", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(cache),
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("headstart: error: ")
+    return last
+
+
+def test_a_port_in_use_is_refused_with_the_remedy(server: Server, tmp_path: Path) -> None:
+    port = server.url.rsplit(":", 1)[1]
+    assert re.search(rf"{port}.*in use.*--port", refused(["--port", port], tmp_path))
+
+
+def test_a_missing_draft_file_is_refused(tmp_path: Path) -> None:
+    assert "nowhere.gguf" in refused(["--port", "0", "-md", str(tmp_path / "nowhere.gguf")], tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["truncated-tensors", "missing-tensor"])
+def test_a_broken_model_is_refused(kind: str, tmp_path: Path) -> None:
+    path = broken(tmp_path / "bad.gguf", kind)  # type: ignore[arg-type]
+    assert "bad.gguf" in refused(["--port", "0", "-m", str(path)], tmp_path)
+
+
+def test_a_model_that_makes_libllama_abort_is_refused(tmp_path: Path) -> None:
+    path = aborting(tmp_path / "abort.gguf")
+    assert re.search(r"abort\.gguf|SIGABRT", refused(["--port", "0", "-m", str(path)], tmp_path))

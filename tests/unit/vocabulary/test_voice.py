@@ -1,0 +1,267 @@
+"""A draft model of another vocabulary: same noise, same bytes, nothing read twice, and never a changed text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.unit.scheduler.harness import (
+    AUTO,
+    EOS,
+    Model,
+    Whims,
+    answer,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+    run,
+)
+from tests.unit.vocabulary import real
+from tests.unit.vocabulary.pieces import Pair, make_pair
+
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import Request
+from headstart.types import Choice, Choose, DraftRequest
+from headstart.vocabulary import VocabularyBridge, Way
+from headstart.vocabulary.voice import BridgedVoice, Growth, Preference, spread
+
+ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
+REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
+
+
+@pytest.fixture(params=["shared", "text", "pairs"], scope="module")
+def pair(request: pytest.FixtureRequest) -> Pair:
+    found = make_pair(request.param)
+    assert found.bridge.way is (Way.SHARED if request.param == "shared" else Way.TEXT)
+    return found
+
+
+@pytest.mark.parametrize(("sampling", "temperature"), [("coupled", 0.8), ("argmax", 0.0), ("coupled", 1.5)])
+def test_a_model_that_equals_the_target_is_always_right(pair: Pair, sampling: str, temperature: float) -> None:
+    """Wrong positions would draw other noise, and be wrong at once."""
+    engine, speculator = Model(), pair.drafter(sampling=sampling)
+    request = replace(REQUEST, sampling=replace(ENDLESS, temperature=temperature))
+    answers = run(make_scheduler(engine, [speculator], fixed(4)), [request])
+    check(engine, [request], answers)
+    stats = answers["r"].finish.stats
+    assert stats.num_accepted == stats.num_drafted > 40
+    assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+def test_output_is_that_of_the_target_alone(pair: Pair, temperature: float) -> None:
+    requests = make_requests(8, temperature, max_tokens=16)
+    for order, spec in itertools.product((2, None), (fixed(1), fixed(5), AUTO)):
+        engine = Model(order)
+        scheduler = make_scheduler(engine, [pair.drafter(order, 0.3)], spec)
+        check(engine, requests, run(scheduler, requests))
+        assert scheduler.counters.drafted > 0
+
+
+def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> None:
+    requests = make_requests(8)
+    for seed in range(3):
+        engine = Model(2)
+        chain = [*make_speculators(["suffix"], lambda: Model()), pair.drafter(2, 0.3)]
+        check(engine, requests, run(make_scheduler(engine, chain, AUTO, Whims(seed)), requests))
+        speculator = chain[1]
+        for seq_id, line in speculator._lines.items():
+            assert speculator.engine.cache.get(seq_id, []) == line.tokens
+
+
+def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_out(pair: Pair) -> None:
+    sampling = replace(ENDLESS, temperature=1.0)
+    requests = [replace(REQUEST, request_id=str(i), sampling=replace(sampling, seed=i)) for i in range(4)]
+    accepted = {}
+    for way in ("coupled", "argmax", "auto"):
+        scheduler = make_scheduler(Model(), [pair.drafter(skew=0.3, sampling=way)])
+        run(scheduler, requests)
+        accepted[way] = scheduler.counters.accepted / scheduler.counters.drafted
+    assert accepted["coupled"] > accepted["argmax"] + 0.1
+    assert accepted["auto"] > accepted["argmax"] + 0.05
+
+
+def test_no_stable_token_is_decoded_twice(pair: Pair) -> None:
+    engine, speculator = Model(), pair.drafter(sampling="coupled")
+    run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
+    cached = speculator.engine.cache[0]
+    text = pair.bridge.target.join([*REQUEST.prompt, *answer(engine, REQUEST).tokens])
+    assert text.startswith(pair.bridge.draft.join(cached))
+    if len(pair.draft.pieces) == EOS:
+        assert speculator.num_decoded == len(cached)
+    else:  # a pair that was drafted as two letters is read again as one token, with at most what followed it
+        assert speculator.num_decoded <= 2 * len(text)
+
+
+def test_no_draft_is_longer_than_asked_for(pair: Pair) -> None:
+    speculator = pair.drafter()
+    speculator.begin(0, REQUEST.prompt)
+    for length in (1, 2, 7):
+        (draft,) = speculator.propose([DraftRequest(0, REQUEST.prompt, length)])
+        assert len(draft.tokens) == len(draft.confidence) == length
+
+
+# One draft, token by token, between the embedded vocabularies.
+
+
+@pytest.fixture(scope="module")
+def demo() -> VocabularyBridge:
+    return real.bridge("demo-target", "demo-draft-other")
+
+
+class Speaker:
+    """Feeds a draft with rows whose best tokens are given."""
+
+    def __init__(self, bridge: VocabularyBridge, history: Sequence[int], max_tokens: int = 8, limit: int = 16) -> None:
+        voice = BridgedVoice(bridge, Preference("auto"))
+        voice.listen(history, 0)
+        self.bridge, self.history = bridge, history
+        self.growth: Growth = voice.begin(DraftRequest(0, history, max_tokens), limit)
+
+    def say(self, *ranked: int) -> int | None:
+        logits = np.zeros(self.bridge.draft.size, np.float32)
+        for rank, token in enumerate(ranked):
+            logits[token] = 20.0 - rank
+        return self.growth.extend(logits, 0.0)
+
+    def write(self, text: bytes) -> list[bytes]:
+        """Say a text; the target tokens of the draft."""
+        for token in self.bridge._draft_encoder.encode(text):
+            self.say(token)
+        return [self.bridge.target.spelling(token) for token in self.growth.finish()[0]]
+
+
+def tokens_of(bridge: VocabularyBridge, text: bytes) -> list[int]:
+    return list(bridge._target_encoder.encode(text))
+
+
+def test_the_last_token_of_a_draft_is_kept_though_more_bytes_could_change_it(demo: VocabularyBridge) -> None:
+    speaker = Speaker(demo, tokens_of(demo, b"x = y"))
+    assert b"".join(speaker.write(b"\n    retur")) == b"\n    retur"
+    assert speaker.growth._sequence.translate(speaker.growth.tokens)[1] > 0
+
+
+def test_an_end_of_turn_becomes_the_targets_and_ends_the_draft(demo: VocabularyBridge) -> None:
+    speaker = Speaker(demo, tokens_of(demo, b"return x\n"))
+    (end,) = [token for token, text in demo.draft.controls.items() if text == b"<|im_end|>"]
+    speaker.write(b"```")
+    speaker.say(end)
+    assert len(speaker.growth.tokens) == speaker.growth.limit
+    (token,) = [token for token, text in demo.target.controls.items() if text == b"<|im_end|>"]
+    tokens, confidence = speaker.growth.finish()
+    assert tokens[-1] == token in demo.target.eog_ids
+    assert len(tokens) == len(confidence)
+
+
+def test_a_healed_boundary_holds_the_draft_to_the_bytes_of_the_history(demo: VocabularyBridge) -> None:
+    history = [demo.target.ids[bytes([byte])] for byte in b" retur"]
+    speaker = Speaker(demo, history)
+    pending = speaker.growth._sequence.pending
+    assert pending
+    agreeing = next(iter(demo.allowed(pending).tolist()))
+    assert speaker.say(demo.draft.ids[b" print"], demo.draft.ids[b" x"], agreeing) == agreeing
+
+
+def test_text_may_be_drafted_until_the_limit_in_target_tokens(demo: VocabularyBridge) -> None:
+    speaker = Speaker(demo, tokens_of(demo, b"x"), max_tokens=2)
+    assert len(speaker.write(b" = y + z + w")) == 2
+
+
+def _choosing(calls: list[int], pick: int) -> Choose:
+    def choose(logits: NDArray[np.float32], position: int) -> Choice:
+        calls.append(position)
+        return Choice(pick, 0.5, int(logits.argmax()), 0.9)
+
+    return choose
+
+
+def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyBridge) -> None:
+    text = b" specification"
+    ours, theirs = demo._draft_encoder.encode(text), tokens_of(demo, text)
+    assert len(ours) != len(theirs)
+    calls: list[int] = []
+    pick = demo.target.ids[b" x"]
+    history = tokens_of(demo, b"the")
+    voice = BridgedVoice(demo, Preference("coupled"))
+    voice.listen(history, 0)
+    growth = voice.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
+    growth.tokens += ours
+    growth._probabilities += [1.0] * len(ours)
+    logits = np.zeros(demo.draft.size, np.float32)
+    logits[demo.draft.ids[b" y"]] = 9.0
+    assert growth.extend(logits, 0.0) == demo.draft.ids[b" x"]
+    assert calls == [len(history) + len(theirs)]
+
+
+def test_argmax_by_order_never_asks_for_noise(demo: VocabularyBridge) -> None:
+    calls: list[int] = []
+    voice = BridgedVoice(demo, Preference("argmax"))
+    history = tokens_of(demo, b"x =")
+    voice.listen(history, 0)
+    growth = voice.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
+    logits = np.zeros(demo.draft.size, np.float32)
+    logits[demo.draft.ids[b" y"]] = 9.0
+    assert growth.extend(logits, 0.0) == demo.draft.ids[b" y"]
+    assert calls == []
+
+
+# Preference and confidence.
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_the_way_that_is_accepted_more_is_taken_and_the_choice_can_turn(better: bool) -> None:
+    preference = Preference("auto")
+    for _ in range(30):
+        preference.compare(Choice(1, 0.5, 2, 0.5), 1 if better else 2)
+    assert preference.couples is better
+    for _ in range(60):
+        preference.compare(Choice(1, 0.5, 2, 0.5), 2 if better else 1)
+    assert preference.couples is not better
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "argmax"])
+def test_a_way_given_by_hand_stays(sampling: str) -> None:
+    preference = Preference(sampling)
+    for _ in range(50):
+        preference.compare(Choice(1, 0.5, 2, 0.5), 2 if sampling == "coupled" else 1)
+    assert preference.couples is (sampling == "coupled")
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "drafted", "spelled", "skip", "expected"),
+    [
+        ([0.5, 0.5, 0.9], [2, 2, 3], [4, 3], 0, [0.25, 0.9]),
+        ([0.5, 0.8], [4, 4], [2, 2, 4], 0, [0.5, 1.0, 0.8]),  # what one token says whole is certain after its begin
+        ([0.5, 0.8], [3, 2], [2], 3, [0.4]),  # healed bytes are the history's
+        ([0.5, 0.8], [3, 2], [1, 2], 2, [0.5, 0.8]),
+        ([0.7, 0.6], [2, 0], [2, 0], 0, [0.7, 0.6]),  # an end of turn has no bytes
+        ([], [], [], 0, []),
+    ],
+)
+def test_confidence_is_spread_over_tokens_that_spell_the_same_bytes(
+    probabilities: list[float], drafted: list[int], spelled: list[int], skip: int, expected: list[float]
+) -> None:
+    assert spread(probabilities, drafted, spelled, skip) == pytest.approx(expected)
+
+
+def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_stayed(demo: VocabularyBridge) -> None:
+    random = np.random.default_rng(5)
+    text = tokens_of(demo, b"def provider(self, names):\n    return [name.strip() for name in names]\n" * 3)
+    voice = BridgedVoice(demo, Preference("auto"))
+    tokens: list[int] = []
+    before: list[int] = []
+    for _ in range(60):
+        known = int(random.integers(0, len(tokens) + 1))
+        start = int(random.integers(0, len(text)))
+        tokens = [*tokens[:known], *text[start : start + int(random.integers(1, 9))]]
+        history = list(voice.listen(tokens, known))
+        fresh = BridgedVoice(demo, Preference("auto"))
+        assert history == list(fresh.listen(tokens, 0))
+        assert history[: voice.num_stable] == before[: voice.num_stable]
+        before = history
