@@ -1,26 +1,31 @@
-"""What control earns on synthetic texts: auto against off, every fixed length and hindsight.
+"""What control earns on synthetic texts: auto against off, every fixed length and two oracles.
 
 A text is a list of flags: does the text go on as guessed at this place? A draft made at place t is
 accepted up to the first place at or after t that does not. So all ways of drafting read the same
 text, and hindsight is known. Times are simulated; control sees them with noise (10 %, and now and
 then a step that takes three times as long), the scores are the times without it.
 
-    python benchmarks/control_simulation.py [--tokens 3000] [--model]
+"Oracle" knows what will be accepted. "Reachable" knows the state the text is in, all chances and the
+cost curve, but not the outcomes: nothing that only sees the past can be expected to beat it. "Cold" starts
+knowing nothing; "warm" has seen another text of the kind on this machine.
+
+    python benchmarks/control_simulation.py [--tokens 3000] [--growth 0] [--model]
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, product
 
 from headstart.control import Allowance, Controller, DraftRun, ModelSlot, Outcome, SlotDraft, Step
 
 LONGEST = 16  # draft tokens that a speculator offers
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 REQUEST_TOKENS = 400
-CONTEXT = 500
+CONTEXT, GROWN_CONTEXT = 500, 16384
 
 Curve = Callable[[int], float]
 
@@ -50,6 +55,8 @@ class Place:
     is_guessed: bool
     confidence: float
     has_draft: bool
+    is_copied: bool = False
+    chance: float = 0.0  # that it is guessed, given the state of the text
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,20 @@ class Kind:
     drafts_novel: float = 0.5  # share of novel places where a (mostly wrong) draft is offered
     halves: tuple[float, float] | None = None  # instead: acceptance of each half, same scores
 
+    def survival(self, place: Place, longest: int) -> list[float]:
+        """Chance that a draft made here survives, knowing the state here and how states change."""
+        if self.halves is not None:
+            return [place.chance ** (i + 1) for i in range(longest)]
+        copied, novel, survival = float(place.is_copied), float(not place.is_copied), []
+        for _ in range(longest):
+            copied, novel = copied * self.copied, novel * self.novel
+            survival.append(copied + novel)
+            copied, novel = (
+                copied * (1.0 - self.leave) + novel * self.enter,
+                copied * self.leave + novel * (1.0 - self.enter),
+            )
+        return survival
+
 
 def make_text(kind: Kind, rng: random.Random, length: int) -> list[Place]:
     """A text with match lengths as scores: places guessed in a row before, plus noise."""
@@ -75,7 +96,7 @@ def make_text(kind: Kind, rng: random.Random, length: int) -> list[Place]:
         if kind.halves is not None:
             chance, has_draft, score = kind.halves[2 * i // length], True, float(rng.randint(2, 8))
         is_guessed = rng.random() < chance
-        places.append(Place(is_guessed, score, has_draft))
+        places.append(Place(is_guessed, score, has_draft, copying, chance))
         run = run + 1 if is_guessed else rng.randint(0, 3)
     return places
 
@@ -153,14 +174,25 @@ class Score:
 
 
 class Simulation:
-    """One workload on one machine. Every policy sees the same texts and noise."""
+    """One workload on one machine. Every policy sees the same texts and noise.
 
-    def __init__(self, workload: str, curve: str, num_slots: int, *, tokens: int = 3000, seed: int = 1) -> None:
-        self.cost = CURVES[curve]
-        self.num_slots, self.tokens, self.seed = num_slots, tokens, seed
+    growth: tokens of context per token of text (0: a constant context); GROWN_CONTEXT tokens double a step.
+    """
+
+    def __init__(
+        self, workload: str, curve: str, num_slots: int, *, tokens: int = 3000, seed: int = 1, growth: int = 0
+    ) -> None:
+        self.curve = CURVES[curve]
+        self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
         self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
 
     make = staticmethod(make_text)
+
+    def context(self, slots: Sequence[Slot]) -> int:
+        return CONTEXT + self.growth * sum(slot.at % REQUEST_TOKENS for slot in slots)
+
+    def cost(self, rows: int, context: int = CONTEXT) -> float:
+        return self.curve(rows) * (1.0 + (context - CONTEXT) / GROWN_CONTEXT)
 
     def slots(self) -> list[Slot]:
         slots = []
@@ -177,8 +209,7 @@ class Simulation:
         noise, score, slots = random.Random(self.seed), Score(), self.slots()
         while score.tokens < self.tokens * self.num_slots:
             chosen, draft_ms = lengths(slots)
-            rows = self.num_slots + sum(chosen)
-            milliseconds = self.cost(rows)
+            milliseconds = self.cost(self.num_slots + sum(chosen), self.context(slots))
             seen = milliseconds * noise.uniform(0.9, 1.1) * (3.0 if noise.random() < 0.01 else 1.0)
             emitted = [1 + slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
             score.tokens += sum(emitted)
@@ -197,33 +228,49 @@ class Simulation:
 
     def oracle(self) -> Score:
         """Lengths in hindsight: only tokens that will be accepted, as many as pay at the best rate."""
-        rate, score = self.num_slots / self.cost(self.num_slots), Score()
-        for _ in range(3):
-            score = self.run(lambda slots, rate=rate: (self._hindsight(slots, rate), 0.0))  # type: ignore[misc]
-            rate = score.speed
-        return score
+        return self._best_known(lambda slot, _: [1.0] * slot.run())
 
-    def _hindsight(self, slots: Sequence[Slot], rate: float) -> list[int]:
-        runs = [slot.run() if slot.text[slot.at].has_draft else 0 for slot in slots]
-        base = len(slots)
-        best = max(range(sum(runs) + 1), key=lambda rows: rows - rate * self.cost(base + rows))
-        lengths = []
-        for run in runs:
-            lengths.append(min(run, best))
-            best -= lengths[-1]
-        return lengths
+    def reachable(self) -> Score:
+        """Lengths by the true chances."""
+        return self._best_known(lambda slot, kind: kind.survival(slot.text[slot.at], LONGEST))
+
+    def _best_known(self, survival: Callable[[Slot, Kind], list[float]]) -> Score:
+        """Maximise tokens - rate * ms in each step, and find the rate by repeating it."""
+        speedup, score = 1.0, Score()
+        plain = self.off().speed
+
+        def lengths(slots: Sequence[Slot]) -> tuple[list[int], float]:
+            offers = [
+                survival(slot, kind) if slot.text[slot.at].has_draft else []
+                for slot, kind in zip(slots, self.kinds, strict=True)
+            ]
+            base = len(slots)
+            rate = speedup * base / self.cost(base)  # of this context: what a plain step would earn here, sped up
+            order = sorted(((s, i) for i, offer in enumerate(offers) for s in offer), reverse=True)
+            values = accumulate((s for s, _ in order), initial=0.0)
+            best = max((v - rate * self.cost(base + n), -n) for n, v in enumerate(values))
+            chosen = [0] * base
+            for _, i in order[: -best[1]]:
+                chosen[i] += 1
+            return chosen, 0.0
+
+        for _ in range(3):
+            score = self.run(lengths)
+            speedup = score.speed / plain
+        return score
 
     def auto(self, controller: Controller | None = None) -> Score:
         """Text speculators under control, with labels from drafts that were not verified."""
-        policy = AutoText(controller or Controller())
+        policy = AutoText(self, controller or Controller())
         return self.run(policy.lengths, policy.after)
 
 
 class AutoText:
     """What a scheduler does with control when drafts cost nothing."""
 
-    def __init__(self, controller: Controller) -> None:
-        self.controller = controller
+    def __init__(self, simulation: Simulation, controller: Controller) -> None:
+        self.simulation, self.controller = simulation, controller
+        self.context = CONTEXT
 
     def lengths(self, slots: Sequence[Slot]) -> tuple[list[int], float]:
         drafts = []
@@ -235,11 +282,12 @@ class AutoText:
             scores = [place.confidence] * LONGEST
             drafts.append(SlotDraft(self.controller.survival("text", scores, slot.seq_id)))
             slot.pending.append((slot.at, scores, slot.run()))
-        step = Step(len(slots), len(slots), CONTEXT)
+        self.context = self.simulation.context(slots)
+        step = Step(len(slots), len(slots), self.context)
         return self.controller.plan(drafts, step), 0.0
 
     def after(self, slots: Sequence[Slot], chosen: Sequence[int], milliseconds: float) -> None:
-        self.controller.observe_step(len(slots) + sum(chosen), CONTEXT, milliseconds)
+        self.controller.observe_step(len(slots) + sum(chosen), self.context, milliseconds)
         for slot in slots:
             slot.pending = settle(self.controller, "text", slot)
 
@@ -310,10 +358,12 @@ class AutoModel:
 
     def __init__(self, simulation: ModelSimulation, controller: Controller) -> None:
         self.simulation, self.controller = simulation, controller
+        self.context = CONTEXT
         controller.declare_model("model")
 
     def lengths(self, slots: Sequence[Slot]) -> tuple[list[int], float]:
-        step = Step(len(slots), len(slots), CONTEXT)
+        self.context = self.simulation.context(slots)
+        step = Step(len(slots), len(slots), self.context)
         wanted = [ModelSlot(slot.seq_id, LONGEST, slot.unread) for slot in slots]
         allowed = self.controller.plan_model("model", wanted, step)
         scores = [draft_scores(slot, allowance) for slot, allowance in zip(slots, allowed, strict=True)]
@@ -335,44 +385,57 @@ class AutoModel:
         return self.controller.plan(drafts, step, milliseconds), milliseconds
 
     def after(self, slots: Sequence[Slot], chosen: Sequence[int], milliseconds: float) -> None:
-        self.controller.observe_step(len(slots) + sum(chosen), CONTEXT, milliseconds)
+        self.controller.observe_step(len(slots) + sum(chosen), self.context, milliseconds)
         for slot in slots:
             slot.pending = settle(self.controller, "model", slot)
 
 
-def text_table(tokens: int, seed: int = 1) -> list[tuple[str, float, float, float, int, float]]:
-    """Rows of (name, off, best fixed, auto, best length, oracle) in tokens a second."""
-    table = []
-    for curve in CURVES:
-        for workload in WORKLOADS:
-            for num_slots in (1, 4, 8):
-                simulation = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed)
-                fixed = {k: simulation.fixed(k).speed for k in FIXED_LENGTHS}
-                best = max(fixed, key=lambda k: fixed[k])
-                speeds = (simulation.off().speed, fixed[best], simulation.auto().speed)
-                off, top, auto = (1000 * s for s in speeds)
-                table.append(
-                    (f"{curve:4} {workload:9} {num_slots}", off, top, auto, best, 1000 * simulation.oracle().speed)
-                )
-    return table
+@dataclass(frozen=True)
+class Line:
+    """One case of a table: tokens a second by policy, and the best setting by hand."""
+
+    name: str
+    setting: str
+    speeds: dict[str, float]
+
+    def __str__(self) -> str:
+        speeds = self.speeds
+        ratios = [(a, b) for a in ("cold", "warm") for b in speeds if b not in ("cold", "warm")]
+        numbers = "".join(f"{speed:8.1f}" for speed in speeds.values())
+        return f"{self.name:18}{numbers}{self.setting:>8}  " + "".join(
+            f"{speeds[a] / speeds[b]:6.2f}" for a, b in ratios
+        )
 
 
-def model_table(tokens: int, seed: int = 1) -> list[tuple[str, float, float, float, str]]:
-    """Rows of (name, off, best fixed, auto, best setting) in tokens a second, with a draft model."""
-    table = []
-    for curve in CURVES:
-        for workload in WORKLOADS:
-            for num_slots in (1, 4, 8):
-                simulation = ModelSimulation(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed)
-                fixed = {
-                    f"{k}/{p:g}": simulation.fixed_model(k, p).speed
-                    for k in FIXED_LENGTHS[:7]
-                    for p in (0.0, 0.3, 0.5, 0.7)
-                }
-                best = max(fixed, key=lambda k: fixed[k])
-                off, auto = simulation.off().speed, simulation.auto().speed
-                table.append((f"{curve:4} {workload:9} {num_slots}", 1000 * off, 1000 * fixed[best], 1000 * auto, best))
-    return table
+def measure(simulation: Simulation, name: str, fixed: dict[str, float]) -> Line:
+    """Off, best by hand, auto without and with experience."""
+    best = max(fixed, key=lambda k: fixed[k])
+    experienced, seed = Controller(), simulation.seed
+    simulation.seed += 1000
+    simulation.auto(experienced)
+    simulation.seed = seed
+    speeds = {
+        "off": simulation.off().speed,
+        "fixed": fixed[best],
+        "cold": simulation.auto().speed,
+        "warm": simulation.auto(experienced).speed,
+    }
+    if not isinstance(simulation, ModelSimulation):
+        speeds |= {"reachable": simulation.reachable().speed, "oracle": simulation.oracle().speed}
+    return Line(name, best, {policy: 1000 * speed for policy, speed in speeds.items()})
+
+
+def table(tokens: int, seed: int, growth: int, *, has_model: bool) -> Iterator[Line]:
+    """Every machine, text and number of slots."""
+    for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
+        kind = ModelSimulation if has_model else Simulation
+        run = kind(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed, growth=growth)
+        if isinstance(run, ModelSimulation):
+            settings = product(FIXED_LENGTHS[:7], (0.0, 0.3, 0.5, 0.7))
+            fixed = {f"{k}/{p:g}": run.fixed_model(k, p).speed for k, p in settings}
+        else:
+            fixed = {str(k): run.fixed(k).speed for k in FIXED_LENGTHS}
+        yield measure(run, f"{curve:4} {workload:9} {num_slots}", fixed)
 
 
 def main() -> None:
@@ -380,20 +443,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--growth", type=int, default=0, help="context tokens per token of text; 0: constant")
     parser.add_argument("--model", action="store_true", help="with a draft model instead of a text speculator")
     args = parser.parse_args()
-    if args.model:
-        print("machine text slots   off tok/s  best fixed  (length/p_min)   auto  auto/off  auto/fixed")
-        for name, off, fixed, auto, best in model_table(args.tokens, args.seed):
-            print(f"{name:18} {off:8.1f} {fixed:10.1f}  {best:>8} {auto:10.1f} {auto / off:8.2f} {auto / fixed:8.2f}")
-        return
-    print("machine text slots   off tok/s  best fixed  (length)   auto  oracle  auto/off  auto/fixed  auto/oracle")
-    shares = []
-    for name, off, fixed, auto, length, oracle in text_table(args.tokens, args.seed):
-        shares.append(auto / oracle)
-        ratios = f"{auto / off:8.2f} {auto / fixed:8.2f} {auto / oracle:8.2f}"
-        print(f"{name:18} {off:8.1f} {fixed:10.1f} {length:6} {auto:10.1f} {oracle:8.1f} {ratios}")
-    print(f"auto / oracle on average: {sum(shares) / len(shares):.3f}")
+    lines = []
+    for line in table(args.tokens, args.seed, args.growth, has_model=args.model):
+        if not lines:
+            print(f"tokens a second: {', '.join(line.speeds)}; best setting by hand; cold and then warm by the others")
+        lines.append(line)
+        print(line, flush=True)
+    for policy in ("cold", "warm"):
+        for other in (other for other in lines[0].speeds if other not in ("cold", "warm")):
+            shares = [line.speeds[policy] / line.speeds[other] for line in lines]
+            print(f"{policy} / {other}: average {sum(shares) / len(shares):.3f}, least {min(shares):.3f}")
 
 
 if __name__ == "__main__":

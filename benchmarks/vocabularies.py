@@ -4,13 +4,15 @@
 
 Acceptance length (tokens a verify step, the target's own included) and rate (accepted of drafted tokens) at a fixed
 draft length, by how the draft picks its tokens, with and without token healing; then the load time with and without
-the cache of the vocabulary pair. The counts do not depend on the machine; no draft changes a text.
+the cache of the vocabulary pair. The counts do not depend on the machine; no draft changes a text. Beside the
+workloads of `headstart.bench` there is `cut`: a few tokens behind a file that ends inside a word.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -19,7 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from headstart import demo
 from headstart.bench.measure import Arm, Lab, Sampling, Setting, Tally, compare
-from headstart.bench.workloads import make_prompts
+from headstart.bench.workloads import Prompt, make_prompts
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
 from headstart.scheduler.scheduler import Scheduler
@@ -56,6 +58,15 @@ def other_arms(lab: Lab, length: int, target: Vocab, draft: Vocab) -> dict[str, 
     return arms
 
 
+def prompts_of(workload: str, count: int) -> list[Prompt]:
+    """Prompts of `headstart.bench`, or files that end two letters into their last long word."""
+    if workload != "cut":
+        return make_prompts(workload, count, seed=7)
+    ends = re.compile(r".*[^A-Za-z][A-Za-z]{2}(?=[A-Za-z]{3})", re.DOTALL)
+    found = [ends.match(prompt.text) for prompt in make_prompts("continue", count, seed=7)]
+    return [Prompt(match.group(), max_tokens=8) for match in found if match]
+
+
 def cell(tally: Tally) -> str:
     """Acceptance length and rate."""
     return f"{tally.acceptance_length:.2f} ({tally.acceptance_rate:.2f})"
@@ -86,7 +97,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=demo.path(demo.TARGET))
     parser.add_argument("--same", type=Path, default=demo.path(demo.DRAFT))
     parser.add_argument("--other", type=Path, default=demo.path(demo.DRAFT_OTHER))
-    parser.add_argument("--workloads", default="edit,continue")
+    parser.add_argument("--workloads", default="edit,continue,cut")
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--length", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=20)
@@ -100,7 +111,7 @@ def main() -> None:
     print("| workload | temperature | same: auto | coupled | argmax | other: auto | coupled | argmax | unhealed "
           "| other / same | tokens |\n" + "|---" * 11 + "|")  # fmt: skip
     for workload in args.workloads.split(","):
-        prompts = make_prompts(workload, args.prompts, seed=7)
+        prompts = prompts_of(workload, args.prompts)
         groups = [prompts[i : i + args.users] for i in range(0, len(prompts), args.users)]
         for temperature in map(float, args.temperatures.split(",")):
             sampling = Sampling(temperature, seed=11, max_tokens=args.tokens)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WARM_UP_SECONDS = 3.0  # of the first start with a model on a machine
 _MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
 
 
@@ -96,6 +97,8 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     drafter = _load_draft(config, models.draft, engine) if "draft-model" in types and models.draft else None
     drafting = _make_drafting(config, types, model, engine, drafter)
     scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
+    if types and not drafting.controller.describe()["cost_ms"]:
+        scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
         draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
@@ -200,7 +203,11 @@ def _make_drafting(config: Config, types: tuple[str, ...], model: Model, engine:
 
 
 def _bridge(config: Config, target: Model, draft: Model) -> VocabularyBridge | None:
-    """Translation between the two vocabularies; None if their ids mean the same."""
+    """Translation between the two vocabularies; None if their ids mean the same.
+
+    Raises:
+        ModelError: no text of one can be said in the other.
+    """
     from headstart.vocabulary.bridge import BridgeOptions, VocabularyBridge
     from headstart.vocabulary.comparison import Way
     from headstart.vocabulary.replacements import parse_pairs
@@ -211,7 +218,11 @@ def _bridge(config: Config, target: Model, draft: Model) -> VocabularyBridge | N
     bridge = VocabularyBridge(
         target.vocab, draft.vocab, BridgeOptions(tuple(pairs), cache_directory() / "vocabularies")
     )
-    log.info("draft model %s: %s", draft.path.name, bridge.comparison.describe())
+    if reason := bridge.why_not():
+        raise ModelError(f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft model")
+    log.info("draft model %s: %s", draft.path.name, bridge.describe())
+    if bridge.way is Way.IDENTICAL and config.speculation.spec_replace:
+        log.warning("--spec-replace is not used: the draft model has the target's own tokens")
     return None if bridge.way is Way.IDENTICAL else bridge
 
 

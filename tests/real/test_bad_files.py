@@ -33,9 +33,9 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_draft_file_stops_the_start(tmp_path: Path) -> None:
+    config = Config(model=ModelConfig(draft_model=str(tmp_path / "nowhere.gguf")))
     with pytest.raises(HeadstartError, match=r"nowhere\.gguf"):
-        models = find_models(Config(model=ModelConfig(draft_model=str(tmp_path / "nowhere.gguf"))))
-        open_setting(Setting("draft-model"), models)
+        open_setting(Setting("draft-model"), find_models(config))
 
 
 def test_a_draft_model_that_cannot_take_back_tokens_is_refused_with_the_reason(tmp_path: Path) -> None:

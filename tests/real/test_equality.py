@@ -80,9 +80,7 @@ def test_a_context_limit_stop_is_the_same_with_drafts_and_leaves_the_others_alon
 
 def test_switching_speculation_between_requests_changes_nothing() -> None:
     wishes = (SpeculativeParams(n_max=0), SpeculativeParams(n_max=3), SpeculativeParams(types=("ngram-simple",)))
-    requests = [
-        replace(r, speculative=wishes[i % 3]) for i, r in enumerate(make_requests(9, 0.8, max_tokens=24))
-    ]
+    requests = [replace(r, speculative=wishes[i % 3]) for i, r in enumerate(make_requests(9, 0.8, max_tokens=24))]
     expected = generate(open_setting(Setting()), [replace(r, speculative=SpeculativeParams()) for r in requests])
     results = generate(open_setting(Setting("ngram-simple,draft-model", 8, 4)), requests)
     assert different(expected, results) == ()

@@ -179,13 +179,14 @@ def test_clients_that_leave_while_generating_prefilling_or_queued_free_their_slo
     leave(server, long, lambda _: until(lambda: num_busy(client) == 1, "the long prompt is read"))
     until(lambda: idle(client), "the slot of a client that left while prefilling is free")
 
-    held = []
+    held, leaving = [], threading.Event()
     with ThreadPoolExecutor(4) as pool:
         for _ in range(4):
             held.append(pool.submit(leave, server, ENDLESS, lambda _: leaving.wait(30)))
-        leaving = threading.Event()
         until(lambda: num_busy(client) == 4, "all slots are busy")
-        leave(server, ENDLESS, lambda _: until(lambda: "requests_deferred 1" in client.get("/metrics").text, "it waits"))
+        leave(
+            server, ENDLESS, lambda _: until(lambda: "requests_deferred 1" in client.get("/metrics").text, "it waits")
+        )
         until(lambda: "requests_deferred 0" in client.get("/metrics").text, "the queue is empty again")
         assert num_busy(client) == 4
         leaving.set()
@@ -219,7 +220,7 @@ def test_sigterm_ends_it_cleanly_and_the_engine_with_it(to_group: bool, tmp_path
     engine = server.engine_pid()
     if to_group:
         os.killpg(server.process.pid, signal.SIGTERM)
-    assert server.stop() == 0
+    assert server.stop() in (0, -signal.SIGTERM)  # uvicorn ends by the signal, after its own shutdown
     assert not Path(f"/proc/{engine}").exists()
     assert not any("restart" in line or "Traceback" in line for line in server.lines)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headstart.assemble import Models, build_scheduler
+from headstart.assemble import WARM_UP_SECONDS, Models, build_scheduler
 from headstart.bench.scripted import ScriptedEngine
 from headstart.bench.workloads import Prompt
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
@@ -148,7 +148,10 @@ class Lab:
         if wrap is not None:
             speculators = wrap(speculators)
         drafting = Drafting([Seat(speculator) for speculator in speculators], config, Controller())
-        return Scheduler(self.engine, self.vocab, drafting, SchedulerConfig(parallel=self.setting.num_users))
+        scheduler = Scheduler(self.engine, self.vocab, drafting, SchedulerConfig(parallel=self.setting.num_users))
+        if arm.mode == "auto":
+            scheduler.warm_up(WARM_UP_SECONDS)  # as a server does at its first start
+        return scheduler
 
     def requests(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Request]:
         """One request per prompt, prompt i for slot i; they differ in seed."""

@@ -52,7 +52,8 @@ def read_flags(command: str, about: str, settings: Sequence[Setting], argv: Sequ
         raise ConfigError(_complaint(command, rest[0], settings))
     for name in PAIRS:
         if name in given:
-            given[name] = "\n".join(f"{old} => {new}" for old, new in given[name])
+            lines = [f"{old} => {new}".replace("\n", "\\n") for old, new in given[name]]
+            given[name] = "\n".join(lines)
     print_config = bool(given.pop("print_config", False))
     file = given.pop("config", None) or os.environ.get("HEADSTART_CONFIG")
     return resolve(settings, given, os.environ, Path(file) if file else None), print_config

@@ -1,6 +1,5 @@
 """How many tokens to guess, for whom, by whom. Pure arithmetic; start reading at `controller`."""
 
-from headstart.control.choice import Preference, draft_value, splice, splice_point
 from headstart.control.controller import Controller
 from headstart.control.values import Allowance, DraftRun, ModelSlot, Outcome, SlotDraft, Step
 
@@ -10,10 +9,6 @@ __all__ = [
     "DraftRun",
     "ModelSlot",
     "Outcome",
-    "Preference",
     "SlotDraft",
     "Step",
-    "draft_value",
-    "splice",
-    "splice_point",
 ]

@@ -90,36 +90,23 @@ class _Table:
             rates.append(LEAST if rate < LEAST else MOST if rate > MOST else rate)
         return rates
 
-    def by_position(self, length: int) -> list[float]:
-        """Conditional acceptance at each position of a draft whose scores are not known yet."""
-        overall = self.overall()
-        by_bucket = [
-            min(MOST, max(LEAST, (m + PARENT_WEIGHT * overall) / (n + PARENT_WEIGHT)))
-            for m, n in zip(self.position_m, self.position_n, strict=True)
-        ]
-        return [by_bucket[POSITIONS[i if i < LAST else LAST]] for i in range(length)]
-
-    def by_confidence(self, c: int) -> float:
-        """Conditional acceptance in one confidence bucket, whatever the position."""
-        base = self.overall()
-        if self.is_probability and c <= len(PROBABILITY_EDGES):
-            low = PROBABILITY_EDGES[c - 1] if c else 0.0
-            high = PROBABILITY_EDGES[c] if c < len(PROBABILITY_EDGES) else 1.0
-            base = 0.1 + 0.4 * (low + high)
-        return (self.confidence_m[c] + PARENT_WEIGHT * base) / (self.confidence_n[c] + PARENT_WEIGHT)
-
-    def count(self, i: int, score: float, accepted: float) -> None:
-        """Add one label, 1 or 0, at every level."""
-        c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
-        cell = c * NUM_POSITIONS + p
-        self.cell_n[cell] = self.cell_n[cell] * CELL_FADE + 1.0
-        self.cell_m[cell] = self.cell_m[cell] * CELL_FADE + accepted
-        self.confidence_n[c] = self.confidence_n[c] * PARENT_FADE + 1.0
-        self.confidence_m[c] = self.confidence_m[c] * PARENT_FADE + accepted
-        self.position_n[p] = self.position_n[p] * PARENT_FADE + 1.0
-        self.position_m[p] = self.position_m[p] * PARENT_FADE + accepted
-        self.n = self.n * PARENT_FADE + 1.0
-        self.m = self.m * PARENT_FADE + accepted
+    def count(self, confidence: Sequence[float], num_matched: int) -> None:
+        """Add a draft's labels at every level: the first `num_matched` tokens were accepted."""
+        confidence_m, confidence_n = self.confidence_m, self.confidence_n
+        position_m, position_n = self.position_m, self.position_n
+        cell_m, cell_n = self.cell_m, self.cell_n
+        for i, score in enumerate(confidence):
+            accepted = 1.0 if i < num_matched else 0.0
+            c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
+            cell = c * NUM_POSITIONS + p
+            cell_n[cell] = cell_n[cell] * CELL_FADE + 1.0
+            cell_m[cell] = cell_m[cell] * CELL_FADE + accepted
+            confidence_n[c] = confidence_n[c] * PARENT_FADE + 1.0
+            confidence_m[c] = confidence_m[c] * PARENT_FADE + accepted
+            position_n[p] = position_n[p] * PARENT_FADE + 1.0
+            position_m[p] = position_m[p] * PARENT_FADE + accepted
+            self.n = self.n * PARENT_FADE + 1.0
+            self.m = self.m * PARENT_FADE + accepted
 
 
 class _Shift:
@@ -130,14 +117,17 @@ class _Shift:
     def __init__(self) -> None:
         self.shift, self.variance, self.odds = 0.0, SHIFT_VARIANCE, 1.0
 
-    def learn(self, rate: float, accepted: float) -> None:
-        """Follow one label, 1 or 0, for which the average says `rate`."""
-        p = rate * self.odds / (1.0 - rate + rate * self.odds)
-        variance = self.variance + SHIFT_DRIFT
-        self.variance = variance = variance / (1.0 + variance * p * (1.0 - p))
-        shift = self.shift * SHIFT_PULL + variance * (accepted - p)
-        self.shift = shift = max(-SHIFT_LIMIT, min(SHIFT_LIMIT, shift))
-        self.odds = exp(shift)
+    def learn(self, rates: Sequence[float], num_matched: int) -> None:
+        """Follow a draft's labels, for which the average says `rates`."""
+        variance, shift, odds = self.variance, self.shift, self.odds
+        for i, rate in enumerate(rates):
+            p = rate * odds / (1.0 - rate + rate * odds)
+            variance += SHIFT_DRIFT
+            variance /= 1.0 + variance * p * (1.0 - p)
+            shift = shift * SHIFT_PULL + variance * ((1.0 if i < num_matched else 0.0) - p)
+            shift = SHIFT_LIMIT if shift > SHIFT_LIMIT else -SHIFT_LIMIT if shift < -SHIFT_LIMIT else shift
+            odds = exp(shift)
+        self.variance, self.shift, self.odds = variance, shift, odds
 
 
 NO_SHIFTS: dict[str, _Shift] = {}
@@ -158,23 +148,9 @@ class Calibration:
         """Probability that draft tokens 0..i are all accepted, for each i. O(tokens)."""
         return self._survival(speculator, self._table(speculator).rates(confidence), seq_id)
 
-    def expected(self, speculator: str, length: int, seq_id: int) -> list[float]:
-        """Survival of a draft that does not exist yet, whose scores are unknown."""
-        return self._survival(speculator, self._table(speculator).by_position(length), seq_id)
-
     def mean(self, speculator: str) -> float:
         """Conditional acceptance of an average token."""
         return self._table(speculator).overall()
-
-    def confidence_for(self, speculator: str, acceptance: float) -> float:
-        """Smallest probability score from which on acceptance is at least this; 1 if none is."""
-        table = self._table(speculator)
-        if table.by_confidence(len(PROBABILITY_EDGES)) < acceptance:
-            return 1.0
-        for c in range(len(PROBABILITY_EDGES) - 1, -1, -1):
-            if table.by_confidence(c) < acceptance:
-                return PROBABILITY_EDGES[c]
-        return 0.0
 
     def record(self, outcome: Outcome) -> None:
         """Learn from a draft's labels. O(labels)."""
@@ -184,10 +160,8 @@ class Calibration:
         table = self._table(outcome.speculator)
         shift = self._shifts.setdefault(outcome.seq_id, {}).setdefault(outcome.speculator, _Shift())
         confidence = outcome.confidence[:num_labelled]
-        for i, (rate, score) in enumerate(zip(table.rates(confidence), confidence, strict=True)):
-            accepted = 1.0 if i < outcome.num_matched else 0.0
-            shift.learn(rate, accepted)
-            table.count(i, score, accepted)
+        shift.learn(table.rates(confidence), outcome.num_matched)
+        table.count(confidence, outcome.num_matched)
 
     def end(self, seq_id: int) -> None:
         """The request is over: forget its shift."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headstart.control.budget import Budget
@@ -114,7 +114,7 @@ class _Drafter:
         self.profile.learn(confidence, survival, grant)
         request.learn(confidence, survival, grant)
         self.idle[seq_id] = 0
-        self._outdate(seq_id)
+        self._outdate(seq_id, grant.min_confidence)
 
     def skip(self, seq_id: int) -> None:
         """No draft for this request; what it said of itself is old after a while, and then the average counts."""
@@ -132,9 +132,10 @@ class _Drafter:
             del self.idle[seq_id]
             self._outdate(seq_id)
 
-    def _outdate(self, seq_id: int) -> None:
-        for t in range(len(THRESHOLDS)):
-            self.forecasts.pop((seq_id, t), None)
+    def _outdate(self, seq_id: int, min_confidence: float = 0.0) -> None:
+        for t, threshold in enumerate(THRESHOLDS):
+            if threshold >= min_confidence:
+                self.forecasts.pop((seq_id, t), None)
 
     def forget(self) -> None:
         """Read the rates anew now and then: they move slowly."""
@@ -168,6 +169,17 @@ class _Choice:
 
 
 NO_CHOICE = _Choice()
+
+
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """What drafting costs in one step; `rate` turns milliseconds into tokens."""
+
+    cost: DraftCost
+    rate: float
+    curve: Sequence[float]  # of the target, by rows
+    base: int  # rows without drafts
+    plain: float  # milliseconds of a plain step
 
 
 class Drafting:
@@ -280,43 +292,14 @@ class Drafting:
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
         curve = self._cost.curve(most_rows, step.context, optimistic=optimistic)
         num_lengths = bisect_right(LENGTHS, longest)
+        price = _Price(drafter.cost, self._budget.rate(step), curve, step.num_base_rows, self._plain(step))
         best = NO_CHOICE
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
             forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
-            choice = self._best_under(drafter, (slots, forecasts), step, curve, num_lengths)
+            choice = _best_length(slots, forecasts, price, num_lengths)
             if choice.value > best.value:
-                best = _Choice(choice.slots, choice.length, t, choice.value)
+                best = replace(choice, limit=t)
         return best
-
-    def _best_under(
-        self,
-        drafter: _Drafter,
-        offers: tuple[Sequence[ModelSlot], Sequence[Forecast]],
-        step: Step,
-        curve: Sequence[float],
-        num_lengths: int,
-    ) -> _Choice:
-        """The best number of slots and length under one confidence limit."""
-        slots, forecasts = offers
-        rate, plain, base = self._budget.rate(step), self._plain(step), step.num_base_rows
-        gains = [_gains(slot, f, num_lengths) for slot, f in zip(slots, forecasts, strict=True)]
-        order = sorted(range(len(slots)), key=lambda i: -max(gains[i]))
-        gained, rows, idle, catch_up = [0.0] * num_lengths, [0.0] * num_lengths, [1.0] * num_lengths, 0
-        value, count, best_length = 0.0, 0, 0
-        for n, i in enumerate(order, 1):
-            f = forecasts[i]
-            gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
-            rows = [a + b for a, b in zip(rows, f.rows, strict=False)]
-            idle = [a * (1.0 - b) for a, b in zip(idle, f.reach, strict=False)]
-            catch_up += slots[i].catch_up
-            price = drafter.cost.milliseconds(n, 0.0, catch_up, plain) / CATCH_UP_STEPS - curve[base]
-            round_ms = drafter.cost.milliseconds(n, 1.0, 0, plain)
-            for k in range(num_lengths):
-                price += WIDTHS[k] * (1.0 - idle[k]) * round_ms
-                now = gained[k] - rate * (price + _between(curve, base + rows[k]))
-                if now > value:
-                    value, count, best_length = now, n, LENGTHS[k]
-        return _Choice(order[:count], best_length, 0, value)
 
     def _probe(self, drafter: _Drafter, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
@@ -344,6 +327,32 @@ class Drafting:
         return drafter
 
 
+def _best_length(slots: Sequence[ModelSlot], forecasts: Sequence[Forecast], price: _Price, num_lengths: int) -> _Choice:
+    """The best number of slots and length under one confidence limit."""
+    gains = [_gains(slot, f, num_lengths) for slot, f in zip(slots, forecasts, strict=True)]
+    order = sorted(range(len(slots)), key=lambda i: -max(gains[i]))
+    gained, rows, idle, catch_up = [0.0] * num_lengths, [0.0] * num_lengths, [1.0] * num_lengths, 0
+    best_value, count, best_length = 0.0, 0, 0
+    curve, base, rate, last = price.curve, price.base, price.rate, len(price.curve) - 1
+    plain = curve[base]
+    for n, i in enumerate(order, 1):
+        gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
+        rows = [a + b for a, b in zip(rows, forecasts[i].rows, strict=False)]
+        idle = [a * (1.0 - b) for a, b in zip(idle, forecasts[i].reach, strict=False)]
+        catch_up += slots[i].catch_up
+        draft_ms = price.cost.milliseconds(n, 0.0, catch_up, price.plain) / CATCH_UP_STEPS
+        round_ms = price.cost.milliseconds(n, 1.0, 0, price.plain)
+        for length, width, tokens, row, nobody in zip(LENGTHS, WIDTHS, gained, rows, idle, strict=False):
+            draft_ms += width * (1.0 - nobody) * round_ms
+            reached = base + row
+            whole = int(reached)
+            ms = curve[whole] + (reached - whole) * (curve[whole + 1] - curve[whole]) if whole < last else curve[last]
+            value = tokens - rate * (draft_ms + ms - plain)
+            if value > best_value:
+                best_value, count, best_length = value, n, length
+    return _Choice(order[:count], best_length, value=best_value)
+
+
 def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int) -> list[float]:
     """Expected further tokens of a draft of each length of the ladder for this slot."""
     tokens = forecast.tokens[:num_lengths]
@@ -352,11 +361,3 @@ def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int) -> list[float]
     if slot.prefix == 1.0 and not slot.rival:
         return tokens
     return [slot.prefix * x - slot.rival for x in tokens]
-
-
-def _between(curve: Sequence[float], rows: float) -> float:
-    """Milliseconds of a fractional number of rows; the most that fit if it is more."""
-    whole = int(rows)
-    if whole >= len(curve) - 1:
-        return curve[-1]
-    return curve[whole] + (rows - whole) * (curve[whole + 1] - curve[whole])

@@ -29,10 +29,12 @@ from headstart.control.state import floats
 from headstart.control.values import Allowance
 
 THRESHOLDS = (0.0, 0.3, 0.5, 0.7, 0.85)
-LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WIDTHS = (1, *(b - a for a, b in pairwise(LENGTHS)))
+LADDER = tuple((POSITIONS[min(length - 1, LAST)], width) for length, width in zip(LENGTHS, WIDTHS, strict=True))
 
-FADE, REQUEST_FADE = 0.99, 0.9  # of a count per draft
+FADE, REQUEST_FADE = 0.995, 0.9  # of a count per draft
+MAX_UNIT, SURE = 1e6, 1.0 - 1e-9
 WEIGHT, REQUEST_WEIGHT = 2.0, 3.0  # pseudo-counts
 
 Rates = tuple[float, float]
@@ -49,46 +51,66 @@ class Forecast:
 
 
 class Profile:
-    """Counts over drafts, per limit and position bucket: came so far, passed, and both weighted by survival."""
+    """Counts over drafts, per limit and position bucket: came so far, passed, and both weighted by survival.
 
-    __slots__ = ("_fade", "came", "kept", "passed", "weight")
+    Old drafts fade by letting each new one count for more.
+    """
+
+    __slots__ = ("_growth", "_unit", "came", "kept", "passed", "weight")
 
     def __init__(self, fade: float = FADE) -> None:
-        self._fade = fade
+        self._growth, self._unit = 1.0 / fade, 1.0  # what a draft counts for now
         size = len(THRESHOLDS) * NUM_POSITIONS
         self.came, self.passed = [0.0] * size, [0.0] * size
         self.weight, self.kept = [0.0] * size, [0.0] * size
 
     def learn(self, confidence: Sequence[float], survival: Sequence[float], grant: Allowance) -> None:
         """Count one draft; shorter than granted means that the next score was below the limit."""
+        self._unit = unit = self._unit * self._growth
+        came, passed, weight, kept = self.came, self.passed, self.weight, self.kept
         for t, threshold in enumerate(THRESHOLDS):
             if threshold < grant.min_confidence:
                 continue
-            before = 1.0
-            for i, (score, alive) in enumerate(zip(confidence, survival, strict=True)):
+            before, start, stop = unit, t * NUM_POSITIONS, len(confidence)
+            for i, score in enumerate(confidence):
                 if score < threshold:
-                    self._count(t, i, before, 0.0, passed=False)
+                    stop = i
                     break
-                self._count(t, i, before, alive, passed=True)
-                before = alive
-            else:
-                if len(confidence) < grant.max_tokens:
-                    self._count(t, len(confidence), before, 0.0, passed=False)
+                cell = start + POSITIONS[i if i < LAST else LAST]
+                came[cell] += unit
+                passed[cell] += unit
+                weight[cell] += before
+                before = unit * survival[i]
+                kept[cell] += before
+            if stop < grant.max_tokens:
+                cell = start + POSITIONS[min(stop, LAST)]
+                came[cell] += unit
+                weight[cell] += before
+        if unit > MAX_UNIT:
+            self._rescale()
 
     def rates(self, t: int, prior: Rates) -> list[Rates]:
         """Of a speculator: each position leans on the one before, the first on `prior`."""
-        rates = []
-        for p in range(NUM_POSITIONS):
-            prior = self._rate(t * NUM_POSITIONS + p, prior, WEIGHT)
-            rates.append(prior)
+        rates, more = [], WEIGHT * self._unit
+        going_on, kept = prior
+        for cell in range(t * NUM_POSITIONS, (t + 1) * NUM_POSITIONS):
+            going_on = (self.passed[cell] + more * going_on) / (self.came[cell] + more)
+            kept = (self.kept[cell] + more * kept) / (self.weight[cell] + more)
+            rates.append((going_on, kept))
         return rates
 
     def rates_of_request(self, t: int, priors: Sequence[Rates]) -> list[Rates]:
         """Of one request: each position leans on the speculator's."""
-        return [self._rate(t * NUM_POSITIONS + p, prior, REQUEST_WEIGHT) for p, prior in enumerate(priors)]
+        here, more = slice(t * NUM_POSITIONS, (t + 1) * NUM_POSITIONS), REQUEST_WEIGHT * self._unit
+        cells = zip(priors, self.came[here], self.passed[here], self.weight[here], self.kept[here], strict=True)
+        return [
+            ((passed + more * going_on) / (came + more), (kept + more * prior) / (weight + more))
+            for (going_on, prior), came, passed, weight, kept in cells
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Everything learned."""
+        self._rescale()
         return {"came": self.came, "passed": self.passed, "weight": self.weight, "kept": self.kept}
 
     @classmethod
@@ -104,16 +126,10 @@ class Profile:
             setattr(profile, part, parts)
         return profile
 
-    def _count(self, t: int, i: int, before: float, alive: float, *, passed: bool) -> None:
-        cell, fade = t * NUM_POSITIONS + POSITIONS[i if i < LAST else LAST], self._fade
-        self.came[cell] = self.came[cell] * fade + 1.0
-        self.passed[cell] = self.passed[cell] * fade + passed
-        self.weight[cell] = self.weight[cell] * fade + before
-        self.kept[cell] = self.kept[cell] * fade + alive
-
-    def _rate(self, cell: int, prior: Rates, weight: float) -> Rates:
-        going_on = (self.passed[cell] + weight * prior[0]) / (self.came[cell] + weight)
-        return going_on, (self.kept[cell] + weight * prior[1]) / (self.weight[cell] + weight)
+    def _rescale(self) -> None:
+        for counts in (self.came, self.passed, self.weight, self.kept):
+            counts[:] = [count / self._unit for count in counts]
+        self._unit = 1.0
 
 
 def forecast(rates: Sequence[Rates]) -> Forecast:
@@ -121,13 +137,18 @@ def forecast(rates: Sequence[Rates]) -> Forecast:
     tokens, rows, reach = [], [], []
     total = drafted = 0.0
     going = alive = 1.0
-    position = 0
-    for width in WIDTHS:
+    for bucket, width in LADDER:
         reach.append(going)
-        for _ in range(width):
-            going_on, kept = rates[POSITIONS[position if position < LAST else LAST]]
-            going, alive, position = going * going_on, alive * kept, position + 1
+        going_on, kept = rates[bucket]
+        if width == 1:
+            going, alive = going * going_on, alive * kept
             total, drafted = total + alive, drafted + going
+        else:  # geometric series
+            going_on, kept = min(going_on, SURE), min(kept, SURE)
+            rest_going, rest_alive = going * going_on**width, alive * kept**width
+            total += (alive - rest_alive) * kept / (1.0 - kept)
+            drafted += (going - rest_going) * going_on / (1.0 - going_on)
+            going, alive = rest_going, rest_alive
         tokens.append(total)
         rows.append(drafted)
     return Forecast(tokens, rows, reach)

@@ -49,7 +49,7 @@ class Model:
             )
         if api.llama_model_is_diffusion(self.handle):
             raise ModelError(f"{self.path} is a diffusion model; it does not generate from left to right")
-        if self.vocab.size == 0:
+        if self.vocab.size == 0 or self.vocab.type == 0:  # asking libllama for a token's text would abort
             raise ModelError(f"{self.path} has no vocabulary")
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from headstart import errors
-from headstart.errors import HeadstartError, WorkerDeadError
+from headstart.errors import HeadstartError, ModelError, WorkerDeadError
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
 from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, Request, RequestStats
@@ -116,8 +116,7 @@ class WorkerClient:
         self.failure = str(error) if error is not None else "the engine stopped"
         if not self._ready.done():
             self.status = "failed"
-            wrapped = error if isinstance(error, HeadstartError) else HeadstartError(self.failure)
-            self._ready.set_exception(wrapped)
+            self._ready.set_exception(_load_error(error, self.failure))
             return
         self._fail_all(
             WorkerDeadError(f"{self.failure} while this request was running; the server restarts it, try again")
@@ -161,6 +160,13 @@ class _Relay:
             self._loop.call_soon_threadsafe(function, argument)
         except RuntimeError:
             log.debug("the asyncio loop is closed; %s was dropped", function.__name__)
+
+
+def _load_error(error: BaseException | None, failure: str) -> HeadstartError:
+    """Why the models could not be loaded; a process that just died leaves only a guess."""
+    if isinstance(error, WorkerDeadError):
+        return ModelError(f"{failure} while it loaded the models; a file is damaged, or memory ran out")
+    return error if isinstance(error, HeadstartError) else HeadstartError(failure)
 
 
 def _as_exception(event: ErrorEvent) -> HeadstartError:

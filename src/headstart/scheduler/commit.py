@@ -63,7 +63,8 @@ class Committer:
         run.num_steps += 1
         self._drafting.settle(slot, emitted, num_accepted)
         run.proposal = NO_PROPOSAL
-        self._events.append(TokenEvent(run.request.request_id, tuple(emitted), text, sources, tuple(logprobs[: len(emitted)])))
+        shown = tuple(logprobs[: len(emitted)])
+        self._events.append(TokenEvent(run.request.request_id, tuple(emitted), text, sources, shown))
         self._finish_if_over(slot, emitted[-1], stopping_word, now)
         return len(emitted)
 

@@ -56,7 +56,7 @@ class Drafting:
         self.observes = any(seat.wants_logits for seat in seats)
         self.reasons: Counter[str] = Counter()
         for seat in seats:
-            if seat.is_model:
+            if seat.speculator.scores_are_probabilities:
                 controller.declare_model(seat.name)
 
     def check(self, params: SpeculativeParams) -> None:

@@ -23,6 +23,8 @@ from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, St
 
 log = logging.getLogger(__name__)
 
+WARM_UP_ROWS, WARM_UP_ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 3
+
 
 class Scheduler:
     """Runs requests on slots. Owns the engine; not thread-safe.
@@ -56,6 +58,25 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting) or any(s.run is not None for s in self.slots)
+
+    def warm_up(self, seconds: float) -> None:
+        """Measure what steps of some sizes cost, so that control need not find out on the first texts.
+
+        Also brings the weights into memory. Nothing stays in the cache.
+        """
+        controller, engine, batch = self.drafting.controller, self.engine, self._batch
+        end = self.clock() + seconds
+        sizes = [n for n in WARM_UP_ROWS if n <= min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)]
+        for num_rows in sizes * WARM_UP_ROUNDS:
+            batch.clear()
+            batch.add(0, 0, [0] * num_rows, num_rows)
+            started = self.clock()
+            engine.decode(batch)
+            now = self.clock()
+            controller.observe_step(num_rows, num_rows, 1000.0 * (now - started))
+            engine.clear(0)
+            if now > end:
+                break
 
     def submit(self, request: Request) -> None:
         """Queue a request.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from headstart.errors import HeadstartError
+from headstart.errors import HeadstartError, WorkerDeadError
 from headstart.scheduler.loop import Command, Message, Stop, run_loop
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.scheduler import Scheduler
@@ -137,7 +137,7 @@ class ProcessTransport:
                     error, stopped = item, True
         except (EOFError, OSError):
             self._process.join()
-            error = HeadstartError(f"the engine process ended with {_exit_words(self._process.exitcode)}")
+            error = WorkerDeadError(f"the engine process ended with {_exit_words(self._process.exitcode)}")
         receiver.on_end(error)
 
 
@@ -152,7 +152,8 @@ def _exit_words(code: int | None) -> str:
 
 def _process_main(build: Build, pipe: Connection, log_level: int) -> None:
     """Entry of the engine process: load, report ready, run the loop, say why it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle; it tells us to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the server tells us to stop
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     error: BaseException | None = None
     try:

@@ -30,6 +30,7 @@ class Speculator(ABC):
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Capability]] = frozenset()
+    scores_are_probabilities: ClassVar[bool] = False  # of acceptance, given the tokens before: believed from the start
     is_model: ClassVar[bool] = False  # drafting costs decodes: control prices it before it drafts
 
     Options: ClassVar[type | None] = None  # a frozen dataclass; its fields become flags --spec-<name>-<field>

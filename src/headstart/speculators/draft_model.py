@@ -48,6 +48,7 @@ class DraftModelSpeculator(Speculator):
     """Drafts with a second model. Its cache catches up with the history without decoding twice."""
 
     name = "draft-model"
+    scores_are_probabilities = True
     is_model = True
 
     @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class DraftModelSpeculator(Speculator):
             self._lines[seq_id].synced = 0
 
     def describe(self) -> dict[str, Any]:
-        vocabulary = "identical" if self._bridge is None else self._bridge.comparison.describe()
+        vocabulary = "identical" if self._bridge is None else self._bridge.describe()
         way = "identical" if self._bridge is None else self._bridge.way.value
         return {
             "sampling": self.options.sampling,

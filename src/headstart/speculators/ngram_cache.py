@@ -24,6 +24,7 @@ from headstart.speculators.base import Speculator, register
 from headstart.structures.counted_history import CountedHistory
 from headstart.structures.ngram_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
 from headstart.structures.token_log import VocabularyId
+from headstart.structures.shares import conditional
 from headstart.types import Draft, DraftRequest
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class NgramCacheSpeculator(Speculator):
     """Drafts the token that followed most often, as long as it is clear which."""
 
     name = "ngram-cache"
+    scores_are_probabilities = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -117,7 +119,7 @@ class NgramCacheSpeculator(Speculator):
             tokens.append(guess[0])
             scores.append(score)
             key, size = slide(key, guess[0]), min(size + 1, MAX_NGRAM)
-        return Draft(tokens, scores, self.name, "" if tokens else "no match")
+        return Draft(tokens, conditional(scores), self.name, "" if tokens else "no match")
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         history = self._histories.get(seq_id)

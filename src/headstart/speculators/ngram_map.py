@@ -24,7 +24,7 @@ from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.histories import Histories
 from headstart.structures.reach import Reach
-from headstart.structures.shares import agreeing
+from headstart.structures.shares import agreeing, conditional
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
 
@@ -89,7 +89,7 @@ class _NgramMap(Speculator):
         reach.watch(choice.key, tokens)
         share = choice.num_agreeing / choice.num_places
         scores = agreeing(self._options.size_n * choice.num_agreeing, choice.num_agreeing, len(tokens))
-        return Draft(tokens, scores if share == 1.0 else [share * score for score in scores], self.name)
+        return Draft(tokens, conditional(scores if share == 1.0 else [share * score for score in scores]), self.name)
 
     _num_places: ClassVar[int]  # that `_choose` wants to see
 
@@ -113,6 +113,7 @@ class NgramMapKSpeculator(_NgramMap):
     """Copies from the newest place of the key."""
 
     name = "ngram-map-k"
+    scores_are_probabilities = True
     _num_places = 1
 
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:
@@ -124,6 +125,7 @@ class NgramMapK4vSpeculator(_NgramMap):
     """Copies the continuation of the key that is at least twice as common as the others together."""
 
     name = "ngram-map-k4v"
+    scores_are_probabilities = True
     _num_places = _MAX_PLACES
 
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:

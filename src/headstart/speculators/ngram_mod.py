@@ -20,6 +20,7 @@ from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.ngram_table import NgramTable
 from headstart.structures.rolling import key_of, leaving_factor, salt_of, slide
+from headstart.structures.shares import conditional
 from headstart.types import Draft, DraftRequest
 
 
@@ -38,6 +39,7 @@ class NgramModSpeculator(Speculator):
     """Walks a table shared by all sequences."""
 
     name = "ngram-mod"
+    scores_are_probabilities = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -88,7 +90,7 @@ class NgramModSpeculator(Speculator):
         for length, count in enumerate(counts, options.n_match):
             score *= count / (count + 1 / length)
             scores.append(score)
-        return Draft(tokens, scores, self.name)
+        return Draft(tokens, conditional(scores), self.name)
 
     def _at(self, request: DraftRequest) -> _Sequence:
         """The state of a sequence; taken anew from the history if they moved apart."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.histories import Histories
-from headstart.structures.shares import agreeing
+from headstart.structures.shares import agreeing, conditional
 from headstart.types import Draft, DraftRequest
 
 
@@ -25,6 +25,7 @@ class NgramSimpleSpeculator(Speculator):
     """Copies from the sequence's own history."""
 
     name = "ngram-simple"
+    scores_are_probabilities = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -56,7 +57,7 @@ class NgramSimpleSpeculator(Speculator):
             return Draft(speculator=self.name, reason="no match")
         length, position = places[0]
         tokens = index.copy(position, min(request.max_tokens, self._options.size_m))
-        return Draft(tokens, agreeing(length, 1, len(tokens)), self.name)
+        return Draft(tokens, conditional(agreeing(length, 1, len(tokens))), self.name)
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         self._histories.accept(seq_id, emitted)

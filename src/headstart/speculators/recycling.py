@@ -18,6 +18,7 @@ from typing import Any
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.successors import Successors
+from headstart.structures.shares import conditional
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 
 _MAX_NAMESPACES = 16
@@ -28,6 +29,7 @@ class RecyclingSpeculator(Speculator):
     """Chains each token's likeliest successor."""
 
     name = "recycling"
+    scores_are_probabilities = True
     needs = frozenset({Capability.LOGITS})
 
     @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class RecyclingSpeculator(Speculator):
                 break
             tokens.append(token)
             scores.append(score)
-        return Draft(tokens, scores, self.name, "" if tokens else "no likely successor")
+        return Draft(tokens, conditional(scores), self.name, "" if tokens else "no likely successor")
 
     def observe(self, decoded: Decoded) -> None:
         for row, (seq_id, token) in enumerate(zip(decoded.seq_ids.tolist(), decoded.tokens.tolist(), strict=True)):

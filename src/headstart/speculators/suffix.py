@@ -27,7 +27,7 @@ from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
 from headstart.structures.histories import Histories
-from headstart.structures.shares import agreeing
+from headstart.structures.shares import agreeing, conditional
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
@@ -53,6 +53,7 @@ class SuffixSpeculator(Speculator):
     """Copies from the sequence's own history and from a corpus of past texts."""
 
     name = "suffix"
+    scores_are_probabilities = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -117,7 +118,7 @@ class SuffixSpeculator(Speculator):
             self._sources.pop(request.seq_id, None)
             return Draft(speculator=self.name, reason="below min-share" if source else "no match")
         self._sources[request.seq_id] = source
-        return Draft(tokens, scores, self.name)
+        return Draft(tokens, conditional(scores), self.name)
 
     def _with_last(
         self, seq_id: int, index: SuffixIndex, size: int, tail: array[int], places: list[Place]

@@ -12,6 +12,7 @@ accepted tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 
@@ -24,3 +25,13 @@ def agreeing(weight: int, num_places: int, count: int) -> tuple[float, ...]:
         score *= total / (total + 1)
         scores.append(score)
     return tuple(scores)
+
+
+def conditional(scores: Sequence[float]) -> list[float]:
+    """From the probability that a token and all before it are accepted to that of the token given those before."""
+    before = 1.0
+    shares = []
+    for score in scores:
+        shares.append(score / before)
+        before = score
+    return shares

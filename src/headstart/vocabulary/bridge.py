@@ -230,14 +230,32 @@ class VocabularyBridge:
         )
         self._trie = ByteTrie(self.draft.pieces, data.order)
         self._allowed = lru_cache(maxsize=128)(self._trie.allowed)
-        self.partners = _partners(self.comparison)
-        """Ids of the draft and ids of the target that mean the same, one to one, in the same order."""
+        self._partners = _partners(self.comparison)
 
     @property
     def way(self) -> Way:
         """How tokens go. Replacements need the text, so with them no vocabularies count as shared."""
         way = self.comparison.way
         return Way.TEXT if way is Way.SHARED and self._replacements else way
+
+    def why_not(self) -> str | None:
+        """Why no draft could be translated; None if drafts can be."""
+        if self.way is not Way.TEXT:
+            return None
+        for source, other, name in ((self.target, self.draft, "it"), (self.draft, self.target, "the target")):
+            used, spelled = characters(source), characters(source) & other.ids.keys()
+            if 2 * len(spelled) <= len(used) or not used:
+                return (
+                    f"{name} has tokens for only {len(spelled)} of the {len(used)} ASCII characters in the other's "
+                    "vocabulary, so text cannot go from one to the other"
+                )
+        return None
+
+    def describe(self) -> str:
+        """One line for the log and `/props`."""
+        pairs = len(self._replacements)
+        replaced = f"; by text, with {pairs} marker{'s' * (pairs > 1)} replaced" if pairs else ""
+        return self.comparison.describe() + (replaced if self.way is Way.TEXT else "")
 
     @property
     def to_target(self) -> NDArray[np.int32]:
@@ -254,6 +272,10 @@ class VocabularyBridge:
         if self.way is Way.IDENTICAL:
             return IdenticalSequence(self.target.size)
         return SharedSequence(self) if self.way is Way.SHARED else TextSequence(self)
+
+    def map_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A row of the draft's logits by target ids, -inf where a token has no partner."""
+        return np.append(logits, np.float32(-np.inf)).take(self._partners, mode="clip")
 
     def allowed(self, pending: bytes) -> NDArray[np.int32]:
         """Draft tokens that agree with `pending`: they begin with it or it begins with them. Read only.
@@ -283,9 +305,19 @@ class VocabularyBridge:
         return [partner] if partner >= 0 else self._target_encoder.encode(self.draft.pieces[token])
 
 
-def _partners(comparison: Comparison) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-    """Where two tokens of one side have the same bytes only the one that comes back counts."""
+def characters(table: VocabTable) -> set[bytes]:
+    """Printable ASCII characters that occur in a vocabulary's text."""
+    return {bytes([byte]) for byte in set(b"".join(table.pieces)) if 32 < byte < 127}
+
+
+def _partners(comparison: Comparison) -> NDArray[np.intp]:
+    """Per target token the draft token that means the same, one to one; else one past the last draft token.
+
+    Where two tokens of one side have the same bytes only the one that comes back counts.
+    """
     ours = np.flatnonzero(comparison.to_target >= 0)
     theirs = comparison.to_target[ours]
     is_mutual = comparison.to_draft[theirs] == ours
-    return ours[is_mutual], theirs[is_mutual]
+    partners = np.full(len(comparison.to_draft), len(comparison.to_target), np.intp)
+    partners[theirs[is_mutual]] = ours[is_mutual]
+    return partners

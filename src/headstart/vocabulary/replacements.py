@@ -59,8 +59,8 @@ class Replacements:
         self._prefixes = {source[:end] for source in self._replaced for end in range(1, len(source))}
         self._max_held = max(map(len, self._prefixes), default=0)
 
-    def __bool__(self) -> bool:
-        return bool(self._replaced)
+    def __len__(self) -> int:
+        return len(self._replaced)
 
     def apply(self, symbols: str) -> tuple[str, str]:
         """(rewritten symbols, symbols held back): what may yet become a marker is held back."""

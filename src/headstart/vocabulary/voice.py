@@ -226,10 +226,7 @@ class BridgedGrowth(Growth):
         before = self._sequence.translate(self.tokens)[0]
         if len(bridge.target.join(before)) + self._num_healed != len(bridge.draft.join(self.tokens)):
             return None  # inside a character: the next token may become part of one with those before
-        ours, theirs = bridge.partners
-        mapped = np.full(bridge.target.size, -np.inf, np.float32)
-        mapped[theirs] = logits[ours]
-        choice = choose(mapped, len(self.request.tokens) + len(before))
+        choice = choose(bridge.map_logits(logits), len(self.request.tokens) + len(before))
         self._choices.append((len(before), choice))
         return choice
 

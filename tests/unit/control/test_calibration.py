@@ -84,13 +84,3 @@ def test_a_model_is_believed_until_counts_say_otherwise() -> None:
         calibration.record(Outcome(1, "model", [0.95], 0, 1))
     calibration.end(1)
     assert calibration.survival("model", [0.95], 1)[0] < 0.2
-
-
-def test_the_confidence_for_an_acceptance_rises_with_it() -> None:
-    calibration = Calibration()
-    calibration.declare_probability("model")
-    needed = [calibration.confidence_for("model", a) for a in (0.05, 0.3, 0.5, 0.7, 0.99)]
-    assert needed == sorted(needed)
-    assert needed[0] == 0.0
-    assert needed[-1] == 1.0
-    assert 0.0 < needed[2] < 1.0

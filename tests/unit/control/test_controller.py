@@ -12,17 +12,8 @@ from typing import Any
 
 import pytest
 
-from headstart.control import (
-    Controller,
-    DraftRun,
-    Outcome,
-    Preference,
-    SlotDraft,
-    Step,
-    draft_value,
-    splice,
-    splice_point,
-)
+from headstart.control import Allowance, Controller, DraftRun, Outcome, SlotDraft, Step
+from headstart.control.choice import draft_value
 
 STEP = Step(1, 1, 100)
 
@@ -46,7 +37,7 @@ def trained() -> Controller:
         controller.observe_step(rows, 100, 50.0 + 20.0 * (rows - 1))
         controller.record(Outcome(1, "text", [4.0] * 6, rng.randint(0, 6), 6))
         controller.plan([SlotDraft(controller.survival("text", [4.0] * 6, 1))], STEP)
-    controller.observe_draft(DraftRun("model", [4], [3], 2, 21.0), STEP)
+    controller.observe_draft(DraftRun("model", [1], [Allowance(4)], [[0.9, 0.8, 0.7]], 2, 21.0), STEP)
     return controller
 
 
@@ -76,7 +67,7 @@ def test_saved_state_gives_the_same_decisions(tmp_path: Path) -> None:
         lambda state: state["calibration"]["text"]["cell_m"].__setitem__(0, 1e6),
         lambda state: state.update(calibration=[]),
         lambda state: state["budget"].update({"1": [1.0]}),
-        lambda state: state["drafting"]["model"].update(going_on=7),
+        lambda state: state["drafting"]["model"]["profile"]["passed"].__setitem__(0, 7e3),
     ],
 )
 def test_damaged_state_is_refused_and_changes_nothing(tmp_path: Path, damage: Any) -> None:
@@ -111,23 +102,6 @@ def test_a_price_turns_long_doubtful_drafts_into_less_than_short_sure_ones() -> 
     assert draft_value(long, 0.45) < draft_value(short, 0.45)
 
 
-def test_splicing_keeps_survival_falling_and_cuts_where_the_model_is_surer() -> None:
-    assert splice([0.9, 0.5], [0.8, 0.4]) == pytest.approx([0.9, 0.5, 0.4, 0.2])
-    assert splice([], [0.8]) == [0.8]
-    assert splice_point([0.9, 0.8, 0.2], 0.7) == 2
-    assert splice_point([0.5], 0.7) == 0
-
-
-def test_the_way_of_picking_follows_what_would_have_been_accepted() -> None:
-    preference = Preference()
-    for _ in range(30):
-        preference.record(coupled_matched=False, argmax_matched=True)
-    assert not preference.prefers_coupled
-    for _ in range(100):
-        preference.record(coupled_matched=True, argmax_matched=False)
-    assert preference.prefers_coupled
-
-
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
 @pytest.mark.parametrize(("workload", "num_slots"), [("nothing", 1), ("nothing", 4), ("low", 4)])
 def test_auto_is_never_slower_than_off(simulation: ModuleType, curve: str, workload: str, num_slots: int) -> None:
@@ -159,4 +133,27 @@ def test_a_draft_model_under_control_is_never_slower_than_off(
     simulation: ModuleType, curve: str, workload: str
 ) -> None:
     run = simulation.ModelSimulation(workload, curve, 2, tokens=800)
+    assert run.auto().speed >= 0.97 * run.off().speed
+
+
+@pytest.mark.parametrize("curve", ["gpu", "moe"])
+@pytest.mark.parametrize(("workload", "num_slots"), [("mixed", 1), ("per-slot", 4), ("medium", 4)])
+def test_a_draft_model_under_control_keeps_up_with_lengths_and_limits_set_by_hand(
+    simulation: ModuleType, curve: str, workload: str, num_slots: int
+) -> None:
+    run = simulation.ModelSimulation(workload, curve, num_slots, tokens=2400 // num_slots)
+    controller = Controller()
+    run.auto(controller)
+    best = max(run.fixed_model(k, p).speed for k in (1, 2, 4, 8) for p in (0.0, 0.3, 0.7))
+    assert run.auto(controller).speed >= 0.93 * best
+
+
+def test_lengths_by_known_chances_lie_between_off_and_hindsight(simulation: ModuleType) -> None:
+    run = simulation.Simulation("mixed", "gpu", 2, tokens=600)
+    assert run.off().speed < run.reachable().speed < run.oracle().speed
+
+
+@pytest.mark.parametrize("curve", ["cpu", "gpu"])
+def test_a_growing_context_does_not_make_auto_slower_than_off(simulation: ModuleType, curve: str) -> None:
+    run = simulation.Simulation("nothing", curve, 2, tokens=800, growth=16)
     assert run.auto().speed >= 0.97 * run.off().speed

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from headstart.control import Controller, DraftRun, ModelSlot, Outcome, Step
+from headstart.control import Allowance, Controller, DraftRun, ModelSlot, Outcome, Step
 
 STEP = Step(1, 1, 100)
 
@@ -18,9 +18,10 @@ def learned(acceptance_labels: tuple[int, int], *, round_ms: float = 5.0, row_ms
     for _ in range(6):
         for rows in range(1, 18):
             controller.observe_step(rows, 100, 50.0 + row_ms * (rows - 1))
-        controller.observe_draft(DraftRun("model", [4], [4], 0, 4 * round_ms), STEP)
+        controller.observe_draft(DraftRun("model", [0], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP)
     matched, labelled = acceptance_labels
     for seq_id in range(60):
+        controller.observe_draft(DraftRun("model", [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP)
         controller.record(Outcome(seq_id, "model", [0.9] * 4, matched, labelled))
         controller.end(seq_id)
     return controller
@@ -33,10 +34,22 @@ def test_a_good_model_may_draft_and_a_bad_or_dear_one_may_not() -> None:
     assert learned((4, 4), round_ms=60.0).plan_model("model", slots, STEP)[0].max_tokens == 0
 
 
-def test_a_dearer_row_asks_for_more_confidence() -> None:
-    both = learned((4, 4), row_ms=8.0), learned((4, 4), row_ms=28.0)
-    thresholds = [c.plan_model("model", [ModelSlot(1, 4)], STEP)[0].min_confidence for c in both]
-    assert 0.0 < thresholds[0] < thresholds[1] < 1.0
+def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
+    """Right when sure, wrong when not, and sure half of the time: a limit spares the other half's rounds."""
+    controller, slot = learned((4, 4)), ModelSlot(1, 8)
+    for i in range(80):
+        is_sure = i % 2 == 0
+        scores = [0.95 if is_sure else 0.2] * 8
+        (grant,) = controller.plan_model("model", [slot], STEP)
+        if not grant.max_tokens:
+            continue
+        drafted = [score for score in scores[: grant.max_tokens] if score >= grant.min_confidence]
+        rounds = min(grant.max_tokens, len(drafted) + 1)
+        controller.observe_draft(DraftRun("model", [1], [grant], [drafted], 0, 5.0 * rounds), STEP)
+        if drafted:
+            matched = len(drafted) if is_sure else 0
+            controller.record(Outcome(1, "model", drafted, matched, min(matched + 1, len(drafted))))
+    assert controller.plan_model("model", [slot], STEP)[0].min_confidence > 0.2
 
 
 def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
@@ -66,7 +79,13 @@ def test_no_room_means_no_draft() -> None:
 
 def test_probes_of_a_model_that_is_off_become_rare_and_stay_cheap() -> None:
     controller = learned((0, 1))
-    probes = [i for i in range(4000) if controller.plan_model("model", [ModelSlot(1, 16)], STEP)[0].max_tokens]
+    probes = []
+    for i in range(4000):
+        (grant,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+        if n := grant.max_tokens:
+            probes.append(i)
+            controller.observe_draft(DraftRun("model", [1], [grant], [[0.9] * n], 0, 5.0 * n), STEP)
+            controller.record(Outcome(1, "model", [0.9] * n, 0, 1))
     gaps = [b - a for a, b in itertools.pairwise(probes)]
     assert len(probes) >= 5
     assert gaps[-1] > gaps[0]
@@ -76,11 +95,13 @@ def test_probes_of_a_model_that_is_off_become_rare_and_stay_cheap() -> None:
 def test_a_model_that_became_good_is_found_by_probes() -> None:
     controller = learned((0, 1))
     for _ in range(3000):
-        (allowance,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
-        if allowance.max_tokens > 3:
+        (grant,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+        if grant.max_tokens > 3:
             return
-        if allowance.max_tokens:
-            controller.record(Outcome(1, "model", [0.9] * 3, 3, 3))
+        if grant.max_tokens:
+            n = grant.max_tokens
+            controller.observe_draft(DraftRun("model", [1], [grant], [[0.9] * n], 0, 5.0 * n), STEP)
+            controller.record(Outcome(1, "model", [0.9] * n, n, n))
     pytest.fail("still off")
 
 

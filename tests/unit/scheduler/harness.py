@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,7 +22,7 @@ from headstart.scheduler.seat import Seat
 from headstart.speculation import make_speculator
 from headstart.speculators import Speculator
 from headstart.structures.token_log import VocabularyId
-from headstart.testing import ByteVocab, FakeEngine
+from headstart.testing import ByteVocab, FakeEngine, FakeFilters
 from headstart.types import Draft, DraftRequest, MemoryKind
 
 SIZE, EOS = 32, 31
@@ -53,9 +54,32 @@ class Model(FakeEngine):
         super().__init__(SIZE, order, context_size=context_size, num_cells=num_cells or 8 * context_size, memory=memory)
         self.skew = skew
 
+    def make_filters(self, params: object) -> ReadingFilters:
+        assert isinstance(params, SamplingParams)
+        return ReadingFilters(params)
+
     def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         seen = tokens if self._order is None else tokens[-self._order :]
         return _logits(tuple(seen), self.skew)
+
+
+class ReadingFilters(FakeFilters):
+    """Penalties too, so that a text read twice, late or not at all changes the tokens."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        super().__init__(params)
+        self._text: deque[int] = deque(maxlen=params.repeat_last_n if params.has_penalties else 0)
+
+    def apply(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        if self._text:
+            counts = np.bincount(self._text, minlength=SIZE)
+            logits = logits - counts[ids].astype(np.float32)
+        return super().apply(ids, logits, use_xtc)
+
+    def accept(self, token: int) -> None:
+        self._text.append(token)
 
 
 @lru_cache(50_000)

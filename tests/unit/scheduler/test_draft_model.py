@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -43,7 +44,9 @@ def test_a_model_that_equals_the_target_is_always_right_coupled() -> None:
 
 
 def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
-    requests = [replace(REQUEST, request_id=str(i), sampling=replace(ENDLESS, seed=i, temperature=1.0)) for i in range(6)]
+    requests = [
+        replace(REQUEST, request_id=str(i), sampling=replace(ENDLESS, seed=i, temperature=1.0)) for i in range(6)
+    ]
     accepted = {}
     for sampling in ("coupled", "argmax", "auto"):
         engine = Model()
@@ -113,7 +116,7 @@ def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> Non
     # The prompt is cached then, so its very first token is drafted as well; that may win a token.
     assert 0 <= second.num_accepted - first.num_accepted <= 1
     assert (third.num_drafted, third.num_accepted) == (second.num_drafted, second.num_accepted)
-    spent = [later[1] - earlier[1] for earlier, later in zip(runs, runs[1:], strict=False)]
+    spent = [later[1] - earlier[1] for earlier, later in itertools.pairwise(runs)]
     assert all(rows - len(REQUEST.prompt) <= s <= rows for s in spent)
 
 

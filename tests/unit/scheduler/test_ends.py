@@ -37,7 +37,7 @@ def ends_with_eos(engine: Model) -> Request:
         Request(request_id="r", prompt=[1], sampling=SamplingParams(temperature=1.5, seed=seed), max_tokens=80)
         for seed in range(200)
     )
-    return next(r for r in found if 5 < len(tokens := answer(engine, r).tokens) and tokens[-1] == EOS)
+    return next(r for r in found if len(tokens := answer(engine, r).tokens) > 5 and tokens[-1] == EOS)
 
 
 def test_the_context_limit_ends_one_request_and_leaves_the_others_alone() -> None:

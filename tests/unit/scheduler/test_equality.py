@@ -74,7 +74,9 @@ def test_output_does_not_depend_on_what_each_request_asks_of_speculation(tempera
     wishes = [
         SpeculativeParams(
             mode=SequenceMode(random.choice([m.value for m in SequenceMode])),
-            types=tuple(random.permutation(["suffix", "draft-model", "ngram-simple"])[: random.integers(1, 4)].tolist()),
+            types=tuple(
+                random.permutation(["suffix", "draft-model", "ngram-simple"])[: random.integers(1, 4)].tolist()
+            ),
             n_max=int(random.integers(0, 12)),
             n_min=int(random.integers(0, 3)),
             p_min=float(random.choice([0.0, 0.5])),

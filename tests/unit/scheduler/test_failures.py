@@ -70,7 +70,6 @@ def test_a_speculator_that_raises_is_off_for_those_requests_and_counted(phase, s
     requests = make_requests(6)
     engine = Model()
     scheduler = make_scheduler(engine, [Raising(phase)], spec, parallel=2)
-    answers: dict[str, Answer] = {}
     with caplog.at_level(logging.ERROR):
         check(engine, requests, play(scheduler, requests))
     seat = scheduler.drafting.seats["raising"]

@@ -1,4 +1,4 @@
-"""A target of 31 letters and a draft model of other tokens that thinks like it: doubles for drafts across vocabularies."""
+"""A target of 31 letters and a draft model of other tokens that thinks like it, for drafts across vocabularies."""
 
 from __future__ import annotations
 
