@@ -9,7 +9,7 @@ then a step that takes three times as long), the scores are the times without it
 cost curve, but not the outcomes: nothing that only sees the past can be expected to beat it. "Cold" starts
 knowing nothing; "warm" has seen another text of the kind on this machine.
 
-    python benchmarks/control_simulation.py [--tokens 3000] [--growth 0] [--model]
+    python -m benchmarks.control_simulation [--tokens 3000] [--growth 0] [--model]
 """
 
 from __future__ import annotations
@@ -20,110 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, product
 
+from benchmarks.simulated_texts import CURVES, WORKLOADS, Kind, Place, make_model_text, make_text
+
 from headstart.control import Allowance, Controller, DraftRun, ModelSlot, Outcome, SlotDraft, Step
 
 LONGEST = 16  # draft tokens that a speculator offers
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 REQUEST_TOKENS = 400
 CONTEXT, GROWN_CONTEXT = 500, 16384
-
-Curve = Callable[[int], float]
-
-
-def piecewise(*points: tuple[int, float]) -> Curve:
-    """Linear between (rows, ms) points, and beyond the last two."""
-
-    def cost(rows: int) -> float:
-        right = next((i for i, (x, _) in enumerate(points) if x >= rows), len(points) - 1)
-        (x0, y0), (x1, y1) = points[max(0, right - 1)], points[max(1, right)]
-        return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
-
-    return cost
-
-
-CURVES: dict[str, Curve] = {
-    "cpu": piecewise((1, 49), (2, 70), (4, 113), (8, 180), (16, 300), (32, 637), (64, 1200)),
-    "gpu": piecewise((1, 10), (8, 10.8), (12, 11.4), (13, 17), (16, 17.5), (32, 19), (33, 26), (64, 30)),
-    "moe": piecewise((1, 20), (2, 29), (4, 41), (8, 57), (16, 76), (32, 98), (64, 130)),
-}
-
-
-@dataclass(frozen=True)
-class Place:
-    """One token of a text: does the speculator guess it, how sure is it, does it draft here at all?"""
-
-    is_guessed: bool
-    confidence: float
-    has_draft: bool
-    is_copied: bool = False
-    chance: float = 0.0  # that it is guessed, given the state of the text
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A text in two states, copying and not: chance to be guessed in each, and to change the state."""
-
-    copied: float = 0.95
-    novel: float = 0.1
-    leave: float = 0.03
-    enter: float = 0.05
-    drafts_novel: float = 0.5  # share of novel places where a (mostly wrong) draft is offered
-    halves: tuple[float, float] | None = None  # instead: acceptance of each half, same scores
-
-    def survival(self, place: Place, longest: int) -> list[float]:
-        """Chance that a draft made here survives, knowing the state here and how states change."""
-        if self.halves is not None:
-            return [place.chance ** (i + 1) for i in range(longest)]
-        copied, novel, survival = float(place.is_copied), float(not place.is_copied), []
-        for _ in range(longest):
-            copied, novel = copied * self.copied, novel * self.novel
-            survival.append(copied + novel)
-            copied, novel = (
-                copied * (1.0 - self.leave) + novel * self.enter,
-                copied * self.leave + novel * (1.0 - self.enter),
-            )
-        return survival
-
-
-def make_text(kind: Kind, rng: random.Random, length: int) -> list[Place]:
-    """A text with match lengths as scores: places guessed in a row before, plus noise."""
-    places, run, copying = [], rng.randint(1, 4), rng.random() < 0.5
-    for i in range(length):
-        copying = rng.random() >= kind.leave if copying else rng.random() < kind.enter
-        chance = kind.copied if copying else kind.novel
-        has_draft = copying or rng.random() < kind.drafts_novel
-        score = float(max(1, min(64, run)))
-        if kind.halves is not None:
-            chance, has_draft, score = kind.halves[2 * i // length], True, float(rng.randint(2, 8))
-        is_guessed = rng.random() < chance
-        places.append(Place(is_guessed, score, has_draft, copying, chance))
-        run = run + 1 if is_guessed else rng.randint(0, 3)
-    return places
-
-
-def make_model_text(kind: Kind, rng: random.Random, length: int) -> list[Place]:
-    """A text with probabilities as scores, as a draft model gives them: informative, a little too sure."""
-    places, copying = [], rng.random() < 0.5
-    for i in range(length):
-        copying = rng.random() >= kind.leave if copying else rng.random() < kind.enter
-        chance = kind.copied if copying else kind.novel
-        if kind.halves is not None:
-            chance = kind.halves[2 * i // length]
-        sharp = rng.betavariate(6 * chance + 0.05, 6 * (1 - chance) + 0.05)
-        places.append(Place(rng.random() < sharp, min(0.999, sharp**0.8), has_draft=True))
-    return places
-
-
-WORKLOADS: dict[str, Callable[[int], Kind]] = {
-    "mixed": lambda _: Kind(),
-    "edit": lambda _: Kind(copied=0.97, leave=0.02, enter=0.2),
-    "nothing": lambda _: Kind(copied=0.03, novel=0.02, drafts_novel=1.0),
-    "low": lambda _: Kind(halves=(0.4, 0.4)),
-    "medium": lambda _: Kind(halves=(0.7, 0.7)),
-    "halves": lambda _: Kind(halves=(0.95, 0.05)),
-    "per-slot": lambda slot: Kind(halves=((0.96, 0.05, 0.6, 0.3)[slot % 4],) * 2),
-    "looping": lambda _: Kind(halves=(0.995, 0.995)),
-}
 
 
 @dataclass

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmarks.control_simulation import ModelSimulation, Simulation
 
 from headstart.control import Allowance, Controller, DraftRun, Outcome, SlotDraft, Step
 from headstart.control.choice import draft_value
 
 STEP = Step(1, 1, 100)
-
-
-@pytest.fixture(scope="module")
-def simulation() -> ModuleType:
-    path = Path(__file__).parents[3] / "benchmarks" / "control_simulation.py"
-    spec = importlib.util.spec_from_file_location("control_simulation", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def trained() -> Controller:
@@ -104,56 +91,52 @@ def test_a_price_turns_long_doubtful_drafts_into_less_than_short_sure_ones() -> 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
 @pytest.mark.parametrize(("workload", "num_slots"), [("nothing", 1), ("nothing", 4), ("low", 4)])
-def test_auto_is_never_slower_than_off(simulation: ModuleType, curve: str, workload: str, num_slots: int) -> None:
-    run = simulation.Simulation(workload, curve, num_slots, tokens=700)
+def test_auto_is_never_slower_than_off(curve: str, workload: str, num_slots: int) -> None:
+    run = Simulation(workload, curve, num_slots, tokens=700)
     assert run.auto().speed >= 0.97 * run.off().speed
 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
 @pytest.mark.parametrize(("workload", "num_slots"), [("mixed", 1), ("looping", 1), ("per-slot", 4)])
-def test_auto_is_as_good_as_the_best_fixed_length(
-    simulation: ModuleType, curve: str, workload: str, num_slots: int
-) -> None:
-    run, controller = simulation.Simulation(workload, curve, num_slots, tokens=1500 // num_slots + 100), Controller()
+def test_auto_is_as_good_as_the_best_fixed_length(curve: str, workload: str, num_slots: int) -> None:
+    run, controller = Simulation(workload, curve, num_slots, tokens=1500 // num_slots + 100), Controller()
     run.auto(controller)
     best = max(run.fixed(length).speed for length in (1, 2, 3, 4, 8, 16))
     assert run.auto(controller).speed >= 0.97 * best
 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
-def test_auto_is_ahead_where_the_text_changes_its_character(simulation: ModuleType, curve: str) -> None:
-    run = simulation.Simulation("halves", curve, 4, tokens=1000)
+def test_auto_is_ahead_where_the_text_changes_its_character(curve: str) -> None:
+    run = Simulation("halves", curve, 4, tokens=1000)
     best = max(run.off().speed, *(run.fixed(length).speed for length in (1, 2, 4, 8)))
     assert run.auto().speed > 1.02 * best
 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu"])
 @pytest.mark.parametrize("workload", ["nothing", "mixed", "looping"])
-def test_a_draft_model_under_control_is_never_slower_than_off(
-    simulation: ModuleType, curve: str, workload: str
-) -> None:
-    run = simulation.ModelSimulation(workload, curve, 2, tokens=800)
+def test_a_draft_model_under_control_is_never_slower_than_off(curve: str, workload: str) -> None:
+    run = ModelSimulation(workload, curve, 2, tokens=800)
     assert run.auto().speed >= 0.97 * run.off().speed
 
 
 @pytest.mark.parametrize("curve", ["gpu", "moe"])
 @pytest.mark.parametrize(("workload", "num_slots"), [("mixed", 1), ("per-slot", 4), ("medium", 4)])
 def test_a_draft_model_under_control_keeps_up_with_lengths_and_limits_set_by_hand(
-    simulation: ModuleType, curve: str, workload: str, num_slots: int
+    curve: str, workload: str, num_slots: int
 ) -> None:
-    run = simulation.ModelSimulation(workload, curve, num_slots, tokens=2400 // num_slots)
+    run = ModelSimulation(workload, curve, num_slots, tokens=2400 // num_slots)
     controller = Controller()
     run.auto(controller)
     best = max(run.fixed_model(k, p).speed for k in (1, 2, 4, 8) for p in (0.0, 0.3, 0.7))
     assert run.auto(controller).speed >= 0.93 * best
 
 
-def test_lengths_by_known_chances_lie_between_off_and_hindsight(simulation: ModuleType) -> None:
-    run = simulation.Simulation("mixed", "gpu", 2, tokens=600)
+def test_lengths_by_known_chances_lie_between_off_and_hindsight() -> None:
+    run = Simulation("mixed", "gpu", 2, tokens=600)
     assert run.off().speed < run.reachable().speed < run.oracle().speed
 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu"])
-def test_a_growing_context_does_not_make_auto_slower_than_off(simulation: ModuleType, curve: str) -> None:
-    run = simulation.Simulation("nothing", curve, 2, tokens=800, growth=16)
+def test_a_growing_context_does_not_make_auto_slower_than_off(curve: str) -> None:
+    run = Simulation("nothing", curve, 2, tokens=800, growth=16)
     assert run.auto().speed >= 0.97 * run.off().speed
