@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -66,10 +67,12 @@ class Server:
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         try:
-            return self.process.wait(20)
+            return self.process.wait(60)
         finally:
-            self.process.kill()
-            self._reader.join(10)
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # whatever a failed test left
+            self.process.wait()
+            self._reader.join()
             assert self.process.stdout is not None
             self.process.stdout.close()
 
