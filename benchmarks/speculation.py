@@ -33,7 +33,16 @@ from headstart.speculators import Speculator
 CHAIN = (*AUTO_TYPES, "draft-model")
 AUTO = Arm("auto", CHAIN, "auto")
 RECORDER = Arm("recorder", CHAIN)
-ALONE = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix", "recycling", "draft-model")
+ALONE = (
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+    "suffix",
+    "recycling",
+    "draft-model",
+)
 GRID = (2, 4, 8, 16)
 QUICK_ARMS = ("off", "suffix@8", "draft-model@4", "suffix,draft-model@4", "suffix,draft-model@8", "auto")
 QUICK_WORKLOADS = "edit,continue,shift"

@@ -11,7 +11,9 @@ from headstart.errors import ConfigError
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import SequenceMode
 
-AUTO_TYPES = ("suffix",)  # of --spec auto. Recycling guesses too, but reading its top candidates costs more than it earns
+AUTO_TYPES = (
+    "suffix",
+)  # of --spec auto. Recycling guesses too, but reading its top candidates costs more than it earns
 NONE = "none"
 
 

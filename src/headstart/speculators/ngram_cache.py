@@ -23,8 +23,8 @@ from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.counted_history import CountedHistory
 from headstart.structures.ngram_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
-from headstart.structures.token_log import VocabularyId
 from headstart.structures.shares import conditional
+from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.successors import Successors
 from headstart.structures.shares import conditional
+from headstart.structures.successors import Successors
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 
 _MAX_NAMESPACES = 16

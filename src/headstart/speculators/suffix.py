@@ -32,7 +32,6 @@ from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 
-
 _Prompt = tuple[str, bytes]
 """Namespace and digest of a prompt."""
 

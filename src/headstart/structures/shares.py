@@ -7,7 +7,7 @@ have agreed for w + 1, so a lone match of length L promises its i-th token with
 
 and n places that agree, with lengths that sum to W, use W, W + n, W + 2n ... instead. Places that
 disagree keep their weight in the denominator. The sum of the products is the expected number of
-accepted tokens.
+accepted tokens. A draft carries the factors (`conditional`), which control buckets and calibrates.
 """
 
 from __future__ import annotations
