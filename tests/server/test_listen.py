@@ -57,8 +57,12 @@ def test_the_address_is_announced_once_requests_can_be_answered():
         announced.append((url, list(loaded)))
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        serve(ServerConfig(port=0), worker, load, announce)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            serve(ServerConfig(port=0), worker, load, announce)
+    finally:
+        signal.signal(signal.SIGINT, before)
     [(url, loaded_before)] = announced
     assert url.startswith("http://127.0.0.1:")
     assert loaded_before == ["ready"]
