@@ -32,7 +32,7 @@ from headstart.control.values import SlotDraft, Step
 
 MARGIN_ON, MARGIN_OFF = 0.03, 0.08  # a draft must gain this share more than it costs, if on / if off
 SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
-EXPLORE_SHARE = 0.01  # of the time may go into trying row counts never measured
+EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
 REVISIT_AFTER, REVISIT_SHARE = 12, 0.01  # drafting (or not) is tried again after so many steps, at this cost
 NEAR_MISS = 0.15  # but drafting only if it is expected to lose no more than this share of a plain step
 EXPLORE_START, EXPLORE_LIMIT = 3.0, 12.0  # savings for that, in plain steps
