@@ -23,9 +23,10 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would fight with libllama's
 
-from headstart.bench.measure import OFF, Arm, Lab, Run, Sampling, Setting, Tally, compare, inflated_models
+from headstart.bench.measure import OFF, Arm, Lab, Run, Sampling, Setting, Tally, compare, inflated_models, parse_arm
 from headstart.bench.oracle import Guesses, Oracle, Recorder
 from headstart.bench.workloads import SCRIPTED, WORKLOADS, make_prompts, num_looping
+from headstart.errors import ConfigError
 from headstart.scheduler.request import Request
 from headstart.speculation import AUTO_TYPES
 from headstart.speculators import Speculator
@@ -79,7 +80,7 @@ class Bench:
         tallies = compare(self.lab, self.schedulers, groups, sampling, self._after)
         recorded = tallies.pop("recorder", None)
         off = tallies["off"]
-        fixed = [name for name in tallies if name not in ("off", "auto")]
+        fixed = [name for name in tallies if name != "off" and not name.startswith("auto")]
         result: dict[str, Any] = {
             "workload": workload,
             "temperature": sampling.temperature,
@@ -180,7 +181,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--draft", default="draft-0.06b-q8")
     parser.add_argument("--quick", action="store_true", help="few arms, workloads and texts: about five minutes")
     parser.add_argument("--workloads", help=f"of {','.join(WORKLOADS)}")
-    parser.add_argument("--arms", help="names, separated by semicolons; default all")
+    parser.add_argument("--arms", help="separated by semicolons: a name, TYPES@LENGTH or auto:TYPES; default all")
     parser.add_argument("--users", help="default 1,4,8")
     parser.add_argument("--temperatures", help="default 0,1")
     parser.add_argument("--groups", type=int, help="texts per user and cell")
@@ -197,9 +198,10 @@ def parse() -> argparse.Namespace:
     args.tokens = args.tokens or (48 if args.quick else 128)
     names = args.arms.split(";") if args.arms else QUICK_ARMS if args.quick else [arm.name for arm in all_arms()]
     known = {arm.name: arm for arm in all_arms()}
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"there is no arm {unknown[0]!r}; there are {'; '.join(known)}")
-    args.arms = [known[name] for name in dict.fromkeys(("off", *names))]
+    try:
+        args.arms = [known.get(name) or parse_arm(name) for name in dict.fromkeys(("off", *names))]
+    except ConfigError as error:
+        parser.error(f"{error}; named arms are {'; '.join(known)}")
     return args
 
 

@@ -56,6 +56,21 @@ class Arm:
 OFF = Arm("off", mode="off")
 
 
+def parse_arm(name: str) -> Arm:
+    """From "off", "suffix,draft-model@4" (a fixed length) or "auto:suffix,draft-model".
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if name == OFF.name:
+        return OFF
+    mode, _, types = name.rpartition(":")
+    types, _, length = types.partition("@")
+    if mode not in ("", "auto") or not types or not (length.isdecimal() if mode == "" else length == ""):
+        raise ConfigError(f"{name!r} is no way of drafting; write off, TYPES@LENGTH or auto:TYPES")
+    return Arm(name, tuple(types.split(",")), mode or "fixed", int(length) if length else None)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What answering some prompts at once took. Times in seconds."""
@@ -142,7 +157,7 @@ class Lab:
             ConfigError, ModelError: its speculators or the draft model cannot be used.
         """
         config = arm.config()
-        parts: Mapping[str, Callable[[], Any]] = {"engine": self._draft_engine, "vocabulary": lambda: None}
+        parts: Mapping[str, Callable[[], Any]] = {"engine": self.draft_engine, "vocabulary": lambda: None}
         options = {DRAFT_MODEL: {"sampling": arm.sampling}}
         speculators = [make_speculator(name, options, parts) for name in arm.types]
         if wrap is not None:
@@ -209,7 +224,8 @@ class Lab:
                 ours.kept = list(theirs.kept)
         self._last = scheduler
 
-    def _draft_engine(self) -> Engine:
+    def draft_engine(self) -> Engine:
+        """Load the draft model."""
         if self.setting.draft is None:
             raise HeadstartError("this arm needs a draft model, but the setting names none")
         return self._load(self.setting.draft, OFF.config()).engine

@@ -1,14 +1,15 @@
 """Prompts to measure with, made from the running interpreter's own standard library: seeded, no network.
 
     edit       rename a variable in a function of 4 to 40 lines: nearly all of the answer stands in the prompt
+    rename     the same with the correct answer, which the small demo model often misses
     json       describe a function as JSON: a fixed form with a few copied words
     chat       which functions does this code call; one in six is a greeting
     continue   the rest of a source file: free code
     shift      free code for one half of the answer, a verbatim repeat of the prompt for the other
     random     tokens that nobody can guess
 
-The embedded demo model was trained on such chats. `shift` is scripted: the answer is given, because no prompt makes a
-small model change its mind half way (see `scripted.py`).
+The embedded demo model was trained on such chats. In `rename`, `shift` and `random` the answer is given, because no
+prompt makes a small model do that (see `scripted.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ GREETINGS = ("Hello", "Who are you?", "What can you do?", "Hi there!", "Help", "
 SHIFT_CHARS = 260  # of each half
 NUM_CHARACTERS = 120
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation
-SCRIPTED = ("shift", "random")  # workloads whose answers are given
+SCRIPTED = ("rename", "shift", "random")  # workloads whose answers are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,18 @@ def _edit(library: Library, random: Random) -> Prompt | None:
     return Prompt(_ask(f"Rename `{old}` to `{new}`:\n{_block(function.source)}"), _tokens(function.source))
 
 
+def _rename(library: Library, random: Random) -> Prompt | None:
+    """`_edit`, answered as a model answers that can do it."""
+    prompt = _edit(library, random)
+    if prompt is None:
+        return None
+    asked = re.search(r"Rename `(\w+)` to `(\w+)`:\n(.*)<\|im_end\|>\n<\|im_start\|>assistant\n$", prompt.text, re.DOTALL)
+    assert asked is not None
+    old, new, block = asked.groups()
+    script = re.sub(rf"\b{old}\b", new, block)
+    return Prompt(prompt.text, _tokens(script), {"temperature": 0.0}, script)
+
+
 def _json(library: Library, random: Random) -> Prompt:
     source = random.choice(library.functions).source
     return Prompt(_ask(f"Describe this function as JSON:\n{_block(source)}"), 96)
@@ -167,6 +180,7 @@ def _random(library: Library, random: Random) -> Prompt:
 
 WORKLOADS: dict[str, Callable[[Library, Random], Prompt | None]] = {
     "edit": _edit,
+    "rename": _rename,
     "json": _json,
     "chat": _chat,
     "continue": _continue,

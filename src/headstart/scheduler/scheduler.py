@@ -23,7 +23,7 @@ from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, St
 
 log = logging.getLogger(__name__)
 
-WARM_UP_ROWS, WARM_UP_ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 3
+WARM_UP_ROWS, WARM_UP_ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32), 3  # both sides of kernels' tiles
 
 
 class Scheduler:

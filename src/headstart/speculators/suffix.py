@@ -20,15 +20,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.structures.alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
 from headstart.structures.histories import Histories
 from headstart.structures.shares import agreeing, conditional
-from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
+from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 
@@ -39,12 +42,14 @@ _NO_PROMPT: _Prompt = ("", b"")
 _MAX_ANSWERS = 4096  # prompts whose answers are known
 
 
-class _Source(NamedTuple):
-    """Where the last draft of a sequence came from."""
+class _Copy(NamedTuple):
+    """A draft of one index."""
 
-    text: SuffixIndex
-    position: int
-    size: int  # of the history when it was drafted
+    index: SuffixIndex
+    place: Place
+    tokens: list[int]
+    scores: list[float]  # of each token, given those before it
+    worth: float  # expected accepted tokens
 
 
 @register
@@ -77,7 +82,7 @@ class SuffixSpeculator(Speculator):
         self._options = options = options or self.Options()
         self._histories = Histories(SIZES, MAX_MATCH)
         self._namespaces: dict[int, str] = {}
-        self._sources: dict[int, _Source] = {}
+        self._alignments: dict[int, Alignment] = {}
         self._prompts: dict[int, _Prompt] = {}
         self._answers: OrderedDict[_Prompt, Answer] = OrderedDict()  # what was answered to a prompt last
         self.corpus = SuffixCorpus(options.corpus_tokens)
@@ -91,66 +96,66 @@ class SuffixSpeculator(Speculator):
         self._namespaces[seq_id] = namespace
         # The last token is already the answer's first.
         self._prompts[seq_id] = (namespace, blake2b(array("i", prompt[:-1]).tobytes(), digest_size=16).digest())
-        self._sources.pop(seq_id, None)
+        self._alignments[seq_id] = Alignment()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
         own = self._histories.at(request.seq_id, request.tokens)
-        tail, keys, size = own.tail, own.keys, len(request.tokens)
-        tokens: list[int] = []
-        scores: Sequence[float] = ()
-        source = None
+        tail, keys = own.tail, own.keys
+        alignment = self._alignments[request.seq_id]
+        draft: _Copy | None = None
         namespace = self._namespaces.get(request.seq_id, request.namespace)
         answer = self._answers.get(self._prompts.get(request.seq_id, _NO_PROMPT))
         for index in (own, *self.corpus.indexes(namespace)):
             places = index.find(tail, keys, self._options.max_places)
-            places = self._with_last(request.seq_id, index, size, tail, places)
+            places.sort(reverse=True)  # longest match first, newest first among equals
             if answer is not None and answer.index is index:
                 places = [p for p in places if not answer.start <= p.position < answer.end]
+            here = alignment.place(index)
+            if here is not None and here not in places and (not places or here.length > places[0].length):
+                places.insert(0, here)
             if places:
-                copied, shares, position = self._vote(index, places, request.max_tokens)
-                if source is None or sum(shares) > sum(scores):
-                    tokens, scores, source = copied, shares, _Source(index, position, size)
-        if source is None or not tokens:
-            self._sources.pop(request.seq_id, None)
-            return Draft(speculator=self.name, reason="below min-share" if source else "no match")
-        self._sources[request.seq_id] = source
-        return Draft(tokens, conditional(scores), self.name)
+                copied = self._vote(index, places, alignment, request.max_tokens)
+                if draft is None or copied.worth > draft.worth:
+                    draft = copied
+        if draft is None or not draft.tokens:
+            return Draft(speculator=self.name, reason="below min-share" if draft else "no match")
+        if draft.place != alignment.place(draft.index):
+            alignment.start(draft.index, draft.place)
+        return Draft(draft.tokens, draft.scores, self.name)
 
-    def _with_last(
-        self, seq_id: int, index: SuffixIndex, size: int, tail: array[int], places: list[Place]
-    ) -> list[Place]:
-        """Longest match first, newest first among equals; the place last copied from if it is longer."""
-        places.sort(reverse=True)
-        source = self._sources.get(seq_id)
-        if places and places[0].length == MAX_MATCH:
-            return places  # nothing can be longer
-        if source is not None and source.text is index and size > source.size:
-            position = source.position + size - source.size
-            if index.floor < position < len(index) and index.tokens[position] != SEPARATOR:
-                length = index.match(tail, position)
-                if length > (places[0].length if places else SIZES[0] - 1):
-                    places.insert(0, Place(length, position))
-        return places
-
-    def _vote(self, index: SuffixIndex, places: list[Place], max_tokens: int) -> tuple[list[int], Sequence[float], int]:
-        """What to copy, its scores, and from where."""
+    def _vote(self, index: SuffixIndex, places: list[Place], alignment: Alignment, max_tokens: int) -> _Copy:
+        """What to copy, and from where."""
         size = min(max_tokens, max(1, int(self._options.factor * places[0].length)))
         copies = [index.copy(place.position, size) for place in places]
+        chances: dict[int, float] = {}
+        if alignment.has_changes:
+            rewritten = [alignment.rewrite(copy) for copy in copies]
+            copies = [tokens[:size] for tokens, _ in rewritten]
         leader, scores = _weigh([place.length for place in places], copies)
+        if alignment.has_changes:
+            chances = rewritten[leader][1]
+        shares = conditional(scores)
+        for at, chance in chances.items():
+            if at < len(shares):
+                shares[at] *= chance
+        scores = list(accumulate(shares, mul))
         if scores[-1] < self._options.min_share:
             scores = [score for score in scores if score >= self._options.min_share]
-        return copies[leader][: len(scores)], scores, places[leader].position
+        return _Copy(index, places[leader], copies[leader][: len(scores)], shares[: len(scores)], sum(scores))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
+        alignment = self._alignments.get(seq_id)
+        if alignment is not None:
+            alignment.follow(emitted)
         self._histories.accept(seq_id, emitted)
 
     def end(self, seq_id: int) -> None:
         index = self._histories.end(seq_id)
         namespace = self._namespaces.pop(seq_id, None)
-        self._sources.pop(seq_id, None)
+        self._alignments.pop(seq_id, None)
         prompt = self._prompts.pop(seq_id, None)
         if index is None or namespace is None or prompt is None or not self._options.corpus_tokens:
             return
