@@ -53,7 +53,11 @@ class Setting:
             ),
             scheduler=SchedulerConfig(parallel=self.num_slots, max_queue=10_000),
             speculation=SpeculationConfig(
-                spec=spec, spec_type=types, draft_max=self.length, spec_state="none", options=OPTIONS
+                spec=spec,
+                spec_type=types,
+                draft_max=self.length,
+                spec_state="none",
+                options={name: OPTIONS[name] for name in (types or "").split(",") if name in OPTIONS},
             ),
         )
 

@@ -88,8 +88,9 @@ class StubEngine:
         random = np.random.default_rng(0)
         self._pool = random.normal(0.0, 2.5, (48, vocab.size)).astype(np.float32)
         self._logits = np.empty((self.max_outputs, vocab.size), np.float32)
-        for row in self._pool:
-            row[random.integers(vocab.size)] = row.max() + 4.0
+        for number, row in enumerate(self._pool):
+            rivals = 1 + 4 * (number % 2)  # candidates that the default samplers leave: one or five
+            row[random.integers(vocab.size, size=rivals)] = row.max() + 4.0 - 0.5 * np.arange(rivals)
 
     def decode(self, batch: Batch) -> Logits:
         started = time.perf_counter()

@@ -23,6 +23,7 @@ from headstart.demo import DRAFT, TARGET, path
 
 CURVE = "1:48,2:64,4:97,8:172,16:314,32:637"  # of the 1b-q8 target on two cores
 DRAFT_CURVE = "1:3.6,2:4.6,8:11,64:60"
+ARMS = "off;suffix@4;suffix@8;draft-model@4;suffix,draft-model@4;auto:suffix;auto:suffix,draft-model"
 SEED = 7
 
 
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, default=Path("models/replay"), help="folder of recorded texts")
     parser.add_argument("--workloads", default="edit,json,chat,continue")
     parser.add_argument("--temperatures", default="0,1")
-    parser.add_argument("--arms", default="off;suffix@4;suffix@8;draft-model@4;suffix,draft-model@4;auto:suffix;auto:suffix,draft-model")
+    parser.add_argument("--arms", default=ARMS, help="separated by semicolons: off, TYPES@LENGTH or auto:TYPES")
     parser.add_argument("--users", type=int, default=1)
     parser.add_argument("--count", type=int, default=24, help="texts of a workload")
     parser.add_argument("--tokens", type=int, default=128, help="longest answer, when recording")

@@ -149,7 +149,7 @@ class PricedEngine:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One arm over all texts: simulated seconds and tokens of the steps that read no prompt, and what requests counted."""
+    """One arm over all texts: simulated seconds and tokens of the steps that read no prompt; counts of each request."""
 
     seconds: float
     num_tokens: int

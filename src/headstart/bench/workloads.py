@@ -134,7 +134,7 @@ def _rename(library: Library, random: Random) -> Prompt | None:
     prompt = _edit(library, random)
     if prompt is None:
         return None
-    asked = re.search(r"Rename `(\w+)` to `(\w+)`:\n(.*)<\|im_end\|>\n<\|im_start\|>assistant\n$", prompt.text, re.DOTALL)
+    asked = re.search(r"Rename `(\w+)` to `(\w+)`:\n(.*)<\|im_end\|>", prompt.text, re.DOTALL)
     assert asked is not None
     old, new, block = asked.groups()
     script = re.sub(rf"\b{old}\b", new, block)

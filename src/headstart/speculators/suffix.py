@@ -1,10 +1,14 @@
 """Copy from where the longest end of the text occurred before: in this text or in past ones.
 
+A copy that was left is taken up again close behind, with the changes made so far: an edit replaces the
+same few things again and again (see `structures/alignment.py`).
+
 All places found vote for the next token with the length of their match as weight; of those that win
 the longest match is copied. The others confirm it or speak against it where they part from it: the
 score of a token is the running product of these shares (see `structures/shares.py`), and their sum
 the expected number of accepted tokens. The source with the largest sum drafts. The place copied
-from stays a place to look at, so a long copy is not lost in passages that occur everywhere.
+from stays a place to look at, so a long copy is not lost in passages that occur everywhere; once it
+is as long as a match can be, no other place is looked at.
 
 Past texts are kept per namespace and only shown to it; the public namespace is shown to all. An
 earlier answer to the very same prompt is not copied: a repeated request drafts as the first did.
@@ -20,8 +24,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate
-from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +32,7 @@ from headstart.speculators.base import Speculator, register
 from headstart.structures.alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
 from headstart.structures.histories import Histories
-from headstart.structures.shares import agreeing, conditional
+from headstart.structures.shares import agreeing, conditional, lone
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
@@ -43,12 +45,12 @@ _MAX_ANSWERS = 4096  # prompts whose answers are known
 
 
 class _Copy(NamedTuple):
-    """A draft of one index."""
+    """What one text offers."""
 
-    index: SuffixIndex
+    source: SuffixIndex
     place: Place
     tokens: list[int]
-    scores: list[float]  # of each token, given those before it
+    scores: Sequence[float]  # that a token and all before it are accepted
     worth: float  # expected accepted tokens
 
 
@@ -103,9 +105,31 @@ class SuffixSpeculator(Speculator):
 
     def _draft(self, request: DraftRequest) -> Draft:
         own = self._histories.at(request.seq_id, request.tokens)
-        tail, keys = own.tail, own.keys
-        alignment = self._alignments[request.seq_id]
-        draft: _Copy | None = None
+        alignment = self._alignments.get(request.seq_id)
+        if alignment is None:  # it did not begin
+            alignment = self._alignments[request.seq_id] = Alignment()
+        exact = alignment.exact()
+        if exact is not None and exact[1].length >= MAX_MATCH:  # no other place can have a longer match
+            return self._continue(*exact, alignment, request.max_tokens)
+        best = self._best_copy(request, own, alignment)
+        if best is None:
+            return Draft(speculator=self.name, reason="no match")
+        if not best.tokens:
+            return Draft(speculator=self.name, reason="below min-share")
+        alignment.start(best.source, best.place)
+        tokens, scores = alignment.rewrite(best.tokens, conditional(best.scores))
+        return Draft(tokens[: request.max_tokens], scores[: request.max_tokens], self.name)
+
+    def _continue(self, index: SuffixIndex, place: Place, alignment: Alignment, max_tokens: int) -> Draft:
+        """A long copy goes on."""
+        size = min(max_tokens, int(self._options.factor * MAX_MATCH))
+        source = index.copy(place.position, size)
+        tokens, scores = alignment.rewrite(source, lone(place.length, size)[: len(source)])
+        return Draft(tokens[:size], scores[:size], self.name)
+
+    def _best_copy(self, request: DraftRequest, own: SuffixIndex, alignment: Alignment) -> _Copy | None:
+        """The copy worth most, over all texts that this sequence may see."""
+        tail, keys, best = own.tail, own.keys, None
         namespace = self._namespaces.get(request.seq_id, request.namespace)
         answer = self._answers.get(self._prompts.get(request.seq_id, _NO_PROMPT))
         for index in (own, *self.corpus.indexes(namespace)):
@@ -114,37 +138,22 @@ class SuffixSpeculator(Speculator):
             if answer is not None and answer.index is index:
                 places = [p for p in places if not answer.start <= p.position < answer.end]
             here = alignment.place(index)
-            if here is not None and here not in places and (not places or here.length > places[0].length):
+            if here is not None and (not places or here.length > places[0].length):
                 places.insert(0, here)
             if places:
-                copied = self._vote(index, places, alignment, request.max_tokens)
-                if draft is None or copied.worth > draft.worth:
-                    draft = copied
-        if draft is None or not draft.tokens:
-            return Draft(speculator=self.name, reason="below min-share" if draft else "no match")
-        if draft.place != alignment.place(draft.index):
-            alignment.start(draft.index, draft.place)
-        return Draft(draft.tokens, draft.scores, self.name)
+                copy = self._vote(index, places, request.max_tokens)
+                if best is None or copy.worth > best.worth:
+                    best = copy
+        return best
 
-    def _vote(self, index: SuffixIndex, places: list[Place], alignment: Alignment, max_tokens: int) -> _Copy:
-        """What to copy, and from where."""
+    def _vote(self, index: SuffixIndex, places: list[Place], max_tokens: int) -> _Copy:
+        """What to copy of one index, and from where."""
         size = min(max_tokens, max(1, int(self._options.factor * places[0].length)))
         copies = [index.copy(place.position, size) for place in places]
-        chances: dict[int, float] = {}
-        if alignment.has_changes:
-            rewritten = [alignment.rewrite(copy) for copy in copies]
-            copies = [tokens[:size] for tokens, _ in rewritten]
         leader, scores = _weigh([place.length for place in places], copies)
-        if alignment.has_changes:
-            chances = rewritten[leader][1]
-        shares = conditional(scores)
-        for at, chance in chances.items():
-            if at < len(shares):
-                shares[at] *= chance
-        scores = list(accumulate(shares, mul))
         if scores[-1] < self._options.min_share:
             scores = [score for score in scores if score >= self._options.min_share]
-        return _Copy(index, places[leader], copies[leader][: len(scores)], shares[: len(scores)], sum(scores))
+        return _Copy(index, places[leader], copies[leader][: len(scores)], scores, sum(scores))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         alignment = self._alignments.get(seq_id)

@@ -12,7 +12,6 @@ followed against times left (as in `structures/shares.py`), changes made against
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,14 +20,17 @@ from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 ANCHOR = 2  # equal tokens that show where the text goes on
 LONGEST_OLD, LONGEST_NEW = 8, 12  # tokens of a change
 MAX_CHANGES = 64
+TRUST = 4  # tokens followed before a change that still speak for the copy after it
+HUNCH = 2  # what one equal token close behind a change counts for, in equal tokens
+WEAK = 3  # equal tokens with which another place does not end the search for where the text goes on
 
 
 @dataclass(slots=True)
 class Change:
     """Tokens of the source that were replaced; neither side is empty, and they begin differently."""
 
-    old: array[int]
-    new: array[int]
+    old: list[int]
+    new: list[int]
     made: int = 1  # times
     kept: int = 0  # times that the text had `old` again
 
@@ -50,17 +52,27 @@ class Alignment:
         self.index: SuffixIndex | None = None  # of the source; None: not copying
         self.position = 0  # of the next token in the source; after leaving, where that happened
         self.run = 0  # tokens since the copy was left unexpectedly
-        self._written = array("i")  # since the copy was left
+        self._written: list[int] = []  # since the copy was left
         self._limit = 0  # of the source, which may be the beginning of the text itself
         self._changes: dict[int, list[Change]] = {}  # by first old token
         self._num_changes = 0
 
     @property
-    def has_changes(self) -> bool:
-        return self._num_changes > 0
+    def is_exact(self) -> bool:
+        """Whether there is a next token to copy."""
+        return self.exact() is not None
+
+    def exact(self) -> tuple[SuffixIndex, Place] | None:
+        """Where the next token stands while the text is copied token by token."""
+        index, position = self.index, self.position
+        if index is None or self._written or not index.floor < position < len(index.tokens):
+            return None
+        return (index, Place(self.run, position)) if index.tokens[position] != SEPARATOR else None
 
     def start(self, index: SuffixIndex, place: Place) -> None:
-        """The text is copied from here on."""
+        """This place was drafted from: the text is copied from here, unless that is little more than a guess."""
+        if (self._written and place.length <= WEAK) or place == self.place(index):
+            return
         self.index, self.position, self.run = index, place.position, place.length
         del self._written[:]
 
@@ -71,6 +83,8 @@ class Alignment:
 
     def follow(self, emitted: Sequence[int]) -> None:
         """The text grows by these tokens; call it before an index of the text gets them. O(1) per token."""
+        if self._follow_copy(emitted):
+            return
         for token in emitted:
             index = self.index
             if index is None:
@@ -88,44 +102,67 @@ class Alignment:
                 self._written.append(token)
                 self._rejoin(index)
 
+    def _follow_copy(self, emitted: Sequence[int]) -> bool:
+        """The common case at once: all of it is copied, and none of it was ever changed."""
+        exact = self.exact()
+        if exact is None or not self._changes.keys().isdisjoint(emitted):
+            return False
+        size = len(emitted)
+        if exact[0].tokens[self.position : self.position + size].tolist() != emitted:
+            return False
+        self.position += size
+        self.run += size
+        return True
+
     def place(self, index: SuffixIndex) -> Place | None:
         """Where the text goes on in this index, if it is being copied from there."""
-        if self.index is not index or self._written or not index.floor < self.position < len(index.tokens):
+        if self.index is not index:
             return None
-        return Place(self.run, self.position) if index.tokens[self.position] != SEPARATOR else None
+        if self._written:
+            return self._hunch(index)
+        exact = self.exact()
+        return None if exact is None else exact[1]
 
-    def rewrite(self, source: Sequence[int]) -> tuple[list[int], dict[int, float]]:
-        """What a copy becomes with the changes made so far, and the chances of the tokens where they count."""
+    def rewrite(self, source: list[int], scores: Sequence[float]) -> tuple[list[int], Sequence[float]]:
+        """A copy with the changes made so far; `scores` are the chances of its tokens, given those before."""
+        if self._changes.keys().isdisjoint(source):
+            return source, scores
         tokens: list[int] = []
-        chances: dict[int, float] = {}
-        at = 0
-        while at < len(source):
-            change = self._known(source[at : at + LONGEST_OLD]) if source[at] in self._changes else None
+        chances: list[float] = []
+        done = 0
+        for at in [i for i, token in enumerate(source) if token in self._changes]:
+            change = self._known(source[at : at + LONGEST_OLD]) if at >= done else None
             if change is not None:
-                share = change.share
-                chances[len(tokens)] = max(share, 1.0 - share)
-                if share > 0.5:
-                    tokens += change.new
-                    at += len(change.old)
-                    continue
-            tokens.append(source[at])
-            at += 1
+                tokens += source[done:at]
+                chances += scores[done:at]
+                tokens += change.new
+                chances += [scores[at] * change.share, *[scores[at]] * (len(change.new) - 1)]
+                done = at + len(change.old)
+        tokens += source[done:]
+        chances += scores[done:]
         return tokens, chances
 
-    def _known(self, source: Sequence[int]) -> Change | None:
-        """The longest change whose old tokens `source` begins with."""
-        best = None
+    def _hunch(self, index: SuffixIndex) -> Place | None:
+        """Where the text may go on after a change: behind the next token that equals its last one."""
+        tokens, first, last = index.tokens, self.position + 1, self._written[-1]
+        for at in range(first, min(self._limit - 1, first + LONGEST_OLD)):
+            if tokens[at] == last:
+                is_end = tokens[at + 1] == SEPARATOR or self._under_way(index) is not None
+                return None if is_end else Place(HUNCH, at + 1)
+        return None
+
+    def _known(self, source: list[int]) -> Change | None:
+        """The longest change whose old tokens `source` begins with; of several the one made most."""
+        best, rank = None, (0, 0)
         for change in self._changes.get(source[0], ()):
-            size = len(change.old)
-            if list(source[:size]) == change.old.tolist() and (
-                best is None or (size, change.made) >= (len(best.old), best.made)
-            ):
-                best = change
+            old = change.old
+            if source[: len(old)] == old and (len(old), change.made) > rank:
+                best, rank = change, (len(old), change.made)
         return best
 
     def _under_way(self, index: SuffixIndex) -> Change | None:
         """The known change that has been written up to here, if it is one."""
-        source = index.tokens[self.position : self.position + LONGEST_OLD]
+        source = index.tokens[self.position : self.position + LONGEST_OLD].tolist()
         written, size = self._written, len(self._written)
         for change in self._changes.get(source[0], ()):
             if change.new[:size] == written and source[: len(change.old)] == change.old:
@@ -133,9 +170,16 @@ class Alignment:
         return None
 
     def _note_kept(self, index: SuffixIndex) -> None:
-        change = self._known(index.tokens[self.position : self.position + LONGEST_OLD])
-        if change is not None:
-            change.kept += 1
+        """The text has the old tokens of a change again; one that is mostly not made is forgotten."""
+        change = self._known(index.tokens[self.position : self.position + LONGEST_OLD].tolist())
+        if change is None:
+            return
+        change.kept += 1
+        if change.kept > change.made:
+            token, self._num_changes = change.old[0], self._num_changes - 1
+            self._changes[token] = [other for other in self._changes[token] if other is not change]
+            if not self._changes[token]:
+                del self._changes[token]
 
     def _rejoin(self, index: SuffixIndex) -> None:
         """After a token that the source does not have: is the text back in it?"""
@@ -150,19 +194,19 @@ class Alignment:
         written, size = self._written, len(self._written) - ANCHOR
         if size < 0:
             return
-        source = index.tokens[self.position : min(self._limit, self.position + LONGEST_OLD + ANCHOR)]
+        source = index.tokens[self.position : min(self._limit, self.position + LONGEST_OLD + ANCHOR)].tolist()
         anchor = written[size:]
         for skipped in range(len(source) - ANCHOR + 1):
             if source[skipped : skipped + ANCHOR] == anchor:
                 self._learn(source[:skipped], written[:size], anchor[:1])
                 self.position += skipped + ANCHOR
-                self.run = ANCHOR
+                self.run = ANCHOR + min(TRUST, self.run)
                 del written[:]
                 return
         if size >= LONGEST_NEW:
             self.stop()
 
-    def _learn(self, old: array[int], new: array[int], following: array[int]) -> None:
+    def _learn(self, old: list[int], new: list[int], following: list[int]) -> None:
         """Remember a change. What is only left out is told by the token that follows it; what is only put in, not."""
         if not old or self._num_changes >= MAX_CHANGES:
             return

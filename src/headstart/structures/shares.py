@@ -27,6 +27,12 @@ def agreeing(weight: int, num_places: int, count: int) -> tuple[float, ...]:
     return tuple(scores)
 
 
+@lru_cache(maxsize=4096)
+def lone(weight: int, count: int) -> tuple[float, ...]:
+    """Conditional scores of `count` tokens of one copy that has agreed for `weight` tokens."""
+    return tuple(total / (total + 1) for total in range(weight, weight + count))
+
+
 def conditional(scores: Sequence[float]) -> list[float]:
     """From the probability that a token and all before it are accepted to that of the token given those before."""
     before = 1.0

@@ -18,6 +18,7 @@ from headstart.speculators.ngram_mod import NgramModSpeculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.speculators.recycling import RecyclingSpeculator
 from headstart.speculators.suffix import SuffixSpeculator, _weigh
+from headstart.structures.prefix import common_prefix_length
 from headstart.types import DraftRequest
 
 SMALL = NgramMapOptions(size_n=2, size_m=4)
@@ -48,7 +49,7 @@ all_speculators = pytest.mark.parametrize("name", NAMES)
 pieces = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=8)
 
 
-@pytest.mark.parametrize("name", ["ngram-simple", "ngram-cache", "suffix"])  # the others learn on the way
+@pytest.mark.parametrize("name", ["ngram-simple", "ngram-cache"])  # the others learn on the way
 @given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30), steps=pieces, kept=st.integers(1, 60))
 def test_state_fed_step_by_step_equals_state_made_from_the_whole(
     name: str, prompt: list[int], steps: list[list[int]], kept: int
@@ -66,6 +67,21 @@ def test_state_fed_step_by_step_equals_state_made_from_the_whole(
     assert tokens_of(speculator, history) == tokens_of(fresh, history)
     history = history[:kept]
     fresh = make(name)
+    fresh.begin(0, history)
+    assert tokens_of(speculator, history) == tokens_of(fresh, history)
+
+
+@given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30), steps=pieces, edited=st.lists(st.integers(0, 2)))
+def test_suffix_begun_again_is_as_new(prompt: list[int], steps: list[list[int]], edited: list[int]) -> None:
+    speculator, fresh = make("suffix"), make("suffix")
+    speculator.begin(0, prompt)
+    history = list(prompt)
+    for step in steps:
+        propose(speculator, history)
+        history += step
+        speculator.accept(0, step, 0)
+    history = [*prompt, *edited]
+    speculator.begin(0, history)
     fresh.begin(0, history)
     assert tokens_of(speculator, history) == tokens_of(fresh, history)
 
@@ -296,3 +312,21 @@ def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
 def test_impossible_options_are_refused(bad: object) -> None:
     with pytest.raises(ConfigError):
         bad()  # type: ignore[operator]
+
+
+def test_suffix_drafts_through_a_rename_that_it_has_seen():
+    old, new = [7], [70, 71]
+    parts = [([10 + 3 * i, 11 + 3 * i], [12 + 3 * i]) for i in range(10)]
+    prompt = [token for before, after in parts for token in before + old + after]
+    answer = [token for before, after in parts for token in before + new + after]
+    speculator, history, lengths = SuffixSpeculator(), [*prompt, 5, *answer[:2]], []
+    speculator.begin(0, history)
+    rest = answer[2:]
+    while rest:
+        draft = tokens_of(speculator, history, max_tokens=16)
+        right = common_prefix_length(draft, rest)
+        accept(speculator, history, rest[: right + 1])
+        lengths.append(right)
+        rest = rest[right + 1 :]
+    assert max(lengths) == 16, "five lines of the text are drafted at once, renamed"
+    assert sum(lengths) >= 35, "only around the first two renames there is something to find out"
