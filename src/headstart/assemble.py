@@ -186,6 +186,7 @@ def _make_drafting(config: Config, types: tuple[str, ...], model: Model, engine:
     parts = {
         "engine": lambda: drafter,
         "vocabulary": lambda: VocabularyId.of(model.vocab),
+        "vocab": lambda: model.vocab,
         "bridge": lambda: _bridge(config, model, drafter.model),
     }
     options = dict(config.speculation.options)

@@ -157,7 +157,11 @@ class Lab:
             ConfigError, ModelError: its speculators or the draft model cannot be used.
         """
         config = arm.config()
-        parts: Mapping[str, Callable[[], Any]] = {"engine": self.draft_engine, "vocabulary": lambda: None}
+        parts: Mapping[str, Callable[[], Any]] = {
+            "engine": self.draft_engine,
+            "vocabulary": lambda: None,
+            "vocab": lambda: self.vocab,
+        }
         options = {DRAFT_MODEL: {"sampling": arm.sampling}}
         speculators = [make_speculator(name, options, parts) for name in arm.types]
         if wrap is not None:

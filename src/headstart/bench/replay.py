@@ -226,6 +226,7 @@ class Replay:
         parts: Mapping[str, Callable[[], Any]] = {
             "engine": lambda: self._draft_engine(clock),
             "vocabulary": lambda: None,
+            "vocab": lambda: self._vocab,
         }
         options = {"draft-model": {"sampling": arm.sampling}}
         seats = [Seat(make_speculator(name, options, parts), clock) for name in arm.types]

@@ -64,17 +64,18 @@ class Budget:
         self._paces: dict[int, _Pace] = {}
         self._savings = EXPLORE_START
 
-    def rate(self, step: Step) -> float:
-        """Tokens per millisecond that a draft has to beat, hysteresis included."""
-        curve = self._cost.curve(step.num_slots, step.context)
-        return self._pace(step.num_slots).target() * step.num_slots / curve[step.num_slots]
+    def rate(self, num_slots: int, plain_ms: float) -> float:
+        """Tokens per millisecond that a draft has to beat, hysteresis included; `plain_ms` of a step without drafts."""
+        return self._pace(num_slots).target() * num_slots / plain_ms
 
     def row_price(self, step: Step, num_rows: int) -> float:
         """Tokens that one of `num_rows` draft rows must earn to pay for itself, on average."""
-        num_rows = max(1, num_rows)
-        base = step.num_base_rows
-        curve = self._cost.curve(base + num_rows, step.context)
-        return self.rate(step) * (curve[base + num_rows] - curve[base]) / num_rows
+        num_rows, num_slots, base = max(1, num_rows), step.num_slots, step.num_base_rows
+        curve = self._cost.curve(num_slots, step.context)
+        rate = self.rate(num_slots, curve[num_slots])
+        if len(curve) <= base + num_rows:
+            curve = self._cost.curve(base + num_rows, step.context)
+        return rate * (curve[base + num_rows] - curve[base]) / num_rows
 
     def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
         """Draft tokens to verify per slot.
@@ -123,7 +124,7 @@ class Budget:
     def _best_total(self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step) -> int:
         rows, plain = base + len(offers), curve[step.num_slots]
         pace = self._pace(step.num_slots)
-        rate = pace.target() * step.num_slots / plain
+        rate = self.rate(step.num_slots, plain)
         best, value = _search(offers, curve, base, rate)
         pace.is_on = value > 0.0
         gain = value / step.num_slots
@@ -147,8 +148,11 @@ class Budget:
         self, slots: Sequence[SlotDraft], given: Sequence[int], curve: Sequence[float], sunk_ms: float
     ) -> None:
         """Follow the speedup."""
-        num_slots, num_rows = len(slots), sum(given)
-        gained = sum(sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n) if num_rows else 0.0
+        num_slots, num_rows, gained = len(slots), 0, 0.0
+        for slot, n in zip(slots, given, strict=True):
+            if n:
+                num_rows += n
+                gained += sum(slot.survival[:n])
         pace, plain = self._pace(num_slots), curve[num_slots]
         pace.tokens += SPEEDUP_RATE * (1.0 + gained / num_slots - pace.tokens)
         pace.time += SPEEDUP_RATE * ((curve[num_slots + num_rows] + sunk_ms) / plain - pace.time)
@@ -206,6 +210,9 @@ def _explore(
 
 def _share(slots: Sequence[SlotDraft], given: list[int], offers: Sequence[float], num_rows: int) -> None:
     """Give the best `num_rows` offers to their slots; ties go to the earlier slot."""
+    if len(slots) == 1:
+        given[0] = num_rows if num_rows >= slots[0].min_tokens else 0
+        return
     threshold = offers[num_rows - 1]
     ties = num_rows
     for i, slot in enumerate(slots):

@@ -52,6 +52,8 @@ class Controller:
         longest = max(map(len, survivals), default=0)
         if not longest:
             return None
+        if len(survivals) == 1:
+            return 0
         price = self._budget.row_price(step, min(longest, max(1, step.max_draft_rows)))
         best = best_draft(survivals, price)
         return best if best is not None else best_draft(survivals)

@@ -44,6 +44,7 @@ class _Curve:
         "_age",
         "_lists",
         "_longest",
+        "_num_known",
         "_young",
         "count",
         "is_fresh",
@@ -59,7 +60,7 @@ class _Curve:
         self.shape = [0.0] * len(KNOTS)
         self.variance = [SHAPE_VARIANCE] * len(KNOTS)
         self.count = [0] * len(KNOTS)
-        self._age = self._longest = 0
+        self._age = self._longest = self._num_known = 0
         self._lists: dict[bool, list[float]] = {}
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
 
@@ -115,15 +116,20 @@ class _Curve:
     def read(self, rows: int, *, optimistic: bool) -> list[float]:
         """Milliseconds of 0, 1, ... at least `rows` rows; not to be changed."""
         cached = self._lists.get(optimistic)
-        if cached is None or len(cached) <= rows:
-            self._age = 0
-            self._longest = max(self._longest, rows)
-            cached = self._lists[optimistic] = self._build(self._longest, optimistic=optimistic)
+        if cached is not None and len(cached) > rows:
+            return cached
+        self._age = 0
+        self._longest = max(self._longest, rows)
+        cached = self._lists[optimistic] = self._build(self._longest, optimistic=optimistic)
         return cached
 
     def is_known(self, rows: int) -> bool:
-        """Whether all knots up to the first one at or past `rows` have been seen often enough."""
-        return all(count >= GROWN for count in self.count[: _nearest_knot(rows) + 1])
+        """Whether all knots up to the one nearest to `rows` have been seen often enough."""
+        knot, known = _nearest_knot(rows), self._num_known
+        while known <= knot and self.count[known] >= GROWN:
+            known += 1
+        self._num_known = known  # counts never fall
+        return knot < known
 
     def _build(self, rows: int, *, optimistic: bool) -> list[float]:
         scale, points = exp(self.level), self._points(optimistic=optimistic)
@@ -181,9 +187,12 @@ class CostTable:
 
         Before any measurement: one row costs 1, each further one PRIOR_MARGIN.
         """
-        if not self._curves:
-            return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
-        return self._nearest(bisect_left(CONTEXT_EDGES, context)).read(rows, optimistic=optimistic)
+        curve = self._curves.get(bisect_left(CONTEXT_EDGES, context))
+        if curve is None:
+            if not self._curves:
+                return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
+            curve = self._nearest(bisect_left(CONTEXT_EDGES, context))
+        return curve.read(rows, optimistic=optimistic)
 
     def is_known(self, rows: int, context: int) -> bool:
         """Whether every number of rows up to this was measured a few times."""

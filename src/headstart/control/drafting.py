@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
@@ -42,11 +42,12 @@ ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
 CATCH_UP_SHARE = 0.02  # ... and a token read, this
 RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
 YOUNG_CALLS = 3  # these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
-CATCH_UP_STEPS = 16  # reading what was missed is paid off over this many steps
+CATCH_UP_DRAFTS, CATCH_UP_RATE = 4.0, 0.2  # drafts that pay off what was read before them: prior, and of the average
+CATCH_UP_TOKENS = 1  # no more than that is read with any draft
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
 REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
 FORECAST_AGE = 8  # calls after which every forecast is made anew
-PROBE_SHARE, PROBE_START, PROBE_LIMIT = 0.01, 4.0, 64.0  # of the time; savings at first and at most, in plain steps
+PROBE_SHARE, PROBE_START, PROBE_LIMIT = 0.005, 4.0, 64.0  # of the time; savings at first and at most, in plain steps
 
 
 @dataclass(slots=True)
@@ -59,16 +60,14 @@ class DraftCost:
 
     def milliseconds(self, num_slots: int, rounds: float, catch_up: int, plain_ms: float) -> float:
         """Expected time of a call; `plain_ms` prices what was never measured."""
-        price = self.catch_up_ms if self.catch_up_ms is not None else CATCH_UP_SHARE * plain_ms
-        return rounds * self._round(num_slots, plain_ms) + catch_up * price
+        return rounds * self.round(num_slots, plain_ms) + catch_up * self.token(plain_ms)
 
     def observe(self, run: DraftRun, plain_ms: float) -> None:
         """Learn from one call; a share of the innovation goes to each part of the price."""
         num_slots, rounds = len(run.seq_ids), run.rounds
         if not rounds or run.milliseconds <= 0.0:
             return
-        per_round = self._round(num_slots, plain_ms)
-        price = self.catch_up_ms if self.catch_up_ms is not None else CATCH_UP_SHARE * plain_ms
+        per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)
         expected = rounds * per_round + run.catch_up * price
         share = rounds * per_round / expected
         ratio = run.milliseconds / expected - 1.0
@@ -80,7 +79,11 @@ class DraftCost:
         if run.catch_up:
             self.catch_up_ms = price * (1.0 + cut * (1.0 - share))
 
-    def _round(self, num_slots: int, plain_ms: float) -> float:
+    def token(self, plain_ms: float) -> float:
+        """Of a token read."""
+        return CATCH_UP_SHARE * plain_ms if self.catch_up_ms is None else self.catch_up_ms
+
+    def round(self, num_slots: int, plain_ms: float) -> float:
         """More slots cost a tenth more each, until measured."""
         if num_slots in self.round_ms:
             return self.round_ms[num_slots]
@@ -98,6 +101,8 @@ class _Drafter:
     profile: Profile = field(default_factory=Profile)
     requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
     idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
+    drafts: dict[int, int] = field(default_factory=dict)  # by seq_id: since it had much to read
+    payoff: float = CATCH_UP_DRAFTS  # drafts between two such readings, or to the end of the request
     limit: int = 2  # index of the confidence limit chosen last
     savings: float = PROBE_START
     wait: int = PROBE_FIRST
@@ -126,8 +131,20 @@ class _Drafter:
             self.requests[seq_id] = Profile(REQUEST_FADE)
             self._outdate(seq_id)
 
+    def use(self, slot: ModelSlot) -> None:
+        """It drafts for this slot because that pays."""
+        if slot.catch_up > CATCH_UP_TOKENS:
+            self._paid_off(slot.seq_id)
+        self.drafts[slot.seq_id] = self.drafts.get(slot.seq_id, 0) + 1
+
+    def _paid_off(self, seq_id: int) -> None:
+        drafts = self.drafts.pop(seq_id, 0)
+        if drafts:
+            self.payoff += CATCH_UP_RATE * (drafts - self.payoff)
+
     def end(self, seq_id: int) -> None:
         """The request is over."""
+        self._paid_off(seq_id)
         if self.requests.pop(seq_id, None) is not None:
             del self.idle[seq_id]
             self._outdate(seq_id)
@@ -158,8 +175,7 @@ class _Drafter:
         return known
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """Slots to draft for (indices), how far, and the index of the confidence limit."""
 
     slots: Sequence[int] = ()
@@ -171,8 +187,7 @@ class _Choice:
 NO_CHOICE = _Choice()
 
 
-@dataclass(frozen=True, slots=True)
-class _Price:
+class _Price(NamedTuple):
     """What drafting costs in one step; `rate` turns milliseconds into tokens."""
 
     cost: DraftCost
@@ -180,6 +195,7 @@ class _Price:
     curve: Sequence[float]  # of the target, by rows
     base: int  # rows without drafts
     plain: float  # milliseconds of a plain step
+    reading: float  # milliseconds of a token to catch up, shared among the drafts that it serves
 
 
 class Drafting:
@@ -208,6 +224,7 @@ class Drafting:
         if choice.slots:
             drafter.steps, drafter.wait, drafter.limit = 0, PROBE_FIRST, choice.limit
             for j in choice.slots:
+                drafter.use(asking[j])
                 length = min(asking[j].max_tokens, choice.length)
                 allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit])
         elif not any(fixed):
@@ -251,6 +268,7 @@ class Drafting:
             name: {
                 "round_ms": {str(n): ms for n, ms in drafter.cost.round_ms.items()},
                 "catch_up_ms": drafter.cost.catch_up_ms,
+                "payoff": drafter.payoff,
                 "profile": drafter.profile.to_json(),
             }
             for name, drafter in self._drafters.items()
@@ -267,7 +285,9 @@ class Drafting:
             rounds = {int(n): floats([ms], 1, 1e-6, 1e6)[0] for n, ms in saved["round_ms"].items()}
             catch_up = saved["catch_up_ms"]
             price = None if catch_up is None else floats([catch_up], 1, 0.0, 1e6)[0]
-            drafters[str(name)] = _Drafter(DraftCost(rounds, price), Profile.from_json(saved["profile"]))
+            payoff = floats([saved["payoff"]], 1, 1.0, 1e6)[0]
+            profile = Profile.from_json(saved["profile"])
+            drafters[str(name)] = _Drafter(DraftCost(rounds, price), profile, payoff=payoff)
         self._drafters = drafters
 
     def _hope(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
@@ -291,14 +311,13 @@ class Drafting:
         drafter, acceptance = self._drafter(speculator), self._calibration.mean(speculator)
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
         curve = self._cost.curve(most_rows, step.context, optimistic=optimistic)
-        num_lengths = bisect_right(LENGTHS, longest)
-        price = _Price(drafter.cost, self._budget.rate(step), curve, step.num_base_rows, self._plain(step))
-        best = NO_CHOICE
+        plain = self._plain(step) if optimistic else curve[step.num_slots]
+        rate, reading = self._budget.rate(step.num_slots, plain), drafter.cost.token(plain) / drafter.payoff
+        price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
+        num_lengths, best = bisect_right(LENGTHS, longest), NO_CHOICE
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
             forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
-            choice = _best_length(slots, forecasts, price, num_lengths)
-            if choice.value > best.value:
-                best = replace(choice, limit=t)
+            best = _better(best, slots, t, forecasts, price, num_lengths)
         return best
 
     def _probe(self, drafter: _Drafter, slots: Sequence[ModelSlot], step: Step) -> int | None:
@@ -327,30 +346,42 @@ class Drafting:
         return drafter
 
 
-def _best_length(slots: Sequence[ModelSlot], forecasts: Sequence[Forecast], price: _Price, num_lengths: int) -> _Choice:
-    """The best number of slots and length under one confidence limit."""
+def _better(
+    best: _Choice,
+    slots: Sequence[ModelSlot],
+    limit: int,
+    forecasts: Sequence[Forecast],
+    price: _Price,
+    num_lengths: int,
+) -> _Choice:
+    """The best number of slots and length under one confidence limit, if worth more than `best`."""
     gains = [_gains(slot, f, num_lengths) for slot, f in zip(slots, forecasts, strict=True)]
-    order = sorted(range(len(slots)), key=lambda i: -max(gains[i]))
-    gained, rows, idle, catch_up = [0.0] * num_lengths, [0.0] * num_lengths, [1.0] * num_lengths, 0
-    best_value, count, best_length = 0.0, 0, 0
-    curve, base, rate, last = price.curve, price.base, price.rate, len(price.curve) - 1
-    plain = curve[base]
+    order = sorted(range(len(slots)), key=lambda i: -max(gains[i])) if len(slots) > 1 else [0]
+    cost, plain, curve, base, rate = price.cost, price.plain, price.curve, price.base, price.rate
+    last, before = len(curve) - 1, curve[base]
+    best_value, count, best_length, catch_up = best.value, 0, 0, 0
+    gained: list[float] = []
+    rows: list[float] = []
+    idle: list[float] = []
     for n, i in enumerate(order, 1):
-        gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
-        rows = [a + b for a, b in zip(rows, forecasts[i].rows, strict=False)]
-        idle = [a * (1.0 - b) for a, b in zip(idle, forecasts[i].reach, strict=False)]
+        expected = forecasts[i]
+        if n == 1:
+            gained, rows, idle = gains[i], expected.rows, [1.0 - reach for reach in expected.reach]
+        else:
+            gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
+            rows = [a + b for a, b in zip(rows, expected.rows, strict=True)]
+            idle = [a * (1.0 - b) for a, b in zip(idle, expected.reach, strict=True)]
         catch_up += slots[i].catch_up
-        draft_ms = price.cost.milliseconds(n, 0.0, catch_up, price.plain) / CATCH_UP_STEPS
-        round_ms = price.cost.milliseconds(n, 1.0, 0, price.plain)
+        draft_ms, round_ms = catch_up * price.reading, cost.round(n, plain)
         for length, width, tokens, row, nobody in zip(LENGTHS, WIDTHS, gained, rows, idle, strict=False):
             draft_ms += width * (1.0 - nobody) * round_ms
             reached = base + row
             whole = int(reached)
             ms = curve[whole] + (reached - whole) * (curve[whole + 1] - curve[whole]) if whole < last else curve[last]
-            value = tokens - rate * (draft_ms + ms - plain)
+            value = tokens - rate * (draft_ms + ms - before)
             if value > best_value:
                 best_value, count, best_length = value, n, length
-    return _Choice(order[:count], best_length, value=best_value)
+    return _Choice(order[:count], best_length, limit, best_value) if count else best
 
 
 def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int) -> list[float]:

@@ -20,9 +20,8 @@ lower limits, and is not counted for them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from headstart.control.calibration import LAST, NUM_POSITIONS, POSITIONS
 from headstart.control.state import floats
@@ -41,8 +40,7 @@ Rates = tuple[float, float]
 """(going on, kept) at one position."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """One slot's draft under one confidence limit; one entry per length of the ladder."""
 
     tokens: list[float]  # expected accepted tokens
@@ -101,12 +99,12 @@ class Profile:
 
     def rates_of_request(self, t: int, priors: Sequence[Rates]) -> list[Rates]:
         """Of one request: each position leans on the speculator's."""
-        here, more = slice(t * NUM_POSITIONS, (t + 1) * NUM_POSITIONS), REQUEST_WEIGHT * self._unit
-        cells = zip(priors, self.came[here], self.passed[here], self.weight[here], self.kept[here], strict=True)
-        return [
-            ((passed + more * going_on) / (came + more), (kept + more * prior) / (weight + more))
-            for (going_on, prior), came, passed, weight, kept in cells
-        ]
+        came, passed, weight, kept = self.came, self.passed, self.weight, self.kept
+        more, rates = REQUEST_WEIGHT * self._unit, []
+        for cell, (going_on, prior) in enumerate(priors, t * NUM_POSITIONS):
+            passing = (passed[cell] + more * going_on) / (came[cell] + more)
+            rates.append((passing, (kept[cell] + more * prior) / (weight[cell] + more)))
+        return rates
 
     def to_json(self) -> dict[str, Any]:
         """Everything learned."""
@@ -141,10 +139,13 @@ def forecast(rates: Sequence[Rates]) -> Forecast:
         reach.append(going)
         going_on, kept = rates[bucket]
         if width == 1:
-            going, alive = going * going_on, alive * kept
-            total, drafted = total + alive, drafted + going
+            going *= going_on
+            alive *= kept
+            total += alive
+            drafted += going
         else:  # geometric series
-            going_on, kept = min(going_on, SURE), min(kept, SURE)
+            going_on = going_on if going_on < SURE else SURE
+            kept = kept if kept < SURE else SURE
             rest_going, rest_alive = going * going_on**width, alive * kept**width
             total += (alive - rest_alive) * kept / (1.0 - kept)
             drafted += (going - rest_going) * going_on / (1.0 - going_on)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.structures.topk import top_k_ids
+from headstart.structures.topk import top_k
 
 
 def token_logprobs(
@@ -14,9 +14,10 @@ def token_logprobs(
     """Log softmax of one row, before any filter: (of `token`, of the `num_top` likeliest, best first)."""
     best = float(logits.max())
     log_sum = best + float(np.log(np.exp(logits - best, dtype=np.float64).sum()))
-    ids = top_k_ids(logits, num_top) if num_top else np.empty(0, np.intp)
-    ids = ids[np.argsort(-logits[ids], kind="stable")]
-    top = tuple((int(i), float(logits[i]) - log_sum) for i in ids)
+    if not num_top:
+        return float(logits[token]) - log_sum, ()
+    ids, scores = top_k(logits, num_top)
+    top = tuple((i, score - log_sum) for i, score in zip(ids.tolist(), scores.tolist(), strict=True))
     return float(logits[token]) - log_sum, top
 
 

@@ -17,6 +17,7 @@ _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NP_GOLDEN, _NP_M1, _NP_M2 = np.uint64(_GOLDEN), np.uint64(_M1), np.uint64(_M2)
 _S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 _UNIT = 2.0**-53
+_FEW = 8  # up to so many numbers are mixed sooner without numpy
 
 
 def _mix(x: int) -> int:
@@ -35,9 +36,20 @@ def gumbel(seed: int, position: int, ids: NDArray[np.int32]) -> NDArray[np.float
 
     argmax(log p + g) is an exact sample of p (Gumbel-max).
     """
+    key = _key(seed, position)
+    u = _uniform_few(key, ids.tolist()) if len(ids) <= _FEW else _uniform_many(key, ids)
+    noise: NDArray[np.float64] = -np.log(-np.log(u))
+    return noise
+
+
+def _uniform_few(key: int, ids: list[int]) -> NDArray[np.float64]:
+    return np.array([((_mix(key + i * _GOLDEN) >> 11) + 0.5) * _UNIT for i in ids])
+
+
+def _uniform_many(key: int, ids: NDArray[np.int32]) -> NDArray[np.float64]:
     x = ids.astype(np.uint64)
     x *= _NP_GOLDEN
-    x += np.uint64(_key(seed, position))
+    x += np.uint64(key)
     x ^= x >> _S30
     x *= _NP_M1
     x ^= x >> _S27
@@ -47,8 +59,7 @@ def gumbel(seed: int, position: int, ids: NDArray[np.int32]) -> NDArray[np.float
     u = x.astype(np.float64)
     u += 0.5
     u *= _UNIT
-    noise: NDArray[np.float64] = -np.log(-np.log(u))
-    return noise
+    return u
 
 
 def uniform(seed: int, position: int, salt: int) -> float:

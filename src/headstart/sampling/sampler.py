@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headstart.errors import EngineError
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.params import SamplingParams
-from headstart.structures.topk import top_k_ids
+from headstart.structures.topk import top_k
 from headstart.types import Choice, Engine, Filters
 
 _XTC_SALT = 1
@@ -57,12 +57,12 @@ class Sampler:
             raise EngineError(_NOT_NUMBERS)
         if self.params.is_greedy:
             return int(ids[scores.argmax()])
-        return int(ids[(scores + gumbel(self.params.seed, position, ids)).argmax()])
+        return int(ids[self._drawn(ids, scores, position)])
 
     def couple(self, logits: NDArray[np.float32], position: int) -> Choice:
         """What a draft model's logits suggest under this request's filters and noise."""
         ids, scores = self._survivors(logits, position)
-        coupled = int((scores + gumbel(self.params.seed, position, ids)).argmax())
+        coupled = self._drawn(ids, scores, position)
         best = int(scores.argmax())
         weights = np.exp(scores - scores[best])
         total = float(weights.sum())
@@ -88,6 +88,10 @@ class Sampler:
         if self._window is not None:
             self._window.extend(tokens)
 
+    def _drawn(self, ids: NDArray[np.int32], scores: NDArray[np.float32], position: int) -> int:
+        """Index of the candidate that the noise chooses; where only one is left, it needs none."""
+        return int((scores + gumbel(self.params.seed, position, ids)).argmax()) if len(ids) > 1 else 0
+
     def _survivors(self, logits: NDArray[np.float32], position: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
         ids, scores = self._candidates(logits)
@@ -95,7 +99,7 @@ class Sampler:
         return self._filters.apply(ids, scores, use_xtc)
 
     def _candidates(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Enough candidates for the filters to be exact, sorted by falling score.
+        """Enough candidates for the filters to be exact, sorted by falling score, equal ones by id.
 
         If the first filter keeps the best k, then after m ids were changed (bias, penalties) the
         best k are among the m changed ones and the k + m that were best before.
@@ -104,11 +108,11 @@ class Sampler:
         touched = self._bias_ids if self._window is None else np.concatenate((self._bias_ids, self._window.ids()))
         if not count or count + 2 * len(touched) >= self.vocab_size:
             return self._everything(logits)
-        ids = top_k_ids(logits, count + len(touched)).astype(np.int32)
-        if len(touched):
-            ids = np.unique(np.concatenate((ids, touched)))
-        else:
-            ids.sort()  # ties are broken by id, so equal logits give equal order
+        best, scores = top_k(logits, count + len(touched))
+        ids = best.astype(np.int32)
+        if not len(touched):
+            return ids, scores
+        ids = np.unique(np.concatenate((ids, touched)))
         scores = logits[ids]
         if len(self._bias_ids):
             scores[np.searchsorted(ids, self._bias_ids)] += self._bias

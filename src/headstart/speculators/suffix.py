@@ -35,7 +35,8 @@ from headstart.structures.histories import Histories
 from headstart.structures.shares import agreeing, conditional, lone
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
-from headstart.types import Draft, DraftRequest
+from headstart.types import Draft, DraftRequest, Vocab
+from headstart.vocabulary.variants import Variants
 
 _Prompt = tuple[str, bytes]
 """Namespace and digest of a prompt."""
@@ -80,10 +81,14 @@ class SuffixSpeculator(Speculator):
             if self.file and not self.corpus_tokens:
                 raise ConfigError("suffix has a corpus file but corpus-tokens is 0; set one or leave out the other")
 
-    def __init__(self, options: Options | None = None, vocabulary: VocabularyId | None = None) -> None:
+    def __init__(
+        self, options: Options | None = None, vocabulary: VocabularyId | None = None, vocab: Vocab | None = None
+    ) -> None:
+        """Without `vocab` a change of a word is learned anew in each spelling."""
         self._options = options = options or self.Options()
         self._histories = Histories(SIZES, MAX_MATCH)
         self._namespaces: dict[int, str] = {}
+        self._variants = None if vocab is None else Variants(vocab)
         self._alignments: dict[int, Alignment] = {}
         self._prompts: dict[int, _Prompt] = {}
         self._answers: OrderedDict[_Prompt, Answer] = OrderedDict()  # what was answered to a prompt last
@@ -98,7 +103,7 @@ class SuffixSpeculator(Speculator):
         self._namespaces[seq_id] = namespace
         # The last token is already the answer's first.
         self._prompts[seq_id] = (namespace, blake2b(array("i", prompt[:-1]).tobytes(), digest_size=16).digest())
-        self._alignments[seq_id] = Alignment()
+        self._alignments[seq_id] = Alignment(self._variants)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(request) for request in requests]
@@ -107,7 +112,7 @@ class SuffixSpeculator(Speculator):
         own = self._histories.at(request.seq_id, request.tokens)
         alignment = self._alignments.get(request.seq_id)
         if alignment is None:  # it did not begin
-            alignment = self._alignments[request.seq_id] = Alignment()
+            alignment = self._alignments[request.seq_id] = Alignment(self._variants)
         exact = alignment.exact()
         if exact is not None and exact[1].length >= MAX_MATCH:  # no other place can have a longer match
             return self._continue(*exact, alignment, request.max_tokens)

@@ -12,7 +12,7 @@ followed against times left (as in `structures/shares.py`), changes made against
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
@@ -23,6 +23,10 @@ MAX_CHANGES = 64
 TRUST = 4  # tokens followed before a change that still speak for the copy after it
 HUNCH = 2  # what one equal token close behind a change counts for, in equal tokens
 WEAK = 3  # equal tokens with which another place does not end the search for where the text goes on
+
+
+Variants = Callable[[Sequence[int], Sequence[int]], Iterable[tuple[list[int], list[int]]]]
+"""(old tokens, new tokens) -> further changes that follow from this one."""
 
 
 @dataclass(slots=True)
@@ -46,9 +50,11 @@ class Alignment:
     Changes hold for the rest of the text, also when it is copied from somewhere else later.
     """
 
-    __slots__ = ("_changes", "_limit", "_num_changes", "_written", "index", "position", "run")
+    __slots__ = ("_changes", "_limit", "_num_changes", "_variants", "_written", "index", "position", "run")
 
-    def __init__(self) -> None:
+    def __init__(self, variants: Variants | None = None) -> None:
+        """`variants` knows what else changes when this does."""
+        self._variants = variants
         self.index: SuffixIndex | None = None  # of the source; None: not copying
         self.position = 0  # of the next token in the source; after leaving, where that happened
         self.run = 0  # tokens since the copy was left unexpectedly
@@ -208,8 +214,16 @@ class Alignment:
 
     def _learn(self, old: list[int], new: list[int], following: list[int]) -> None:
         """Remember a change. What is only left out is told by the token that follows it; what is only put in, not."""
-        if not old or self._num_changes >= MAX_CHANGES:
+        if not old:
             return
-        change = Change(old, new) if new else Change(old + following, following)
-        self._changes.setdefault(old[0], []).append(change)
-        self._num_changes += 1
+        if not new:
+            old, new = old + following, following
+        self._add(old, new)
+        for variant in self._variants(old, new) if self._variants is not None else ():
+            self._add(*variant)
+
+    def _add(self, old: list[int], new: list[int]) -> None:
+        known = self._changes.get(old[0], [])
+        if self._num_changes < MAX_CHANGES and not any(c.old == old and c.new == new for c in known):
+            self._changes[old[0]] = [*known, Change(old, new)]
+            self._num_changes += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.structures.topk import top_k_ids
+from headstart.structures.topk import top_k
 
 _MAX_TOKENS = 32_768  # told apart; beyond it the one first seen is dropped
 _MAX_ROWS = 15  # more do not make an entry more credible
@@ -33,20 +34,21 @@ class Successors:
 
     def learn(self, token: int, logits: NDArray[np.float32]) -> None:
         """Average in one row: what the model expected after `token`, shape (vocab_size,)."""
-        ids = top_k_ids(logits, self._width)
-        weights = np.exp(logits[ids] - logits[ids].max())
-        row = dict(zip(ids.tolist(), (weights / weights.sum()).tolist(), strict=True))
+        ids, scores = top_k(logits, self._width)
+        best, *others = scores.tolist()
+        weights = [1.0, *[exp(score - best) for score in others]]  # so few are faster without numpy
         old = self._entries.get(token)
+        total = sum(weights) if old is None else 2.0 * sum(weights)  # the newest row counts half
+        shares = dict(zip(ids.tolist(), [weight / total for weight in weights], strict=True))
+        num_rows = 1
         if old is None:
             if len(self._entries) >= _MAX_TOKENS:
                 del self._entries[next(iter(self._entries))]
-            shares, num_rows = row, 1
         else:
-            shares = {successor: share / 2 for successor, share in row.items()}  # first: ties go to the newest
-            for successor, share in old.shares.items():
-                shares[successor] = shares.get(successor, 0.0) + share / 2
-            while len(shares) > self._width:
-                del shares[min(shares, key=shares.__getitem__)]
+            for successor, share in old.shares.items():  # after the new ones: ties go to the newest
+                shares[successor] = shares.get(successor, 0.0) + 0.5 * share
+            for successor in sorted(shares, key=shares.__getitem__)[: -self._width]:
+                del shares[successor]
             num_rows = min(old.num_rows + 1, _MAX_ROWS)
         self._entries[token] = _Entry(max(shares, key=shares.__getitem__), num_rows, shares)
 

@@ -1,71 +1,47 @@
-"""Exact top-k of long float arrays, several at once, an order of magnitude faster than partitions of all of them."""
+"""Exact top-k of a long float array, much faster than a partition of all of it."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-_HEIGHT = 16  # entries per column
-_FOLD = 8  # columns per group
-_GROUP = _HEIGHT * _FOLD
 _SMALL = 4096  # below this a plain partition is as fast
+_LARGE = 65_536  # from here on more columns would cost more than taller ones
 
 
-def top_k_ids(values: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """Indices of the k largest entries, best first, the lower index first among equals."""
-    return top_k_rows(values[None], [0], k)[0]
+def top_k(values: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """Indices and values of the min(k, size) largest entries, best first, the lower index first among equals.
 
-
-def top_k_rows(values: NDArray[np.float32], rows: Sequence[int], k: int) -> NDArray[np.intp]:
-    """`top_k_ids` of some rows of an array of shape (rows, size): shape (len(rows), min(k, size)).
-
-    A row is laid out in columns of 16 and these in groups of 8. The k largest maxima of groups are k
-    entries of the row, so no entry below the smallest of them is in the top k, and few others are
-    left: they are read from the columns whose maximum reaches that bound. What is found for a row
-    does not depend on the other rows. NaNs come last.
+    The values are laid out in columns. The k largest of the columns' maxima are k of the entries, so
+    no entry below the smallest of them is in the top k, and few others reach it: they are read from
+    the columns whose maximum does. NaNs come last; a number that shares a column with one may be missed.
     """
-    size = values.shape[1]
-    k = min(k, size)
-    if size < _SMALL or 2 * k > size // _GROUP:
-        return np.stack([_of_short(values[row], k) for row in rows])
-    width = size // _GROUP * _FOLD
-    body = width * _HEIGHT
-    maxima = np.empty((len(rows), width), np.float32)
-    for row, out in zip(rows, maxima, strict=True):
-        np.maximum.reduce(values[row, :body].reshape(_HEIGHT, width), axis=0, out=out)
-    bounds = _bounds(maxima, k)
-    owners, columns = (maxima >= bounds[:, None]).nonzero()
-    at = np.asarray(rows)[owners] * size + columns + np.arange(0, body, width)[:, None]
-    candidates = values.reshape(-1).take(at)
-    heights, found = (candidates >= bounds[owners]).nonzero()  # by rising index within each row
-    scores, owners, ids = candidates[heights, found], owners[found], columns[found] + heights * width
-    if body < size:
-        rest = values[rows, body:]
-        more, places = (rest >= bounds[:, None]).nonzero()
-        scores, owners = np.concatenate((scores, rest[more, places])), np.concatenate((owners, more))
-        ids = np.concatenate((ids, places + body))
-    order = (-scores).argsort(kind="stable")
-    if len(rows) > 1:
-        order = order[owners[order].astype(np.uint16).argsort(kind="stable")]
-    counts = np.bincount(owners, minlength=len(rows))
-    if counts.min() < k:  # NaNs hide what shares a column with them
-        return np.stack([_of_short(values[row], k) for row in rows])
-    return ids[order[(counts.cumsum() - counts)[:, None] + np.arange(k)]]
+    size = len(values)
+    height = 64 if size >= _LARGE else 32
+    width = size // height
+    if size < _SMALL or 2 * k > width:
+        return _plain(values, min(k, size))
+    body = height * width
+    columns = values[:body].reshape(height, width)
+    maxima = np.maximum.reduce(columns, axis=0)
+    bound = np.partition(maxima, width - k)[width - k]
+    chosen = (maxima >= bound).nonzero()[0]
+    num_chosen = len(chosen)
+    candidates = columns.take(chosen, axis=1).ravel()
+    found = (candidates >= bound).nonzero()[0]  # by rising index
+    if not num_chosen or len(found) < k:  # a NaN hides what shares its column
+        return _plain(values, k)
+    scores, rows = candidates[found], found // num_chosen
+    ids = rows * width + chosen[found - rows * num_chosen]
+    if body < size and (more := (values[body:] >= bound).nonzero()[0] + body).size:
+        ids, scores = np.concatenate((ids, more)), np.concatenate((scores, values[more]))
+    order = (-scores).argsort(kind="stable")[:k]
+    return ids[order], scores[order]
 
 
-def _bounds(maxima: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """Per row of column maxima, a value that at least k entries reach."""
-    groups = maxima.reshape(len(maxima), _FOLD, -1).max(axis=1)
-    groups.partition(groups.shape[1] - k, axis=1)
-    bounds: NDArray[np.float32] = groups[:, -k]
-    return bounds
-
-
-def _of_short(values: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    bound = np.partition(values, len(values) - k)[len(values) - k]
-    ids = (values >= bound).nonzero()[0]
+def _plain(values: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    ids = (values >= np.partition(values, len(values) - k)[len(values) - k]).nonzero()[0]
     if len(ids) < k:
-        return (-values).argsort(kind="stable")[:k]
-    return ids[(-values[ids]).argsort(kind="stable")[:k]]
+        ids = np.arange(len(values))
+    ids = ids[(-values[ids]).argsort(kind="stable")[:k]]
+    return ids, values[ids]

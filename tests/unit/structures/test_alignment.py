@@ -10,11 +10,11 @@ OLD, NEW = 100, 200
 SCORE = 0.9
 
 
-def copying(source, position=1):
+def copying(source, position=1, variants=None):
     """An alignment at the beginning of a copy of `source`."""
     index = SuffixIndex((2, 4))
     index.extend(source)
-    alignment = Alignment()
+    alignment = Alignment(variants)
     alignment.start(index, Place(2, position))
     return alignment, index
 
@@ -77,6 +77,12 @@ def test_a_change_that_is_not_made_again_is_forgotten():
     assert rewritten(alignment, [OLD]) == [NEW]
     alignment.follow([OLD, 4, OLD, 5])
     assert rewritten(alignment, [OLD]) == [OLD]
+
+
+def test_what_else_follows_from_a_change_is_expected_too():
+    alignment, _ = copying([0, 1, OLD, 2, 3, 4], variants=lambda old, new: [([old[0] + 1], [new[0] + 1])])
+    alignment.follow([1, NEW, 2, 3])
+    assert rewritten(alignment, [OLD + 1, 4]) == [NEW + 1, 4]
 
 
 def test_the_longer_of_two_changes_that_fit_is_expected():
