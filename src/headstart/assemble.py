@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WARM_UP_SECONDS = 5.0  # of the first start with a model on a machine
+WARM_UP_SECONDS = 7.0  # of the first start with a model on a machine
 _MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
 
 

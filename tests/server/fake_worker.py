@@ -33,7 +33,9 @@ INFO = WorkerInfo(
 REPORT = WorkerReport(
     requests=3, drafted=10, accepted=7, drafts=4, accepted_by_position=(4, 3), prompt_tokens=30, prompt_seconds=2.0,
     slots=(
-        SlotReport(slot_id=0, is_processing=True, request_id="r", max_tokens=9, num_emitted=2), SlotReport(slot_id=1),
+        SlotReport(slot_id=0, is_processing=True, request_id="r", max_tokens=9, num_emitted=2,
+                   drafted_by={"ngram-simple": (3, 2)}),
+        SlotReport(slot_id=1),
     ),
     speculators=(
         SpeculatorReport(name="ngram-simple", calls=5, drafted=10, accepted=7, accepted_by_position=(4, 3),

@@ -177,6 +177,7 @@ def test_clients_that_leave_while_generating_prefilling_or_queued_free_their_slo
 
     leave(server, ENDLESS, generating)
     until(lambda: idle(client), "the slot of a client that left while generating is free")
+    until(lambda: any(", cancelled, " in line for line in server.lines), "its line in the log")
 
     long = ENDLESS | {"prompt": [5] * 1900, "cache_prompt": False}
     leave(server, long, lambda _: until(lambda: num_busy(client) == 1, "the long prompt is read"))
@@ -223,9 +224,65 @@ def test_sigterm_ends_it_cleanly_and_the_engine_with_it(to_group: bool, tmp_path
     engine = server.engine_pid()
     if to_group:
         os.killpg(server.process.pid, signal.SIGTERM)
-    assert server.stop() in (0, -signal.SIGTERM)  # uvicorn ends by the signal, after its own shutdown
+    assert server.stop() == 0
     assert not Path(f"/proc/{engine}").exists()
     assert not any("restart" in line or "Traceback" in line for line in server.lines)
+
+
+def test_sigterm_in_the_middle_of_requests_tells_them_and_ends_with_code_0(tmp_path: Path) -> None:
+    server = Server(["--context", "4096", "--threads", "1", "--spec", "off"], tmp_path)
+    endless = ENDLESS | {"max_tokens": 4000}
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client, ThreadPoolExecutor(2) as pool:
+        plain = pool.submit(client.post, "/completion", json=endless | {"stream": False, "seed": 1})
+        streamed = pool.submit(client.post, "/completion", json=endless | {"seed": 2})
+        until(lambda: num_busy(client) == 2, "both requests run")
+        assert server.stop() == 0
+        assert plain.result().status_code == 500
+        assert "shutting down" in plain.result().json()["error"]["message"]
+        assert "shutting down" in streamed.result().text.rstrip().splitlines()[-1]
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_slots_props_metrics_and_answers_agree_on_what_was_drafted(tmp_path: Path) -> None:
+    chain = "suffix,recycling,ngram-simple,draft-model"
+    server = Server(["--context", "4096", "--threads", "1", "-np", "4", "--spec-type", chain], tmp_path)
+    wishes = [{}, {"mode": "off"}, {"mode": "fixed", "n_max": 3}, {"types": ["draft-model"], "mode": "fixed"}]
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client, ThreadPoolExecutor(4) as pool:
+
+        def ask(number: int) -> dict[str, object]:
+            body = {"prompt": f"def f{number}(x):\n    return x\n" * 3, "n_predict": 30, "temperature": number % 2}
+            answer = client.post("/completion", json=body | {"speculative": wishes[number % 4]}).json()
+            return answer["metrics"]["speculative_decoding"]
+
+        answers = list(pool.map(ask, range(16)))
+        until(lambda: "\nheadstart_requests_total 16\n" in client.get("/metrics").text, "all requests are counted")
+        metrics = client.get("/metrics").text
+        speculators = client.get("/props").json()["speculation"]["speculators"]
+
+    def metric(name: str) -> int:
+        return sum(int(float(line.split()[-1])) for line in metrics.splitlines() if line.startswith(name))
+
+    def total(name: str) -> int:
+        return sum(one[name] for one in answers)  # type: ignore[misc]
+
+    assert total("num_accepted_draft_tokens") > 0
+    assert total("num_draft_tokens") == metric("llamacpp:spec_decode_num_draft_tokens_total")
+    assert total("num_draft_tokens") == metric("headstart_draft_tokens_total")
+    assert total("num_draft_tokens") == metric("headstart_draft_tokens_by_position_total")
+    assert total("num_accepted_draft_tokens") == metric("llamacpp:spec_decode_num_accepted_tokens_total")
+    assert total("num_accepted_draft_tokens") == metric("llamacpp:spec_decode_num_accepted_tokens_per_pos_total")
+    assert total("num_accepted_draft_tokens") == metric("headstart_draft_tokens_accepted_total")
+    assert total("num_spec_steps") == metric("llamacpp:spec_decode_num_drafts_total")
+    wasted = total("num_draft_tokens") - total("num_accepted_draft_tokens")
+    assert wasted == metric("headstart_rows_wasted_total") == sum(one["num_rows_wasted"] for one in speculators)
+    reasons = sum(sum(one["reasons_not_drafted"].values()) for one in answers)  # type: ignore[attr-defined]
+    assert reasons == metric("headstart_steps_without_draft_total")
+    assert total("num_steps") == 16 + total("num_spec_steps") + reasons  # the first token comes with the prompt
+    for one in speculators:
+        by_name = [answer["by_speculator"].get(one["name"], {}) for answer in answers]  # type: ignore[attr-defined]
+        for count in ("num_draft_tokens", "num_accepted_draft_tokens"):
+            assert one[count] == sum(counts.get(count, 0) for counts in by_name)
+    assert server.stop() == 0
 
 
 def refused(arguments: Sequence[str], cache: Path) -> str:

@@ -8,7 +8,9 @@ from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
 from headstart.scheduler.report import WorkerReport
+from headstart.scheduler.request import RequestStats
 from headstart.server.metrics import METRICS, render
+from headstart.server.results import speculative_metrics, sum_stats
 
 
 def samples(text):
@@ -39,6 +41,7 @@ def test_every_metric_has_one_line_in_the_table():
 def test_slots_show_what_runs(client):
     first, second = client.get("/slots").json()
     assert (first["id"], first["is_processing"], first["next_token"][0]["n_remain"]) == (0, True, 7)
+    assert first["by_speculator"] == {"ngram-simple": {"num_draft_tokens": 3, "num_accepted_draft_tokens": 2}}
     assert (second["id"], second["is_processing"]) == (1, False)
     assert client.get("/slots?fail_on_no_slot=1").status_code == 200
 
@@ -52,7 +55,11 @@ def test_props_name_model_template_and_defaults(client):
     assert "<|im_start|>" in props["chat_template"]
     assert props["eos_token"] == "<eos>"
     assert props["speculation"]["mode"] == "auto"
-    assert props["speculation"]["speculators"][0]["name"] == "ngram-simple"
+    speculator = props["speculation"]["speculators"][0]
+    assert speculator["name"] == "ngram-simple"
+    assert [speculator[f"num_{count}"] for count in ("proposals", "draft_tokens", "rows_wasted")] == [5, 10, 3]
+    assert speculator["accepted_draft_tokens_by_position"] == [4, 3]
+    assert speculator["seconds"] == {"propose": 0.5}
     with serving(model=served_model("{{ messages[0].content }}")) as other:
         assert other.get("/props").json()["chat_template_is_fallback"] is False
 
@@ -87,3 +94,9 @@ def test_openapi_documents_the_bodies(client):
     assert "messages" in schema["required"]
     assert "speculative" in schema["properties"]
     assert "/chat/completions" not in paths
+
+
+def test_one_answer_that_is_not_valid_marks_the_call():
+    valid, measured = RequestStats(), RequestStats(is_valid=False)
+    assert speculative_metrics(sum_stats([valid, measured]))["speculative_decoding"]["output_is_valid"] is False
+    assert "output_is_valid" not in speculative_metrics(sum_stats([valid, valid]))["speculative_decoding"]

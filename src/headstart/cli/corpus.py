@@ -5,57 +5,72 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 
-from headstart.cli.flags import read_flags
+from headstart.cli.flags import read_words_and_flags
 from headstart.cli.settings import all_settings, settings_of
 from headstart.config import option
 from headstart.errors import ConfigError
 
 ABOUT = (
     "headstart corpus add PATH... --spec-corpus FILE: add text files, and those in folders, to the corpus of the "
-    "suffix speculator (headstart serve --spec-corpus FILE). All users may be served guesses from these texts."
+    "suffix speculator (headstart serve --spec-corpus FILE). All users may be served guesses from these texts. "
+    "Skipped are files that are not UTF-8 text, files of more than 1 MiB, and folders that are hidden, __pycache__, "
+    "node_modules, target or venv. A server that runs holds its corpus: add before it starts."
 )
+USAGE = "say what to add and where: headstart corpus add PATH... --spec-corpus FILE [-m MODEL]"
+_SHOWN = 5  # names of files that could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusOptions:
     """Where to add."""
 
-    spec_corpus: str | None = option(None, "corpus file, made if absent", "--spec-suffix-file")
+    spec_suffix_file: str | None = option(None, "corpus file, made if absent", "--spec-corpus")
     spec_suffix_corpus_tokens: int = option(2_000_000, "most tokens kept; the oldest texts go first")
+
+    def __post_init__(self) -> None:
+        if self.spec_suffix_corpus_tokens < 1:
+            raise ConfigError(
+                f"--spec-suffix-corpus-tokens is {self.spec_suffix_corpus_tokens} but must be at least 1: "
+                "texts could not be kept"
+            )
 
 
 def run(argv: Sequence[str]) -> int:
     """Add the files and say what happened to them; return the exit code."""
-    words = list(takewhile(lambda word: not word.startswith("-"), argv))
     settings = [*settings_of(CorpusOptions), *all_settings(("model",))]
-    resolved, print_config = read_flags("corpus", ABOUT, settings, argv[len(words) :])
+    resolved, print_config, words = read_words_and_flags("corpus", ABOUT, settings, argv)
     if print_config:
         print(resolved.describe())
         return 0
     own = {setting.name: resolved.values[setting.name] for setting in resolved.settings if not setting.part}
     options = CorpusOptions(**own)  # type: ignore[arg-type]  # `Setting.parse` made them fit
-    if words[:1] != ["add"] or len(words) < 2 or not options.spec_corpus:
-        raise ConfigError("say what to add and where: headstart corpus add PATH... --spec-corpus FILE [-m MODEL]")
+    if words[:1] != ["add"] or len(words) < 2 or not options.spec_suffix_file:
+        raise ConfigError(USAGE)
 
     from headstart import assemble
     from headstart.structures.corpus import SuffixCorpus
-    from headstart.structures.corpus_files import add_files
+    from headstart.structures.corpus_files import MAX_FILE_BYTES, add_files
     from headstart.structures.token_log import VocabularyId
 
     config = resolved.config()
     vocab = assemble.load_served_model(config, assemble.find_models(config)).vocab
-    corpus = SuffixCorpus.open(Path(options.spec_corpus), VocabularyId.of(vocab), options.spec_suffix_corpus_tokens)
+    path = Path(options.spec_suffix_file)
+    corpus = SuffixCorpus.open(path, VocabularyId.of(vocab), options.spec_suffix_corpus_tokens)
     try:
         tokenize = partial(vocab.tokenize, add_special=False, parse_special=False)
         report = add_files(corpus, tokenize, map(Path, words[1:]))
         print(
-            f"added {report.num_added} files with {report.num_tokens} tokens to {options.spec_corpus}, which now holds "
+            f"added {report.num_added} files with {report.num_tokens} tokens to {path}, which now holds "
             f"{corpus.num_texts} texts with {len(corpus)} tokens; skipped: {report.num_known} known, "
-            f"{report.num_binary} binary, {report.num_huge} huge, {report.num_unreadable} unreadable"
+            f"{report.num_empty} empty, {report.num_binary} not UTF-8 text, {report.num_huge} of more than "
+            f"{MAX_FILE_BYTES >> 20} MiB, {report.num_unreadable} unreadable"
         )
+        for file in report.unread[:_SHOWN]:
+            print(f"not read: {file}")
+        if len(report.unread) > _SHOWN:
+            print(f"and {len(report.unread) - _SHOWN} more")
     finally:
         corpus.close()
     return 0

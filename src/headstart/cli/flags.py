@@ -33,8 +33,18 @@ def read_flags(command: str, about: str, settings: Sequence[Setting], argv: Sequ
 
     Raises:
         HelpRequested: `--help` was given.
-        ConfigError: an unknown flag or an impossible value.
+        ConfigError: an unknown flag, an impossible value, or a word that is no flag's value.
     """
+    resolved, print_config, words = read_words_and_flags(command, about, settings, argv)
+    if words:
+        raise ConfigError(_complaint(command, words[0], settings))
+    return resolved, print_config
+
+
+def read_words_and_flags(
+    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str]
+) -> tuple[Resolved, bool, list[str]]:
+    """Like `read_flags` for a command that takes words as well: they come last, wherever they stood."""
     parser = _Parser(
         prog=f"headstart {command}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
@@ -48,15 +58,15 @@ def read_flags(command: str, about: str, settings: Sequence[Setting], argv: Sequ
     given = vars(known)
     if given.pop("help", False):
         raise HelpRequested(help_page(command, about, settings))
-    if rest:
-        raise ConfigError(_complaint(command, rest[0], settings))
+    if unknown := [argument for argument in rest if argument.startswith("-")]:
+        raise ConfigError(_complaint(command, unknown[0], settings))
     for name in PAIRS:
         if name in given:
             lines = [f"{old} => {new}".replace("\n", "\\n") for old, new in given[name]]
             given[name] = "\n".join(lines)
     print_config = bool(given.pop("print_config", False))
     file = given.pop("config", None) or os.environ.get("HEADSTART_CONFIG")
-    return resolve(settings, given, os.environ, Path(file) if file else None), print_config
+    return resolve(settings, given, os.environ, Path(file) if file else None), print_config, rest
 
 
 def help_page(command: str, about: str, settings: Sequence[Setting]) -> str:

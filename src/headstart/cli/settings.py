@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import re
 import types
 import typing
@@ -94,10 +95,13 @@ class Setting:
                 return text.lower() in TRUE_WORDS
             raise ConfigError(f"{origin} is {text!r} but must be on or off")
         try:
-            return self.kind(text)
+            value = self.kind(text)
         except ValueError:
+            value = None
+        if value is None or not _is_finite(value):
             wanted = "a whole number" if self.kind is int else "a number"
-            raise ConfigError(f"{origin} is {text!r} but must be {wanted}") from None
+            raise ConfigError(f"{origin} is {text!r} but must be {wanted}")
+        return value
 
     def check(self, value: object, origin: str) -> Value:
         """The same for a typed value, as TOML has them.
@@ -109,7 +113,7 @@ class Setting:
             return self.parse(value, origin)
         if isinstance(value, int) and not isinstance(value, bool) and self.kind in (int, float):
             return self.kind(value)
-        if type(value) is self.kind:
+        if type(value) is self.kind and _is_finite(value):
             return typing.cast("Value", value)
         raise ConfigError(f"{origin} is {value!r} but must be of type {self.kind.__name__}")
 
@@ -169,6 +173,10 @@ def part_title(part: str) -> str:
         "speculation": "Speculation",
         "server": "Server",
     }.get(part, part.capitalize())
+
+
+def _is_finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _field_comments(config_class: type) -> dict[str, str]:

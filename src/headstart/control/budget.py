@@ -31,9 +31,10 @@ from headstart.control.state import floats
 from headstart.control.values import SlotDraft, Step
 
 MARGIN_ON, MARGIN_OFF = 0.03, 0.08  # a draft must gain this share more than it costs, if on / if off
-SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
+SPEEDUP_RATE, YOUNG = 0.05, 4  # of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
 REVISIT_AFTER, REVISIT_SHARE = 12, 0.01  # drafting (or not) is tried again after so many steps, at this cost
+EXPERIENCED = 1000  # steps that saved averages stand for
 NEAR_MISS = 0.15  # but drafting only if it is expected to lose no more than this share of a plain step
 EXPLORE_START, EXPLORE_LIMIT = 3.0, 12.0  # savings for that, in plain steps
 
@@ -45,6 +46,7 @@ class _Pace:
     tokens: float = 1.0
     time: float = 1.0
     is_on: bool = False
+    steps: int = 0  # averaged so far
     repeats: int = 0  # decisions since both ways, drafting and not, were last taken
 
     @property
@@ -118,7 +120,7 @@ class Budget:
         paces = {}
         for n, saved in state.items():
             tokens, time = floats(saved, 2, 0.01, 1000.0)
-            paces[int(n)] = _Pace(tokens, time)
+            paces[int(n)] = _Pace(tokens, time, steps=EXPERIENCED)
         self._paces = paces
 
     def _best_total(self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step) -> int:
@@ -154,8 +156,10 @@ class Budget:
                 num_rows += n
                 gained += sum(slot.survival[:n])
         pace, plain = self._pace(num_slots), curve[num_slots]
-        pace.tokens += SPEEDUP_RATE * (1.0 + gained / num_slots - pace.tokens)
-        pace.time += SPEEDUP_RATE * ((curve[num_slots + num_rows] + sunk_ms) / plain - pace.time)
+        pace.steps += 1
+        rate = max(SPEEDUP_RATE, 1.0 / (pace.steps + YOUNG))
+        pace.tokens += rate * (1.0 + gained / num_slots - pace.tokens)
+        pace.time += rate * ((curve[num_slots + num_rows] + sunk_ms) / plain - pace.time)
 
     def _pace(self, num_slots: int) -> _Pace:
         pace = self._paces.get(num_slots)

@@ -16,10 +16,10 @@ def choose_slot(slots: Sequence[Slot], run: Run, engine: Engine) -> Slot | None:
     slot is emptied and shares the best prefix that any slot holds, running ones included: shared
     cells cost nothing, and the conversation they came from stays cached.
 
-    Returns None if no slot is free.
+    Returns None if no slot is free, or for a preempted request while there is no room for it.
     """
     free = [s for s in slots if s.run is None]
-    if not free:
+    if not free or (run.admitted is not None and not _has_room(slots, run, engine)):
         return None
     wished = [s for s in free if s.slot_id == run.request.slot_id]
     if not run.request.cache_prompt:
@@ -39,6 +39,16 @@ def choose_slot(slots: Sequence[Slot], run: Run, engine: Engine) -> Slot | None:
         slot.kept = source.cached[:own]
     _seat(slot, run, own, engine)
     return slot
+
+
+def _has_room(slots: Sequence[Slot], run: Run, engine: Engine) -> bool:
+    """Whether a preempted request would stay: seated too early it reads its prompt only to be put back again.
+
+    Its text must fit beside those that run, with an eighth of all cells left to grow into. Cells
+    that are shared count for each, so it may wait too long, but never once nobody runs.
+    """
+    busy = sum(len(s.run.tokens) for s in slots if s.run is not None)
+    return not busy or busy + len(run.tokens) <= engine.num_cells - engine.num_cells // 8
 
 
 def _continues(slot: Slot, shared: int, engine: Engine) -> bool:

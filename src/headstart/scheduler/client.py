@@ -44,7 +44,6 @@ class WorkerClient:
         self._queues: dict[str, asyncio.Queue[Event | HeadstartError]] = {}
         self._deaths: list[float] = []
         self._restarts = 0
-        self._is_closing = False
 
     async def start(self) -> None:
         """Load the models; return when ready.
@@ -73,8 +72,6 @@ class WorkerClient:
                     raise event
                 if isinstance(event, ErrorEvent):
                     raise _as_exception(event)
-                if isinstance(event, FinishEvent):
-                    _log_request(request.request_id, event.stats, event.reason)
                 yield event
         finally:
             self._queues.pop(request.request_id, None)
@@ -86,17 +83,20 @@ class WorkerClient:
         return dataclasses.replace(self._report, engine_restarts=self._restarts)
 
     async def close(self) -> None:
-        """Stop; requests in flight get WorkerDeadError."""
-        self._is_closing = True
-        self._fail_all(WorkerDeadError("the server is shutting down"))
-        if self._transport is not None:
-            await asyncio.to_thread(self._transport.close)
+        """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
+        self.status = "closed"
+        self._fail_all(WorkerDeadError("the server is shutting down; ask again when it is back"))
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await asyncio.to_thread(transport.close)
 
     def _launch(self) -> None:
         self._transport = self._make_transport()
         self._transport.start(_Relay(self, self._loop))
 
     def _on_ready(self, info: WorkerInfo) -> None:
+        if self.status == "closed":
+            return
         self.info, self.status, self.failure = info, "ready", ""
         if not self._ready.done():
             self._ready.set_result(None)
@@ -107,11 +107,13 @@ class WorkerClient:
         if message.report is not None:
             self._report = message.report
         for event in message.events:
+            if isinstance(event, FinishEvent):  # here, because nobody waits for the end of a cancelled one
+                _log_request(event.request_id, event.stats, event.reason)
             if (waiting := self._queues.get(event.request_id)) is not None:
                 waiting.put_nowait(event)
 
     def _on_end(self, error: BaseException | None) -> None:
-        if self._is_closing:
+        if self.status == "closed":
             return
         self.failure = str(error) if error is not None else "the engine stopped"
         if not self._ready.done():
@@ -190,6 +192,8 @@ def _log_request(request_id: str, stats: RequestStats, reason: str) -> None:
             f"acceptance length = {stats.acceptance_length:.2f}, by {by}"
         )
     why = f"; without a draft: {dict(stats.reasons)}" if stats.reasons else ""
+    if not stats.is_valid:
+        why += "; THE TEXT IS NOT VALID: draft tokens were accepted unseen, for a measurement"
     log.info(
         "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f tokens/s, %s, %s%s",
         request_id,

@@ -52,7 +52,7 @@ class Committer:
             emitted = emit_granted(run.sampler, logits, draft, position, granted)
             num_accepted, run.is_valid = granted, False
         self._begin_timing(run, now)
-        text, stopping_word, emitted = self._text(run, emitted)
+        text, stopping_word, emitted = self._text(run, emitted, is_late=_is_late(run, now))
         num_accepted = min(num_accepted, len(emitted))
         sources = (*run.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
         run.tokens += emitted
@@ -61,6 +61,8 @@ class Committer:
             self._engine.clear(slot.slot_id)  # this memory cannot take back so much: read it all again
             run.num_decoded = 0
         run.num_steps += 1
+        if draft:
+            self._counters.add_draft(len(draft), num_accepted)
         self._drafting.settle(slot, emitted, num_accepted)
         run.proposal = NO_PROPOSAL
         shown = tuple(logprobs[: len(emitted)])
@@ -88,22 +90,21 @@ class Committer:
         if run.first_token is None:
             run.first_token = now
 
-    def _text(self, run: Run, emitted: list[int]) -> tuple[bytes, str, list[int]]:
+    def _text(self, run: Run, emitted: list[int], *, is_late: bool) -> tuple[bytes, str, list[int]]:
         """Text to show, the stop string if one was completed, and the tokens up to the end of the text."""
-        if not run.request.stop and not run.request.min_indent:
+        if not run.request.stop and not run.request.min_indent and not is_late:
             return b"".join(map(self._vocab.token_bytes, emitted)), "", emitted
         shown = []
         for index, token in enumerate(emitted):
             text, word = run.stop.feed(run.indent.feed(self._vocab.token_bytes(token)))
             shown.append(text)
-            if word is not None or run.indent.is_over:
+            if word is not None or run.indent.is_over or (is_late and self._ends_line(token)):
                 return b"".join(shown), (word or b"").decode("utf-8", "replace"), emitted[: index + 1]
         return b"".join(shown), "", emitted
 
     def _finish_if_over(self, slot: Slot, last: int, stopping_word: str, now: float) -> None:
         run = slot.run
         assert run is not None
-        limit = run.request.max_seconds
         if stopping_word:
             self.finish(slot, "word", now, stopping_word=stopping_word)
         elif last in self._eog(run):
@@ -112,8 +113,17 @@ class Committer:
             self.finish(slot, "length", now)
         elif len(run.tokens) >= self._engine.context_size:
             self.finish(slot, "length", now, truncated=True)
-        elif limit is not None and run.first_token is not None and now - run.first_token > limit:
+        elif _is_late(run, now) and self._ends_line(last):
             self.finish(slot, "length", now)
+
+    def _ends_line(self, token: int) -> bool:
+        return b"\n" in self._vocab.token_bytes(token)
+
+
+def _is_late(run: Run, now: float) -> bool:
+    """Whether its time is over: it ends with the line it is in, as at llama-server, not inside a word."""
+    limit = run.request.max_seconds
+    return limit is not None and run.first_token is not None and now - run.first_token > limit
 
 
 def _num_accepted(emitted: list[int], draft: list[int]) -> int:

@@ -40,10 +40,11 @@ class Counters:
         self.prompt_seconds += stats.prompt_seconds
         self.tokens_predicted += stats.num_emitted
         self.predicted_seconds += stats.generation_seconds
-        self.drafts += stats.num_drafts
-        self.drafted += stats.num_drafted
-        self.accepted += stats.num_accepted
         self.max_tokens_in_cache = max(self.max_tokens_in_cache, stats.num_prompt + stats.num_emitted)
-        for num_accepted, count in enumerate(stats.accepted_histogram):
-            for position in range(num_accepted):
-                self.accepted_by_position[position] += count
+
+    def add_draft(self, num_drafted: int, num_accepted: int) -> None:
+        """Book a verified draft at once, as the speculators' own counts do: the two agree at any time."""
+        self.drafts += 1
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        self.accepted_by_position.update(range(num_accepted))

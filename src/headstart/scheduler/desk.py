@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, ModelSlot, SlotDraft
@@ -61,12 +62,11 @@ class Desk:
         return DraftRequest(self.seq_id, run.tokens, self.room, namespace=run.request.namespace)
 
     def model_request(self) -> DraftRequest:
-        """For a model: as far as it was granted, after the text draft if it continues one."""
+        """For a model: as far as it was granted."""
         run = self.run
-        tokens = [*run.tokens, *self.proposal.head.tokens] if self.continues else run.tokens
         choose = None if run.request.sampling.is_greedy else run.sampler.couple
         confidence = max(self.grant.min_confidence, self.policy.p_min)
-        return DraftRequest(self.seq_id, tokens, self.grant.max_tokens, confidence, choose, run.request.namespace)
+        return DraftRequest(self.seq_id, run.tokens, self.grant.max_tokens, confidence, choose, run.request.namespace)
 
     @property
     def continues(self) -> bool:
@@ -97,3 +97,21 @@ class Desk:
         if length < len(self.survival) and not length:
             self.reason = "shorter than n_min" if len(self.survival) < self.policy.n_min else "below break-even"
         self.run.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
+
+
+@contextmanager
+def model_requests(desks: Sequence[Desk]) -> Iterator[list[DraftRequest]]:
+    """What a model is asked, for as long as it drafts.
+
+    Where it continues a text draft, that draft stands at the end of the run's own tokens meanwhile:
+    O(draft), where a copy of the history would be O(context) a step.
+    """
+    lent = [(desk.run.tokens, len(desk.run.tokens)) for desk in desks if desk.continues]
+    for desk in desks:
+        if desk.continues:
+            desk.run.tokens += desk.proposal.head.tokens
+    try:
+        yield [desk.model_request() for desk in desks]
+    finally:
+        for tokens, length in lent:
+            del tokens[length:]

@@ -18,11 +18,11 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.values import DraftRun, Step
 from headstart.errors import InvalidParameterError
-from headstart.scheduler.desk import Desk, Policy
+from headstart.scheduler.desk import Desk, Policy, model_requests
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal, Shadows
 from headstart.scheduler.request import SpeculativeParams
 from headstart.scheduler.seat import Seat
-from headstart.scheduler.slot import Slot
+from headstart.scheduler.slot import Run, Slot
 from headstart.types import Decoded, Draft, SequenceMode
 
 log = logging.getLogger(__name__)
@@ -62,9 +62,12 @@ class Drafting:
     def check(self, params: SpeculativeParams) -> None:
         """Raises InvalidParameterError if a request names a speculator that is not loaded."""
         for name in params.types or ():
-            if name not in self.seats and name != "none":
+            if name not in self.seats:
                 loaded = ", ".join(self.seats) or "none"
-                raise InvalidParameterError(f"speculative.type names {name!r}, but this server loaded: {loaded}")
+                raise InvalidParameterError(
+                    f"speculative.types names {name!r} but this server loaded {loaded}; leave it out or start with "
+                    "--spec-type"
+                )
 
     def policy(self, params: SpeculativeParams) -> Policy:
         """Merge a request's wishes with the server's settings."""
@@ -109,6 +112,13 @@ class Drafting:
             for desk, length in zip(desks, lengths, strict=True):
                 desk.settle_on(length)
         self._note_reasons(desks)
+
+    def drop(self, slots: Sequence[Slot]) -> None:
+        """The cache has no cells for drafts: verify none in this step."""
+        for slot in slots:
+            if slot.run is not None and slot.run.proposal.head.tokens:
+                slot.run.proposal = NO_PROPOSAL
+                self._note_reason(slot.run, "context full")
 
     def observe(self, decoded: Decoded) -> None:
         """Show the verified rows to the speculators that asked for them."""
@@ -234,7 +244,8 @@ class Drafting:
 
     def _run_model(self, seat: Seat, desks: Sequence[Desk], step: Step) -> float:
         backlog = sum(seat.speculator.backlog(d.seq_id, d.run.tokens) for d in desks)
-        drafts = seat.propose([d.model_request() for d in desks])
+        with model_requests(desks) as requests:
+            drafts = seat.propose(requests)
         milliseconds = 1000.0 * seat.last_seconds
         seq_ids, grants, scores = [d.seq_id for d in desks], [d.grant for d in desks], [d.confidence for d in drafts]
         self.controller.observe_draft(DraftRun(seat.name, seq_ids, grants, scores, backlog, milliseconds), step)
@@ -269,6 +280,8 @@ class Drafting:
     def _note_reasons(self, desks: Sequence[Desk]) -> None:
         for desk in desks:
             if not desk.run.proposal.head.tokens:
-                reason = desk.reason or "no match"
-                desk.run.reasons[reason] += 1
-                self.reasons[reason] += 1
+                self._note_reason(desk.run, desk.reason or "no match")
+
+    def _note_reason(self, run: Run, reason: str) -> None:
+        run.reasons[reason] += 1
+        self.reasons[reason] += 1

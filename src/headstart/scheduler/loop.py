@@ -130,5 +130,6 @@ def _slot_report(slot: Slot) -> SlotReport:
         max_tokens=run.request.max_tokens,
         num_drafted=run.num_drafted,
         num_accepted=run.num_accepted,
+        drafted_by=dict(run.drafted_by),
         reasons=dict(run.reasons),
     )

@@ -37,6 +37,7 @@ class SlotReport:
     max_tokens: int | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    drafted_by: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # speculator -> drafted, accepted
     reasons: Mapping[str, int] = field(default_factory=dict)  # why steps had no draft -> steps
 
 
@@ -55,6 +56,11 @@ class SpeculatorReport:
     seconds: Mapping[str, float] = field(default_factory=dict)  # begin, propose, observe, accept
     failure: str = ""  # why it was switched off
     details: Mapping[str, Any] = field(default_factory=dict)  # its own `describe()`
+
+    @property
+    def rows_wasted(self) -> int:
+        """Rows of the target's batches that held rejected draft tokens."""
+        return self.drafted - self.accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,10 @@ class SpeculativeParams:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidParameterError(f"speculative.{name} is {value} but must be 0 or more")
+        if self.n_max and self.n_min is not None and self.n_min > self.n_max:
+            raise InvalidParameterError(
+                f"speculative.n_min is {self.n_min} but must not exceed speculative.n_max, which is {self.n_max}"
+            )
         if self.p_min is not None and not 0.0 <= self.p_min <= 1.0:
             raise InvalidParameterError(f"speculative.p_min is {self.p_min} but must be from 0 to 1")
 
@@ -46,7 +50,7 @@ class Request:
     post_sampling_probs: bool = False  # probabilities after the filters instead of before
     cache_prompt: bool = True
     slot_id: int | None = None  # a wish; served by this slot if it is free
-    max_seconds: float | None = None  # of generation, after the first token
+    max_seconds: float | None = None  # of generation, after the first token; then the text ends with its line
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
     namespace: str = ""  # tenant of shared corpora
     wants_progress: bool = False  # ProgressEvents while the prompt is read
@@ -117,8 +121,8 @@ class RequestStats:
 class FinishEvent:
     """The last event of a request that ended well.
 
-    reason: "eos" (the model ended its turn), "word" (a stop string), "length" (max_tokens, time or
-    context), "cancelled".
+    reason: "eos" (the model ended its turn), "word" (a stop string), "length" (max_tokens, context,
+    or the first end of a line after max_seconds), "cancelled".
     """
 
     request_id: str

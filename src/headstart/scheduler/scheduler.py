@@ -23,7 +23,7 @@ from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, St
 
 log = logging.getLogger(__name__)
 
-WARM_UP_ROWS, WARM_UP_ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32), 3  # both sides of kernels' tiles
+WARM_UP_ROWS, WARM_UP_ROUNDS = (2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32), 3  # both sides of kernels' tiles
 
 
 class Scheduler:
@@ -62,21 +62,33 @@ class Scheduler:
     def warm_up(self, seconds: float) -> None:
         """Measure what steps of some sizes cost, so that control need not find out on the first texts.
 
-        Also brings the weights into memory. Nothing stays in the cache.
+        A machine may be slower for seconds: each size is compared with single rows right before and after
+        it. Also brings the weights into memory. Nothing stays in the cache.
         """
-        controller, engine, batch = self.drafting.controller, self.engine, self._batch
-        end = self.clock() + seconds
-        sizes = [n for n in WARM_UP_ROWS if n <= min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)]
+        engine, end = self.engine, self.clock() + seconds
+        most = min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)
+        sizes = [n for n in WARM_UP_ROWS if n <= most]
+        singles = [self._time_decode(1) for _ in range(2)][1:]  # the first one loads the weights
+        samples: list[tuple[int, float]] = []
         for num_rows in sizes * WARM_UP_ROUNDS:
-            batch.clear()
-            batch.add(0, 0, [0] * num_rows, num_rows)
-            started = self.clock()
-            engine.decode(batch)
-            now = self.clock()
-            controller.observe_step(num_rows, num_rows, 1000.0 * (now - started))
-            engine.clear(0)
-            if now > end:
+            milliseconds = self._time_decode(num_rows)
+            singles.append(self._time_decode(1))
+            samples.append((num_rows, milliseconds / (singles[-2] + singles[-1]) * 2.0))
+            if self.clock() > end:
                 break
+        single = sorted(singles)[len(singles) // 2]
+        for num_rows, ratio in [(1, 1.0)] * WARM_UP_ROUNDS + samples:
+            self.drafting.controller.observe_step(num_rows, num_rows, single * ratio)
+
+    def _time_decode(self, num_rows: int) -> float:
+        """Milliseconds of a decode of so many rows."""
+        batch, started = self._batch, self.clock()
+        batch.clear()
+        batch.add(0, 0, [0] * num_rows, num_rows)
+        self.engine.decode(batch)
+        milliseconds = 1000.0 * (self.clock() - started)
+        self.engine.clear(0)
+        return milliseconds
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -181,9 +193,7 @@ class Scheduler:
         """Free cells: forget drafts, then idle prefixes, then put the youngest request back in the queue."""
         running = [s for s in self.slots if s.run is not None]
         if any(s.run is not None and s.run.proposal.head.tokens for s in running):
-            for slot in running:
-                if slot.run is not None:
-                    slot.run.proposal = NO_PROPOSAL
+            self.drafting.drop(running)
             return
         idle = [s for s in self.slots if s.run is None and s.kept]
         if idle:

@@ -12,7 +12,7 @@ from headstart.scheduler.request import Event, Request
 class Worker(Protocol):
     """Runs requests. All methods belong to one asyncio loop."""
 
-    status: str  # "loading", "ready", "restarting" or "failed"
+    status: str  # "loading", "ready", "restarting", "failed" or "closed"
     failure: str  # why the status is "restarting" or "failed"; else empty
     info: WorkerInfo | None  # None until it was ready once
 
@@ -37,4 +37,4 @@ class Worker(Protocol):
         """Counters, slots and speculators as of the last step; never waits for a step."""
 
     async def close(self) -> None:
-        """Stop; requests in flight get WorkerDeadError."""
+        """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -15,6 +19,7 @@ from headstart.server.model import ServedModel
 
 BACKLOG = 2048  # connections the system holds until they are accepted
 SHUTDOWN_SECONDS = 5  # for answers in flight after SIGTERM or Ctrl-C
+SEND_SECONDS = 5  # for the error that those get which are not over then
 
 
 def serve(
@@ -38,7 +43,8 @@ def serve(
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded)
-    server = uvicorn.Server(
+    server = _Server(
+        worker,
         uvicorn.Config(
             app,
             lifespan="on",
@@ -47,13 +53,43 @@ def serve(
             server_header=False,
             headers=[("server", "headstart")],
             timeout_keep_alive=config.timeout,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS + SEND_SECONDS,
+        ),
     )
-    with take_port(config) as listener:
+    with take_port(config) as listener, _sigterm_is_no_failure(server):
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
+
+
+class _Server(uvicorn.Server):
+    """Tells answers in flight that it ends, where uvicorn would cut their connections."""
+
+    def __init__(self, worker: Worker, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._worker = worker
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.create_task(self._close_worker())
+        await super().shutdown(sockets)
+        closing.cancel()
+
+    async def _close_worker(self) -> None:
+        await asyncio.sleep(SHUTDOWN_SECONDS)
+        await self._worker.close()
+
+
+@contextmanager
+def _sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
+    """End with exit code 0 on SIGTERM: uvicorn raises the signal once more after its shutdown."""
+    if threading.current_thread() is not threading.main_thread():  # signals are not ours to set there
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: setattr(server, "should_exit", True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def take_port(config: ServerConfig) -> socket.socket:

@@ -157,6 +157,12 @@ METRICS = (
         "headstart_draft_tokens_accepted_total", "counter", "Draft tokens accepted", _each(lambda one: one.accepted)
     ),
     Metric(
+        "headstart_rows_wasted_total",
+        "counter",
+        "Rows of the target that held rejected draft tokens",
+        _each(lambda one: one.rows_wasted),
+    ),
+    Metric(
         "headstart_draft_tokens_by_position_total",
         "counter",
         "Draft tokens verified by position in the draft",

@@ -48,6 +48,8 @@ class Service:
             return f"the model could not be loaded: {reason}" if self.model is None else f"the engine failed: {reason}"
         if status == "restarting":
             return f"restarting the engine: {reason}"
+        if status == "closed":
+            return "the server is shutting down"
         return None if status == "ready" and self.model is not None else "Loading model"
 
     @property

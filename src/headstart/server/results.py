@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.scheduler.request import RequestStats, TokenLogprob
@@ -60,13 +60,18 @@ def speculative_metrics(stats: RequestStats) -> dict[str, Any]:
             "num_steps": stats.num_steps,
             "num_draft_tokens": stats.num_drafted,
             "num_accepted_draft_tokens": stats.num_accepted,
-            "by_speculator": {
-                name: {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
-                for name, (drafted, accepted) in stats.drafted_by.items()
-            },
+            "by_speculator": by_speculator(stats.drafted_by),
             "reasons_not_drafted": dict(stats.reasons),
             **({} if stats.is_valid else {"output_is_valid": False}),
         }
+    }
+
+
+def by_speculator(drafted_by: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
+    """Counts of draft tokens by the speculator that guessed them."""
+    return {
+        name: {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
+        for name, (drafted, accepted) in drafted_by.items()
     }
 
 
@@ -85,6 +90,7 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
         for reason, count in one.reasons.items():
             reasons[reason] = reasons.get(reason, 0) + count
     return RequestStats(
+        is_valid=all(one.is_valid for one in stats),
         accepted_histogram=tuple(map(sum, zip(*padded, strict=True))),
         drafted_by=drafted_by,
         reasons=reasons,

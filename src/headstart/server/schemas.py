@@ -2,7 +2,8 @@
 
 Ranges are checked where the values live (`SamplingParams`, `SpeculativeParams`, `translate`). Fields
 that take several types (prompt, stop, logit_bias ...) are `Any` here and read by `translate` and `prompts`.
-An absent field and null are the same; unknown fields are ignored.
+An absent field and null are the same; unknown fields are ignored, as llama-server and OpenAI do, but for those
+of `speculative`: whoever sets one of them wants it to have an effect.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_whole)]
+MAX_INT = 2**53  # beyond it JSON's numbers are not exact, and what echoes them back cannot write them
+Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
 
 
 class Body(BaseModel):
@@ -68,6 +70,8 @@ class SamplingBody(Body):
 class SpeculativeBody(Body):
     """Speculation of this request; absent = as the server was started."""
 
+    model_config = ConfigDict(extra="forbid")
+
     mode: str | None = Field(default=None, description="auto, fixed or off")
     types: Any = Field(default=None, description="speculators in order of preference: list, or names with commas")
     type: Any = Field(default=None, description="the same as types")
@@ -98,7 +102,7 @@ class GenerationBody(SamplingBody):
     post_sampling_probs: bool = False
     cache_prompt: bool = True
     id_slot: Int = -1
-    t_max_predict_ms: Int = 0
+    t_max_predict_ms: Int = Field(0, description="after so many ms the text ends with the line it is in; 0 is off")
     timings_per_token: bool = False
     return_tokens: bool = False
     return_progress: bool = False
@@ -219,5 +223,9 @@ def _explain(error: ValidationError) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"{field} is required"
+    if problem["type"] == "extra_forbidden":
+        return f"{field} does not exist; there are {', '.join(SpeculativeBody.model_fields)}"
+    if problem["type"] == "model_type":
+        return f"{field} is {shorten(problem['input'])} but must be an object"
     wanted = str(problem["msg"]).removeprefix("Input should be ")
     return f"{field} is {shorten(problem['input'])} but must be {wanted}"

@@ -9,10 +9,11 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.scheduler.report import SlotReport, WorkerReport
+from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerReport
 from headstart.scheduler.request import Request
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
+from headstart.server.results import by_speculator
 from headstart.server.routing import get
 from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo
@@ -118,11 +119,26 @@ def _facts(model: ModelInfo) -> dict[str, Any]:
 
 def _speculators(report: WorkerReport) -> dict[str, Any]:
     return {
-        "speculators": [
-            {"name": one.name, "failure": one.failure, "details": dict(one.details)} for one in report.speculators
-        ],
+        "speculators": [_speculator(one) for one in report.speculators],
         "reasons_not_drafted": dict(report.reasons),
         "control": dict(report.control),
+    }
+
+
+def _speculator(one: SpeculatorReport) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "failure": one.failure,
+        "num_proposals": one.calls,
+        "num_drafts": one.drafts,
+        "num_drafts_accepted": one.drafts_accepted,
+        "num_draft_tokens": one.drafted,
+        "num_accepted_draft_tokens": one.accepted,
+        "num_rows_wasted": one.rows_wasted,
+        "draft_tokens_by_position": one.drafted_by_position,
+        "accepted_draft_tokens_by_position": one.accepted_by_position,
+        "seconds": dict(one.seconds),
+        "details": dict(one.details),
     }
 
 
@@ -141,5 +157,6 @@ def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
         "next_token": [{"has_next_token": slot.is_processing, "n_remain": left, "n_decoded": slot.num_emitted}],
         "draft_n": slot.num_drafted,
         "draft_n_accepted": slot.num_accepted,
+        "by_speculator": by_speculator(slot.drafted_by),
         "reasons_not_drafted": dict(slot.reasons),
     }

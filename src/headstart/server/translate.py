@@ -99,14 +99,17 @@ def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:
 
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     """What the body says about speculation; `type: "none"` is llama-server's word for off."""
-    types = _names("speculative.types", body.types if body.types is not None else body.type)
-    mode = body.mode or ("off" if types == ("none",) else None)
+    mode, types = body.mode, _types(body)
     modes = tuple(known.value for known in SequenceMode)
     if mode is not None and mode not in modes:
         raise ApiError(400, f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}")
+    if types == ("none",):
+        if mode not in (None, SequenceMode.OFF.value):
+            raise ApiError(400, f"speculative.mode is {mode} but speculative.types is none; leave out one of them")
+        mode, types = SequenceMode.OFF.value, None
     return SpeculativeParams(
         mode=None if mode is None else SequenceMode(mode),
-        types=None if types == ("none",) else types,
+        types=types,
         n_max=body.n_max,
         n_min=body.n_min,
         p_min=body.p_min,
@@ -216,8 +219,17 @@ def _names(field: str, value: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ApiError(400, f"{field} must be a list of names")
+        raise ApiError(400, f"{field} is {shorten(value)} but must be a list of names, or names with commas between")
     return tuple(names)
+
+
+def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
+    if None not in (body.types, body.type) and body.types != body.type:
+        raise ApiError(400, "speculative.types and speculative.type are two names of one field; send one of them")
+    types = _names("speculative.types", body.type if body.types is None else body.types)
+    if types and "none" in types and len(types) > 1:
+        raise ApiError(400, f"speculative.types is {', '.join(types)} but none cannot stand beside others")
+    return types
 
 
 def _logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:

@@ -7,13 +7,15 @@ tokens of the other two. The score of a token is the running product of c / (s +
 tokens that followed its n-gram of n tokens.
 
 Differs from llama.cpp where that forgets or never writes: the context begins anew with each request,
-single tokens are counted, the dynamic file is written (as a whole, atomically) and the static file
-is held once. Other namespaces read the public dynamic level and leave nothing in it.
+single tokens are counted, the dynamic file is written (as a whole, atomically, and not over what
+somebody else wrote meanwhile) and the static file is held once. Other namespaces read the public
+dynamic level and leave nothing in it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,21 +71,33 @@ class NgramCacheSpeculator(Speculator):
         self._static = NgramCounts()
         self._dynamic = NgramCounts(options.max_ngrams)
         self._dynamic_path = Path(options.lookup_cache_dynamic) if options.lookup_cache_dynamic else None
+        self._vocabulary = vocabulary
+        self._seen: tuple[int, int, int] | None = None  # the dynamic file as it was read or written last
         self._num_unsaved = 0
         self._histories: dict[int, CountedHistory] = {}
         if options.lookup_cache_static or self._dynamic_path:
             if vocabulary is None:
                 raise ConfigError("lookup cache files need to know the vocabulary: their tokens mean nothing without")
-            self._load(vocabulary.size)
+            self._load(vocabulary)
 
-    def _load(self, vocab_size: int) -> None:
+    def _load(self, vocabulary: VocabularyId) -> None:
         if self._options.lookup_cache_static:
-            self._static = NgramCounts.load(Path(self._options.lookup_cache_static), vocab_size)
+            self._static = NgramCounts.load(Path(self._options.lookup_cache_static), vocabulary)
+            if not len(self._static):
+                raise ConfigError(f"lookup cache {self._options.lookup_cache_static} is empty; leave it out")
         path = self._dynamic_path
-        if path and path.exists():
-            self._dynamic = NgramCounts.load(path, vocab_size, self._options.max_ngrams)
-        elif path and not path.parent.is_dir():
+        if path is None:
+            return
+        if not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of lookup cache {path} does not exist; create it or name another file")
+        if not os.access(path.resolve().parent, os.W_OK):
+            raise ConfigError(
+                f"lookup cache {path} is in a folder that cannot be written; name another file, or read it only "
+                "with --lookup-cache-static"
+            )
+        if path.exists():
+            self._dynamic = NgramCounts.load(path, vocabulary, self._options.max_ngrams)
+        self._seen = _state_of(path)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         self._histories[seq_id] = CountedHistory(prompt, namespace)
@@ -140,13 +154,16 @@ class NgramCacheSpeculator(Speculator):
         self._num_unsaved += len(history.tokens) - history.num_prompt
 
     def _save(self) -> None:
-        if self._dynamic_path is None or not self._num_unsaved:
+        path = self._dynamic_path
+        if path is None or self._vocabulary is None or not self._num_unsaved:
             return
         try:
-            self._dynamic.save(self._dynamic_path)
-            self._num_unsaved = 0
+            if _state_of(path) != self._seen:
+                raise OSError("another process wrote it; give each server a file of its own")
+            self._dynamic.save(path, self._vocabulary)
+            self._seen, self._num_unsaved = _state_of(path), 0
         except OSError as error:
-            log.error("lookup cache %s is not written any more: %s", self._dynamic_path, error)
+            log.error("lookup cache %s is not written any more: %s", path, error)
             self._dynamic_path = None
 
     def close(self) -> None:
@@ -159,4 +176,14 @@ class NgramCacheSpeculator(Speculator):
             "static_ngrams": len(self._static),
             "dynamic_ngrams": len(self._dynamic),
             "dynamic_file": self._options.lookup_cache_dynamic,
+            "dynamic_file_is_written": self._dynamic_path is not None,
         }
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    """What changes when somebody writes the file; None while there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

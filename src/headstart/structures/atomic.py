@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a temporary file beside `path`, flush it to the disk and rename it over `path`."""
+    """Write a temporary file beside `path`, flush it to the disk and rename it over `path`.
+
+    What a link points to is replaced, not the link; the permissions stay.
+    """
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(path, temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

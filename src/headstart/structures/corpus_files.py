@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ class AddReport:
 
     num_added: int = 0
     num_known: int = 0
+    num_empty: int = 0
     num_binary: int = 0
-    num_huge: int = 0
+    num_huge: int = 0  # more than MAX_FILE_BYTES
     num_unreadable: int = 0
     num_tokens: int = 0
+    unread: tuple[Path, ...] = ()  # the huge and the unreadable ones
 
 
 def add_files(
@@ -32,29 +35,39 @@ def add_files(
     """Add text files, and those in folders, to a corpus; binary and huge ones are skipped.
 
     Raises:
-        ConfigError: a path does not exist.
+        ConfigError: a path does not exist; nothing was added.
     """
-    counts = dict.fromkeys(AddReport.__dataclass_fields__, 0)
+    paths = list(paths)
+    for path in paths:
+        if not path.is_dir() and not path.is_file():
+            raise ConfigError(f"{path} is neither a file nor a folder, nothing was added; leave it out or correct it")
+    counts: Counter[str] = Counter()
+    unread = []
     for path in _files(paths):
         outcome, tokens = _read(path, tokenize)
         if outcome == "num_added" and not corpus.add(tokens, namespace):
             outcome = "num_known"
         counts[outcome] += 1
         counts["num_tokens"] += len(tokens) if outcome == "num_added" else 0
-    return AddReport(**counts)
+        if outcome in ("num_huge", "num_unreadable"):
+            unread.append(path)
+    return AddReport(**counts, unread=tuple(unread))
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    """All files below, in a stable order; symbolic links to folders are not followed."""
+    """All files below, in a stable order, and folders that cannot be read.
+
+    Symbolic links to folders are not followed.
+    """
     for path in paths:
-        if path.is_dir():
-            for folder, names, files in os.walk(path):
-                names[:] = sorted(name for name in names if not name.startswith(".") and name not in _SKIPPED_FOLDERS)
-                yield from (Path(folder, name) for name in sorted(files))
-        elif path.is_file():
+        if not path.is_dir():
             yield path
-        else:
-            raise ConfigError(f"{path} is neither a file nor a folder")
+            continue
+        closed: list[OSError] = []
+        for folder, names, files in os.walk(path, onerror=closed.append):
+            names[:] = sorted(name for name in names if not name.startswith(".") and name not in _SKIPPED_FOLDERS)
+            yield from (Path(folder, name) for name in sorted(files))
+        yield from (Path(error.filename) for error in closed)
 
 
 def _read(path: Path, tokenize: Callable[[bytes], Sequence[int]]) -> tuple[str, Sequence[int]]:
@@ -69,4 +82,6 @@ def _read(path: Path, tokenize: Callable[[bytes], Sequence[int]]) -> tuple[str, 
         return "num_binary", ()
     except OSError:
         return "num_unreadable", ()
+    if not data:
+        return "num_empty", ()
     return ("num_binary", ()) if b"\0" in data else ("num_added", tokenize(data))

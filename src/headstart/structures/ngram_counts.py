@@ -1,7 +1,9 @@
 """How often each token followed each n-gram of 1 to 4 tokens, and llama.cpp's file of it.
 
 The file (its `lookup` examples write and read it) repeats, in int32 of the machine's order: the
-four tokens of the n-gram, -1 where it is shorter; a number k; k pairs of token and count.
+four tokens of the n-gram, -1 where it is shorter; a number k; k pairs of token and count. It does
+not say whose tokens these are, so we add an n-gram of no tokens, which llama.cpp reads and never
+looks up: it is followed by the mark of the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from headstart.errors import ModelError
 from headstart.structures.atomic import replace_file
+from headstart.structures.token_log import VocabularyId
 
 MAX_NGRAM = 4
 _WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1
@@ -173,9 +176,9 @@ class NgramCounts:
         for key in self._table:
             yield unpack(key), dict(self.after(key) or {})
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, vocabulary: VocabularyId) -> None:
         """Write llama.cpp's file, atomically."""
-        numbers = array("i")
+        numbers = array("i", (*[_ABSENT] * MAX_NGRAM, 1, vocabulary.mark, 1))
         for ngram, counts in self.items():
             numbers.extend(ngram)
             numbers.extend([_ABSENT] * (MAX_NGRAM - len(ngram)))
@@ -186,28 +189,33 @@ class NgramCounts:
         replace_file(path, numbers.tobytes())
 
     @classmethod
-    def load(cls, path: Path, vocab_size: int, limit: int | None = None) -> NgramCounts:
+    def load(cls, path: Path, vocabulary: VocabularyId, limit: int | None = None) -> NgramCounts:
         """Read llama.cpp's file.
 
         Raises:
-            ModelError: it cannot be read, is damaged, or belongs to a larger vocabulary.
+            ModelError: it cannot be read, is damaged, or belongs to another vocabulary (of a file
+                that llama.cpp wrote only a larger one is noticed).
         """
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise ModelError(f"lookup cache {path} cannot be read: {os.strerror(error.errno or 0)}") from error
+            reason = os.strerror(error.errno or 0)
+            raise ModelError(f"lookup cache {path} cannot be read: {reason}; name another file") from error
         if len(data) % 4:
-            raise ModelError(f"lookup cache {path} is damaged: {len(data)} bytes are not a whole number of int32")
+            raise ModelError(
+                f"lookup cache {path} is damaged: {len(data)} bytes are not a whole number of int32; "
+                "delete it or rebuild it"
+            )
         counts = cls(limit)
         numbers = array("i")
         numbers.frombytes(data)
         position = 0
         while position < len(numbers):
-            position = counts._read_record(numbers, position, vocab_size, path)
+            position = counts._read_record(numbers, position, vocabulary, path)
         counts._trim()
         return counts
 
-    def _read_record(self, numbers: array[int], position: int, vocab_size: int, path: Path) -> int:
+    def _read_record(self, numbers: array[int], position: int, vocabulary: VocabularyId, path: Path) -> int:
         def damaged(what: str) -> ModelError:
             return ModelError(f"lookup cache {path} is damaged at byte {4 * position}: {what}; delete it or rebuild it")
 
@@ -219,14 +227,18 @@ class NgramCounts:
         if num_pairs < 1 or end > len(numbers):
             raise damaged(f"a record claims {num_pairs} successors")
         size = ngram.index(_ABSENT) if _ABSENT in ngram else MAX_NGRAM
-        if not size or any(token != _ABSENT for token in ngram[size:]):
+        if any(token != _ABSENT for token in ngram[size:]):
             raise damaged(f"{ngram} is not an n-gram")
         pairs = numbers[start:end]
+        if not size:
+            if set(pairs[0::2]) != {vocabulary.mark}:
+                raise ModelError(f"lookup cache {path} was made with another vocabulary; name another file")
+            return end
         for token in (*ngram[:size], *pairs[0::2]):
-            if not 0 <= token < vocab_size:
+            if not 0 <= token < vocabulary.size:
                 raise ModelError(
-                    f"lookup cache {path} holds token {token} but the model's vocabulary has {vocab_size}: "
-                    "it was made with another model"
+                    f"lookup cache {path} holds token {token} but the model's vocabulary has {vocabulary.size}: "
+                    "it was made with another model; name another file"
                 )
         if min(pairs[1::2]) < 1:
             raise damaged(f"a count is {min(pairs[1::2])}")

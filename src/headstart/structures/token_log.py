@@ -5,8 +5,9 @@
     record   uint32 number of tokens, 16 bytes namespace, uint32 CRC-32 of tokens, uint32 CRC-32 of
              the fields before; then the tokens as int32. All little-endian.
 
-A record that the file's end cuts off was being written when the process died: it is dropped. Any
-other mismatch is damage and refuses the file. One process at a time holds the file (flock).
+A record that the file's end cuts off was being written when the process died: it is dropped, and so
+are zeros up to the end, which a power failure leaves. Any other mismatch is damage and refuses the
+file. One process at a time holds the file (flock).
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class VocabularyId:
 
     size: int
     digest: bytes  # 16 bytes over the spelling of every token
+
+    @property
+    def mark(self) -> int:
+        """31 bits of the digest, for files that have room for a token id only."""
+        return int.from_bytes(self.digest[:4], "little") >> 1
 
     @classmethod
     def of(cls, vocab: Vocab) -> VocabularyId:
@@ -84,9 +90,9 @@ class TokenLog:
     """
 
     def __init__(self, path: Path, vocabulary: VocabularyId) -> None:
-        self.path = path
+        self.path = path.resolve()  # `rewrite` replaces the file, not a link to it
         self._vocabulary = vocabulary
-        self._descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
+        self._descriptor = self._open_current(path)
         try:
             self._size = os.fstat(self._descriptor).st_size
             data = self._read_all()
@@ -101,12 +107,24 @@ class TokenLog:
             self.close()
             raise
 
+    def _open_current(self, path: Path) -> int:
+        """Open and hold the file of this name, not one that its holder just replaced."""
+        while True:
+            descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+            os.close(descriptor)
+
     @staticmethod
     def _open(path: Path, flags: int) -> int:
         try:
             descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:
-            raise ConfigError(f"corpus file {path} cannot be opened: {error.strerror}") from error
+            raise ConfigError(
+                f"corpus file {path} cannot be opened for writing: {error.strerror}; name a file in a folder that "
+                "exists and can be written"
+            ) from error
         if sys.platform != "win32":
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,10 +154,12 @@ class TokenLog:
             raise ModelError(f"{self.path} is not a corpus file of headstart; name another file")
         fields, (crc,) = data[: _HEADER.size], _CRC.unpack_from(data, _HEADER.size)
         if crc32(fields) != crc:
-            raise ModelError(f"corpus file {self.path} is damaged in its header; delete it")
+            raise ModelError(f"corpus file {self.path} is damaged in its header; delete it or restore a copy")
         _, version, vocab_size, digest = _HEADER.unpack(fields)
         if version != _VERSION:
-            raise ModelError(f"corpus file {self.path} has version {version}, this program reads {_VERSION}")
+            raise ModelError(
+                f"corpus file {self.path} has version {version} but this program reads {_VERSION}; name another file"
+            )
         if VocabularyId(vocab_size, digest) != self._vocabulary:
             raise ModelError(
                 f"corpus file {self.path} was made with another vocabulary ({vocab_size} tokens, the model "
@@ -154,6 +174,8 @@ class TokenLog:
             fields = data[position : position + _RECORD.size]
             (head_crc,) = _CRC.unpack_from(data, position + _RECORD.size)
             if crc32(fields) != head_crc:
+                if not any(data[position:]):
+                    break
                 raise self._damaged(position)
             count, namespace, body_crc = _RECORD.unpack(fields)
             start = position + _RECORD_SIZE
@@ -163,6 +185,8 @@ class TokenLog:
             tokens = array("i")
             tokens.frombytes(body)
             tokens = _little_endian(tokens)
+            if crc32(body) != body_crc and not any(data[start:]):
+                break
             if crc32(body) != body_crc or not count or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size:
                 raise self._damaged(position)
             records.append(Record(namespace, tokens))

@@ -192,12 +192,13 @@ def make_scheduler(
     speculators: Iterable[Speculator] = (),
     spec: SpeculationConfig | None = None,
     controller: Controller | None = None,
+    vocab: Letters | None = None,
     **limits: int,
 ) -> Scheduler:
     clock = Clock()
     seats = [Seat(s, clock) for s in speculators]
     drafting = Drafting(seats, spec or fixed(4), controller or Controller())
-    return Scheduler(engine, Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock)
+    return Scheduler(engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock)
 
 
 def make_speculators(names: Sequence[str], draft: Callable[[], FakeEngine]) -> list[Speculator]:

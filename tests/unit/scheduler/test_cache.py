@@ -167,10 +167,23 @@ def test_too_few_cells_delay_requests_and_change_nothing(num_cells: int, chain: 
             assert scheduler.counters.preemptions > 0
 
 
+def test_a_preempted_request_reads_its_text_again_only_when_there_is_room() -> None:
+    requests = long_requests(8, 20, max_tokens=40)
+    engine = Model(num_cells=130)  # two texts of 60 tokens
+    scheduler = make_scheduler(engine, parallel=8)
+    check(engine, requests, run(scheduler, requests))
+    assert 0 < scheduler.counters.preemptions <= 2 * len(requests)
+
+
 def test_the_last_request_that_fills_all_cells_is_cut_off_and_says_so() -> None:
     engine = Model(context_size=512, num_cells=64)
     request = long_requests(1, 20)[0]
-    answers = run(make_scheduler(engine, [Oracle(engine, [])], fixed(16)), [request])
+    scheduler = make_scheduler(engine, [Oracle(engine, [request])], fixed(16))
+    answers = run(scheduler, [request])
+    stats = answers["p0"].finish.stats
+    assert stats.reasons["context full"] == scheduler.drafting.reasons["context full"] > 0
+    # the first step has no reason, the last reason no step: not even the next token fitted any more
+    assert stats.num_steps == stats.num_drafts + sum(stats.reasons.values())
     assert answers["p0"].reason == "length"
     assert answers["p0"].finish.truncated
     assert 64 - 20 <= len(answers["p0"].tokens) <= 64 - 20 + 1

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.scheduler.harness import (
     EOS,
     SIZE,
+    Letters,
     Model,
     Oracle,
     answer,
@@ -120,13 +121,41 @@ def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
     assert (answers["r"].text, answers["r"].reason) == (whole.text, "length")
 
 
-def test_time_is_up_after_max_seconds_of_generation() -> None:
+class Lines(Letters):
+    """Tokens 5 to 9 end a line."""
+
+    def token_bytes(self, token: int) -> bytes:
+        return b";\n" if 5 <= token <= 9 else super().token_bytes(token)
+
+
+@pytest.mark.parametrize("length", [0, 1, 16])
+def test_when_time_is_up_the_text_ends_with_its_line_wherever_drafts_begin(length: int) -> None:
     engine = Model()
-    request = Request(request_id="r", prompt=[1], sampling=ENDLESS, max_seconds=0.05)  # the clock ticks in ms
+    request = Request(request_id="r", prompt=[1], sampling=ENDLESS, max_tokens=400)
+    whole = answer(engine, request).tokens
+    lengths = []
+    for milliseconds in (0, 100, 200):  # the clock ticks in ms, some of them a step
+        engine = Model()
+        oracle = Oracle(engine, [request], wrong=0.1)
+        scheduler = make_scheduler(engine, [oracle], fixed(length), vocab=Lines())
+        got = run(scheduler, [replace(request, max_seconds=milliseconds / 1000)])["r"]
+        assert got.tokens == whole[: len(got.tokens)]
+        assert got.text.endswith(b"\n")
+        assert got.reason == "length"
+        assert not got.finish.truncated
+        assert got.finish.stats.generation_seconds > milliseconds / 1000
+        lengths.append(len(got.tokens))
+        assert scheduler.slots[0].kept == engine.cache[0] == [1, *got.tokens][:-1]
+    assert lengths[0] == next(i for i, token in enumerate(whole) if 5 <= token <= 9) + 1
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > lengths[0]
+
+
+def test_when_time_is_up_a_text_without_lines_goes_on() -> None:
+    engine = Model()
+    request = Request(request_id="r", prompt=[1], sampling=ENDLESS, max_tokens=60, max_seconds=0.001)
     answers = run(make_scheduler(engine), [request])
-    assert answers["r"].reason == "length"
-    assert 1 < len(answers["r"].tokens) < 50
-    assert not answers["r"].finish.truncated
+    assert len(answers["r"].tokens) == 60
 
 
 def test_a_full_queue_refuses_and_takes_again_when_a_place_is_free() -> None:

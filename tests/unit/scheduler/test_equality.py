@@ -77,11 +77,11 @@ def test_output_does_not_depend_on_what_each_request_asks_of_speculation(tempera
             types=tuple(
                 random.permutation(["suffix", "draft-model", "ngram-simple"])[: random.integers(1, 4)].tolist()
             ),
-            n_max=int(random.integers(0, 12)),
-            n_min=int(random.integers(0, 3)),
+            n_max=n_max,
+            n_min=int(random.integers(0, min(3, n_max + 1))),
             p_min=float(random.choice([0.0, 0.5])),
         )
-        for _ in range(24)
+        for n_max in random.integers(0, 12, 24).tolist()
     ]
     requests = [replace(r, speculative=w) for r, w in zip(make_requests(24, temperature), wishes, strict=True)]
     engine = Model(2)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 from tests.unit.speculators.text_support import VOCABULARY, accept, propose, tokens_of
 
-from headstart.errors import ModelError
+from headstart.errors import ConfigError, ModelError
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.structures.ngram_counts import NgramCounts
+from headstart.structures.token_log import VocabularyId
 
 
 def test_single_tokens_are_counted() -> None:
@@ -58,7 +60,7 @@ def test_a_tie_below_the_percentage_is_not_drafted() -> None:
 def test_static_bigrams_draft_alone_and_settle_ties(tmp_path: Path) -> None:
     static = NgramCounts()
     static.learn([1, 2, 8, 1, 2, 8], 0)
-    static.save(tmp_path / "static")
+    static.save(tmp_path / "static", VOCABULARY)
     options = NgramCacheSpeculator.Options(lookup_cache_static=str(tmp_path / "static"))
     speculator = NgramCacheSpeculator(options, VOCABULARY)
     assert tokens_of(speculator, [1, 2], 1) == [8]
@@ -83,7 +85,7 @@ def test_the_dynamic_file_is_written_while_running(tmp_path: Path) -> None:
     speculator.begin(0, [0])
     speculator.accept(0, [1, 2, 3], 0)
     speculator.end(0)
-    assert len(NgramCounts.load(path, 100)) > 0
+    assert len(NgramCounts.load(path, VOCABULARY)) > 0
 
 
 def test_a_file_that_cannot_be_written_does_not_stop_the_server(
@@ -103,8 +105,43 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_server(
 def test_files_of_another_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
     counts = NgramCounts()
     counts.learn([1, 200, 3], 0)
-    counts.save(tmp_path / "big.bin")
+    counts.save(tmp_path / "big.bin", VOCABULARY)
     for field in ("lookup_cache_static", "lookup_cache_dynamic"):
         options = NgramCacheSpeculator.Options(**{field: str(tmp_path / "big.bin")})
         with pytest.raises(ModelError, match=r"big\.bin holds token 200"):
             NgramCacheSpeculator(options, VOCABULARY)
+
+
+def test_a_file_of_another_vocabulary_of_the_same_size_is_refused_by_name(tmp_path: Path) -> None:
+    counts = NgramCounts()
+    counts.learn([1, 2, 3], 0)
+    counts.save(tmp_path / "other.bin", VocabularyId(VOCABULARY.size, b"another one" + bytes(5)))
+    for field in ("lookup_cache_static", "lookup_cache_dynamic"):
+        options = NgramCacheSpeculator.Options(**{field: str(tmp_path / "other.bin")})
+        with pytest.raises(ModelError, match=r"other\.bin was made with another vocabulary"):
+            NgramCacheSpeculator(options, VOCABULARY)
+
+
+def test_what_another_process_wrote_is_not_overwritten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "dynamic"
+    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=1)
+    first, second = NgramCacheSpeculator(options, VOCABULARY), NgramCacheSpeculator(options, VOCABULARY)
+    for speculator, tokens in ((first, [1, 2, 3]), (second, [4, 5, 6]), (first, [7, 8, 9])):
+        speculator.begin(0, [0])
+        speculator.accept(0, tokens, 0)
+        with caplog.at_level(logging.ERROR):
+            speculator.end(0)
+    assert "dynamic is not written any more: another process wrote it" in caplog.text
+    assert not second.describe()["dynamic_file_is_written"]
+    saved = {token for ngram, counts in NgramCounts.load(path, VOCABULARY).items() for token in (*ngram, *counts)}
+    assert saved == {0, 1, 2, 3, 7, 8, 9}
+
+
+def test_files_that_can_have_no_effect_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigError, match="empty is empty; leave it out"):
+        NgramCacheSpeculator(NgramCacheSpeculator.Options(lookup_cache_static=str(tmp_path / "empty")), VOCABULARY)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    dynamic = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "x"))
+    with pytest.raises(ConfigError, match=r"cannot be written.*--lookup-cache-static"):
+        NgramCacheSpeculator(dynamic, VOCABULARY)

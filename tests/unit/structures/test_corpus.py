@@ -138,6 +138,54 @@ def test_a_file_cut_anywhere_opens_with_every_whole_record(tmp_path: Path) -> No
         assert read_log(path)[-1] == [6]
 
 
+@pytest.mark.parametrize("num_bytes", [5, 60])
+def test_zeros_that_a_power_failure_left_at_the_end_are_dropped(tmp_path: Path, num_bytes: int) -> None:
+    path = tmp_path / "corpus"
+    write_log(path, [1, 2, 3], [4, 5])
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(num_bytes))
+    assert read_log(path) == [[1, 2, 3], [4, 5]]
+    assert path.read_bytes() == whole
+    path.write_bytes(whole[:-8] + bytes(8))  # the head of the second record was written, its tokens not
+    assert read_log(path) == [[1, 2, 3]]
+
+
+def test_a_rewrite_goes_through_a_link_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "corpus")
+    log = TokenLog(tmp_path / "link", VOCABULARY)
+    log.rewrite([Record(namespace_id(""), array("i", [1, 2]))])
+    log.close()
+    assert (tmp_path / "link").is_symlink()
+    assert read_log(tmp_path / "disk" / "corpus") == [[1, 2]]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+def test_a_file_that_is_replaced_while_it_is_opened_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second process would hold a file without a name, and its texts would be lost."""
+    path = tmp_path / "corpus"
+    first = TokenLog(path, VOCABULARY)
+    real_open, opened = os.open, []
+
+    def slow_open(name: Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = real_open(name, flags, mode)
+        opened.append(name)
+        if len(opened) == 1:  # between its open and its lock
+            first.rewrite([Record(namespace_id(""), array("i", [7]))])
+            first.close()
+        return descriptor
+
+    monkeypatch.setattr(os, "open", slow_open)
+    second = TokenLog(path, VOCABULARY)
+    assert [record.tokens.tolist() for record in second.take_records()] == [[7]]
+    second.append(Record(namespace_id(""), array("i", [8])))
+    second.close()
+    monkeypatch.undo()
+    assert read_log(path) == [[7], [8]]
+
+
 def test_a_damaged_byte_anywhere_refuses_the_file_by_name(tmp_path: Path) -> None:
     path = tmp_path / "corpus"
     write_log(path, [1, 2, 3], [4, 5])
@@ -237,11 +285,41 @@ def test_files_of_a_project_are_added_without_binaries_and_huge_ones(tmp_path: P
     (tmp_path / ".git" / "config").write_text("secret")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     corpus = SuffixCorpus()
+    (tmp_path / "nothing").touch()
     report = add_files(corpus, list, [tmp_path])
-    assert report == AddReport(num_added=1, num_known=1, num_binary=2, num_huge=1, num_unreadable=1, num_tokens=18)
+    assert report == AddReport(
+        num_added=1,
+        num_known=1,
+        num_empty=1,
+        num_binary=2,
+        num_huge=1,
+        num_unreadable=1,
+        num_tokens=18,
+        unread=(tmp_path / "gone", tmp_path / "huge.txt"),
+    )
     assert look_up(corpus, list(b"def alph")) == [ord("a")]
-    with pytest.raises(ConfigError, match="neither"):
-        add_files(corpus, list, [tmp_path / "absent"])
+
+
+def test_nothing_is_added_when_a_path_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def alpha(): pass\n")
+    corpus = SuffixCorpus()
+    with pytest.raises(ConfigError, match="absent is neither a file nor a folder, nothing was added"):
+        add_files(corpus, list, [tmp_path / "a.py", tmp_path / "absent"])
+    assert len(corpus) == 0
+
+
+def test_a_folder_that_cannot_be_read_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    real_scandir = os.scandir
+
+    def scandir(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    report = add_files(SuffixCorpus(), list, [tmp_path])
+    assert report == AddReport(num_unreadable=1, unread=(tmp_path / "closed",))
 
 
 def test_the_vocabulary_id_tells_spellings_apart() -> None:

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from headstart.errors import ModelError
 from headstart.structures.counted_history import CountedHistory
 from headstart.structures.ngram_counts import NgramCounts, pack, unpack
+from headstart.structures.token_log import VocabularyId
+
+VOCABULARY = VocabularyId(50, bytes(range(16)))
 
 
 def count_by_hand(text: list[int]) -> dict[tuple[int, ...], Counter[int]]:
@@ -67,18 +70,19 @@ def test_a_saved_file_loads_as_it_was(tmp_path_factory: pytest.TempPathFactory, 
     path = tmp_path_factory.mktemp("lookup") / "cache.bin"
     counts = NgramCounts()
     counts.learn(text, 0)
-    counts.save(path)
-    assert dict(NgramCounts.load(path, vocab_size=10).items()) == dict(counts.items())
+    counts.save(path, VOCABULARY)
+    assert dict(NgramCounts.load(path, VOCABULARY).items()) == dict(counts.items())
     assert [file.name for file in path.parent.iterdir()] == ["cache.bin"]
 
 
 def test_the_file_has_the_layout_of_llama_cpp(tmp_path: Path) -> None:
     counts = NgramCounts()
     counts.learn([5, 6, 7], start=2)
-    counts.save(tmp_path / "cache")
+    counts.save(tmp_path / "cache", VOCABULARY)
+    whose = (-1, -1, -1, -1, 1, VOCABULARY.mark, 1)
     one_token = (6, -1, -1, -1, 1, 7, 1)
     two_tokens = (5, 6, -1, -1, 1, 7, 1)
-    assert (tmp_path / "cache").read_bytes() == struct.pack("=14i", *one_token, *two_tokens)
+    assert (tmp_path / "cache").read_bytes() == struct.pack("=21i", *whose, *one_token, *two_tokens)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,8 @@ def test_the_file_has_the_layout_of_llama_cpp(tmp_path: Path) -> None:
         ((1, -1, -1, -1, 2, 9, 1), "claims 2 successors"),
         ((1, -1, -1, -1, 0), "claims 0 successors"),
         ((1, -1, -1, -1, -3, 9, 1), "claims -3 successors"),
-        ((-1, -1, -1, -1, 1, 9, 1), "is not an n-gram"),
+        ((-1, -1, -1, -1, 1, 9, 1), "another vocabulary"),
+        ((-1, 5, -1, -1, 1, 9, 1), "is not an n-gram"),
         ((1, -1, 2, -1, 1, 9, 1), "is not an n-gram"),
         ((1, -1, -1, -1, 1, 9, 0), "a count is 0"),
         ((1, -1, -1), "cut off"),
@@ -100,16 +105,16 @@ def test_a_damaged_or_foreign_file_is_refused_by_name(tmp_path: Path, numbers: t
     path = tmp_path / "mine.bin"
     path.write_bytes(struct.pack(f"={len(numbers)}i", *numbers))
     with pytest.raises(ModelError, match=message) as caught:
-        NgramCounts.load(path, vocab_size=50)
+        NgramCounts.load(path, VOCABULARY)
     assert "mine.bin" in str(caught.value)
 
 
 def test_a_file_of_odd_size_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes(b"12345")
     with pytest.raises(ModelError, match="5 bytes"):
-        NgramCounts.load(tmp_path / "odd", 50)
+        NgramCounts.load(tmp_path / "odd", VOCABULARY)
     with pytest.raises(ModelError, match=r"absent.*No such file"):
-        NgramCounts.load(tmp_path / "absent", 50)
+        NgramCounts.load(tmp_path / "absent", VOCABULARY)
 
 
 def test_the_oldest_ngrams_go_first_when_there_are_too_many() -> None:

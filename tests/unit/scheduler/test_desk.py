@@ -1,0 +1,41 @@
+"""What a model is asked."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.scheduler.harness import Letters, Model
+
+from headstart.sampling import SamplingParams
+from headstart.sampling.sampler import Sampler
+from headstart.scheduler.desk import Desk, Policy, model_requests
+from headstart.scheduler.proposal import Proposal
+from headstart.scheduler.request import Request
+from headstart.scheduler.slot import Run
+from headstart.types import Draft, SequenceMode
+
+AUTO = Policy(SequenceMode.AUTO, ("suffix", "draft-model"), 16, 0, 0.0)
+
+
+def desk(text_draft: list[int]) -> Desk:
+    request = Request(request_id="r", prompt=[1, 2, 3], sampling=SamplingParams(temperature=0.8))
+    one = Desk(0, Run(request, Sampler(request.sampling, Model(), Letters.eog_ids), 0.0), AUTO, room=16)
+    if text_draft:
+        one.take(Proposal(Draft(text_draft, [1.0] * len(text_draft), "suffix")), [1.0] * len(text_draft))
+    return one
+
+
+def test_a_text_draft_that_is_continued_stands_in_the_runs_own_tokens_while_the_model_drafts() -> None:
+    """So that a step costs what the draft is long, not what the history is."""
+    continuing, plain = desk([7, 8]), desk([])
+    with model_requests([continuing, plain]) as requests:
+        assert [request.tokens for request in requests] == [[1, 2, 3, 7, 8], [1, 2, 3]]
+        assert requests[0].tokens is continuing.run.tokens
+        assert requests[1].tokens is plain.run.tokens
+    assert continuing.run.tokens == plain.run.tokens == [1, 2, 3]
+
+
+def test_the_history_is_what_it_was_after_a_model_that_raises() -> None:
+    continuing = desk([7, 8])
+    with pytest.raises(RuntimeError), model_requests([continuing]):
+        raise RuntimeError
+    assert continuing.run.tokens == [1, 2, 3]

@@ -1,0 +1,81 @@
+"""From settings to the speculators that are loaded; what would have no effect is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headstart.config import SpeculationConfig
+from headstart.control.controller import Controller
+from headstart.errors import ConfigError
+from headstart.speculation import wanted_types
+from headstart.speculators import SPECULATORS
+
+
+@pytest.mark.parametrize(
+    ("spec", "spec_type", "has_draft_model", "names"),
+    [
+        (None, None, False, ("suffix",)),
+        ("auto", None, True, ("suffix", "draft-model")),
+        ("fixed", None, False, ("ngram-simple",)),
+        ("fixed", None, True, ("draft-model",)),
+        ("off", "suffix", False, ()),
+        (None, "none", False, ()),
+        (None, "ngram-mod, suffix,ngram-mod", False, ("ngram-mod", "suffix")),
+    ],
+)
+def test_the_defaults_and_what_is_named(
+    spec: str | None, spec_type: str | None, has_draft_model: bool, names: tuple[str, ...]
+) -> None:
+    config = SpeculationConfig(spec=spec, spec_type=spec_type)
+    assert wanted_types(config, has_draft_model=has_draft_model) == names
+
+
+def test_synthetic_runs_only_when_it_is_named() -> None:
+    for spec in ("auto", "fixed", "off"):
+        for has_draft_model in (False, True):
+            assert "synthetic" not in wanted_types(SpeculationConfig(spec=spec), has_draft_model=has_draft_model)
+    assert "synthetic" in SPECULATORS
+    assert wanted_types(SpeculationConfig(spec_type="synthetic"), has_draft_model=False) == ("synthetic",)
+
+
+@pytest.mark.parametrize(
+    ("spec_type", "has_draft_model", "says"),
+    [
+        ("nope", False, "'nope'; there are draft-model, ngram-cache"),
+        ("", False, "--spec-type is '' but must name speculators"),
+        (",", False, "must name speculators"),
+        ("suffix,none", False, "'suffix,none' but must name speculators, or none alone"),
+        ("draft-model", False, "add --draft-model FILE"),
+        ("suffix", True, "does not name draft-model"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused(spec_type: str, has_draft_model: bool, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        wanted_types(SpeculationConfig(spec_type=spec_type), has_draft_model=has_draft_model)
+
+
+def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy() -> None:
+    """Somebody who names a lookup file without the speculator that reads it would wait for an effect."""
+    options = {"ngram-cache": {"lookup_cache_static": "x"}}
+    with pytest.raises(ConfigError, match=r"--spec-ngram-cache-lookup-cache-static.*--spec-type suffix,ngram-cache"):
+        wanted_types(SpeculationConfig(options=options), has_draft_model=False)
+    for spec, spec_type in ((None, "ngram-cache"), ("off", None), (None, "none")):
+        wanted_types(SpeculationConfig(spec=spec, spec_type=spec_type, options=options), has_draft_model=False)
+
+
+def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("do not lose this")
+    for path, says in ((tmp_path / "notes.txt", "notes.txt.*would be replaced"), (tmp_path, "cannot be read")):
+        for spec in ("auto", "off"):
+            with pytest.raises(ConfigError, match=says):
+                wanted_types(SpeculationConfig(spec=spec, spec_state=str(path)), has_draft_model=False)
+
+
+def test_a_state_file_of_ours_or_none_is_taken(tmp_path: Path) -> None:
+    Controller().save(tmp_path / "state")
+    (tmp_path / "touched").touch()
+    for name in ("state", "touched", "absent"):
+        wanted_types(SpeculationConfig(spec_state=str(tmp_path / name)), has_draft_model=False)
+    wanted_types(SpeculationConfig(spec_state="none"), has_draft_model=False)
