@@ -151,7 +151,7 @@ class SpeculationConfig:
     )
     draft_max: int | None = option(
         None,
-        "most draft tokens a step (default 16; with --spec auto an upper limit)",
+        "most draft tokens a step (default 16; with --spec auto an upper limit, default 32)",
         "--draft",
         "--draft-n",
         "--spec-draft-n-max",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -149,7 +149,7 @@ class PricedEngine:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One arm over all texts: simulated seconds and tokens of the steps that read no prompt; counts of each request."""
+    """One arm over all texts: simulated seconds after the prompts were read, tokens, and counts of each request."""
 
     seconds: float
     num_tokens: int
@@ -207,18 +207,17 @@ class Replay:
         seconds, num_tokens, stats = 0.0, 0, []
         for first in range(0, len(texts), self._num_users):
             group = texts[first : first + self._num_users]
-            for slot_id, text in enumerate(group):
-                engine.scripts[slot_id] = [*text.prompt, *text.answer]
-                scheduler.submit(_request(f"{first + slot_id}", slot_id, text))
-            while scheduler.has_work:
-                step = scheduler.step()
-                if not step.num_prompt_rows:
-                    seconds += step.step_seconds
-                    num_tokens += step.num_emitted
+            requests = [_request(f"{first + slot_id}", slot_id, text) for slot_id, text in enumerate(group)]
+            engine.scripts = {i: [*text.prompt, *text.answer] for i, text in enumerate(group)}
+            _run(scheduler, [replace(request, max_tokens=0) for request in requests])  # prompts are not timed
+            started = clock.seconds
+            _run(scheduler, requests)
+            seconds += clock.seconds - started
+            num_tokens += sum(len(text.answer) for text in group)
             for event in scheduler.take_events():
                 if isinstance(event, ErrorEvent):
                     raise HeadstartError(f"a request failed: {event.error}: {event.message}")
-                if isinstance(event, FinishEvent):
+                if isinstance(event, FinishEvent) and event.stats.num_emitted:
                     stats.append(event.stats)
         return Result(seconds, num_tokens, stats)
 
@@ -241,6 +240,13 @@ class Replay:
             raise HeadstartError("this arm needs a draft model, but none is given")
         make, curve = self._draft
         return PricedEngine(make(), curve, clock)
+
+
+def _run(scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    for request in requests:
+        scheduler.submit(request)
+    while scheduler.has_work:
+        scheduler.step()
 
 
 def _request(request_id: str, slot_id: int, text: Text) -> Request:

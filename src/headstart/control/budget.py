@@ -161,10 +161,17 @@ class Budget:
         pace.tokens += rate * (1.0 + gained / num_slots - pace.tokens)
         pace.time += rate * ((curve[num_slots + num_rows] + sunk_ms) / plain - pace.time)
 
+    def _like_nearest(self, num_slots: int) -> _Pace:
+        """What the nearest number of slots reached, to begin with; soon replaced by what is found here."""
+        if not self._paces:
+            return _Pace()
+        nearest = self._paces[min(self._paces, key=lambda n: abs(n - num_slots))]
+        return _Pace(nearest.tokens, nearest.time, nearest.is_on)
+
     def _pace(self, num_slots: int) -> _Pace:
         pace = self._paces.get(num_slots)
         if pace is None:
-            pace = self._paces[num_slots] = _Pace()
+            pace = self._paces[num_slots] = self._like_nearest(num_slots)
         return pace
 
 

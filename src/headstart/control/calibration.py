@@ -71,14 +71,14 @@ class _Table:
         prior = MODEL_PRIOR if self.is_probability else PRIOR
         return (self.m + SPECULATOR_WEIGHT * prior) / (self.n + SPECULATOR_WEIGHT)
 
-    def rates(self, confidence: Sequence[float]) -> list[float]:
-        """Conditional acceptance of each token of a draft."""
+    def rates(self, confidence: Sequence[float], start: int = 0) -> list[float]:
+        """Conditional acceptance of each token of a draft, from position `start` on."""
         overall, is_probability = self.overall(), self.is_probability
         confidence_m, confidence_n = self.confidence_m, self.confidence_n
         position_m, position_n = self.position_m, self.position_n
         cell_m, cell_n = self.cell_m, self.cell_n
         rates, last, c = [], None, 0
-        for i, score in enumerate(confidence):
+        for i, score in enumerate(confidence, start):
             if score != last:
                 last, c = score, bisect_right(EDGES, score)
             p = POSITIONS[i if i < LAST else LAST]
@@ -90,12 +90,12 @@ class _Table:
             rates.append(LEAST if rate < LEAST else MOST if rate > MOST else rate)
         return rates
 
-    def count(self, confidence: Sequence[float], num_matched: int) -> None:
-        """Add a draft's labels at every level: the first `num_matched` tokens were accepted."""
+    def count(self, confidence: Sequence[float], num_matched: int, start: int = 0) -> None:
+        """Add labels of positions from `start` on at every level: those before `num_matched` were accepted."""
         confidence_m, confidence_n = self.confidence_m, self.confidence_n
         position_m, position_n = self.position_m, self.position_n
         cell_m, cell_n = self.cell_m, self.cell_n
-        for i, score in enumerate(confidence):
+        for i, score in enumerate(confidence, start):
             accepted = 1.0 if i < num_matched else 0.0
             c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
             cell = c * NUM_POSITIONS + p
@@ -154,14 +154,14 @@ class Calibration:
 
     def record(self, outcome: Outcome) -> None:
         """Learn from a draft's labels. O(labels)."""
-        num_labelled = outcome.num_labelled
-        if not num_labelled:
+        num_known, num_labelled = outcome.num_known, outcome.num_labelled
+        if num_labelled <= num_known:
             return
         table = self._table(outcome.speculator)
         shift = self._shifts.setdefault(outcome.seq_id, {}).setdefault(outcome.speculator, _Shift())
-        confidence = outcome.confidence[:num_labelled]
-        shift.learn(table.rates(confidence), outcome.num_matched)
-        table.count(confidence, outcome.num_matched)
+        confidence = outcome.confidence[num_known:num_labelled]
+        shift.learn(table.rates(confidence, num_known), outcome.num_matched - num_known)
+        table.count(confidence, outcome.num_matched, num_known)
 
     def end(self, seq_id: int) -> None:
         """The request is over: forget its shift."""

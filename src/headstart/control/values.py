@@ -65,7 +65,8 @@ class Outcome:
     """What became of a draft, verified or only compared with the text that followed.
 
     The first `num_matched` tokens agreed. If `num_labelled` is one more, the next did not; what
-    comes after the first disagreement, or after the text known so far, has no label.
+    comes after the first disagreement, or after the text known so far, has no label. A draft may
+    be reported bit by bit, as the text appears: then `num_known` of the labels are old.
     """
 
     seq_id: int
@@ -73,6 +74,7 @@ class Outcome:
     confidence: Sequence[float]
     num_matched: int
     num_labelled: int
+    num_known: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from headstart.scheduler.slot import Slot
 from headstart.types import Batch, Engine
 
 
-def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> list[int]:
-    """Most draft tokens that each generating slot may verify in this step.
+class Room(NamedTuple):
+    """Most draft tokens that a slot may verify in a step, and what bounds them."""
+
+    tokens: int
+    reason: str
+
+
+def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> list[Room]:
+    """The room of each generating slot in this step.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
     what the memory can roll back, and by a fair share of the batch's rows and outputs.
@@ -17,10 +25,15 @@ def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> l
     reserved = num_slots - len(generating)  # prompts that end in this step need one output each
     outputs = (engine.max_outputs - reserved) // len(generating) - 1
     rows = (engine.max_batch_tokens - reserved) // len(generating) - 1
-    share = min(outputs, rows, engine.max_rollback)
-    return [
-        max(0, min(share, s.run.num_left - 1, engine.context_size - len(s.run.tokens) - 1)) for s in generating if s.run
-    ]
+    share = min(Room(min(outputs, rows), "batch full"), Room(engine.max_rollback, "memory takes nothing back"))
+    rooms = []
+    for slot in generating:
+        run = slot.run
+        assert run is not None
+        left = Room(run.num_left - 1, "max_tokens reached")
+        context = Room(engine.context_size - len(run.tokens) - 1, "context full")
+        rooms.append(min(share, left, context))
+    return rooms
 
 
 def build(batch: Batch, slots: Sequence[Slot], engine: Engine, prefill_chunk: int) -> list[Slot]:

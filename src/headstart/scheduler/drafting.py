@@ -18,6 +18,7 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.values import DraftRun, Step
 from headstart.errors import InvalidParameterError
+from headstart.scheduler.batching import Room
 from headstart.scheduler.desk import Desk, Policy, model_requests
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal, Shadows
 from headstart.scheduler.request import SpeculativeParams
@@ -89,13 +90,13 @@ class Drafting:
         )
 
     def propose(
-        self, slots: Sequence[Slot], rooms: Sequence[int], num_prompt_rows: int, limits: tuple[int, int]
+        self, slots: Sequence[Slot], rooms: Sequence[Room], num_prompt_rows: int, limits: tuple[int, int]
     ) -> None:
         """Set `run.proposal` of every generating slot.
 
         Args:
             slots: those that generate.
-            rooms: most draft tokens each may verify.
+            rooms: what each may verify.
             num_prompt_rows: prompt rows that will share the batch.
             limits: most rows and most outputs of the batch.
         """
@@ -145,8 +146,6 @@ class Drafting:
         if run is None or run.policy is None:
             return
         if not run.policy.reason:
-            for outcome in run.shadows.close(slot.slot_id):
-                self.controller.record(outcome)
             for seat in self.seats.values():
                 seat.end(slot.slot_id)
             self.controller.end(slot.slot_id)
@@ -183,7 +182,7 @@ class Drafting:
     def _limit(self, mode: SequenceMode) -> int:
         return DEFAULT_MAX[mode] if self.config.draft_max is None else self.config.draft_max
 
-    def _desk(self, slot: Slot, room: int) -> Desk:
+    def _desk(self, slot: Slot, room: Room) -> Desk:
         run = slot.run
         assert run is not None
         if run.policy is None:
@@ -192,11 +191,11 @@ class Drafting:
                 for seat in self.seats.values():
                     seat.begin(slot.slot_id, run.tokens, run.request.namespace)
         run.proposal = NO_PROPOSAL
-        desk = Desk(slot.slot_id, run, run.policy, min(room, run.policy.n_max))
+        desk = Desk(slot.slot_id, run, run.policy, min(room.tokens, run.policy.n_max))
         if run.policy.reason:
             desk.room, desk.reason = 0, run.policy.reason
         elif desk.room <= 0:
-            desk.reason = "no room"
+            desk.reason = room.reason
         return desk
 
     def _ask_text(self, desks: Sequence[Desk]) -> None:

@@ -63,19 +63,24 @@ class Shadow:
         return max(0, self.num_seen - len(self.after))
 
     def follow(self, seq_id: int, emitted: Sequence[int]) -> tuple[bool, Outcome | None]:
-        """Compare further; returns whether the comparison is over, and its outcome if it has one."""
+        """Compare further; returns whether the comparison is over, and the outcome of what is newly known.
+
+        Bit by bit: a right draft of 32 tokens that was not verified would else be known only 32 steps later.
+        """
+        num_known = self.num_matched
         for token in emitted:
             at = self.num_seen - len(self.after)
             expected = self.draft.tokens[at] if at >= 0 else self.after[self.num_seen]
             if token != expected:
-                return True, self.outcome(seq_id, at + 1) if at >= 0 else None
+                return True, self._outcome(seq_id, at + 1, num_known) if at >= 0 else None
             self.num_seen += 1
             if at + 1 == len(self.draft.tokens):
-                return True, self.outcome(seq_id, at + 1)
-        return False, None
+                return True, self._outcome(seq_id, at + 1, num_known)
+        return False, self._outcome(seq_id, self.num_matched, num_known) if self.num_matched > num_known else None
 
-    def outcome(self, seq_id: int, num_labelled: int) -> Outcome:
-        return Outcome(seq_id, self.draft.speculator, self.draft.confidence, self.num_matched, num_labelled)
+    def _outcome(self, seq_id: int, num_labelled: int, num_known: int) -> Outcome:
+        draft = self.draft
+        return Outcome(seq_id, draft.speculator, draft.confidence, self.num_matched, num_labelled, num_known)
 
 
 @dataclass(slots=True)
@@ -99,7 +104,3 @@ class Shadows:
             if outcome is not None:
                 decided.append(outcome)
         return decided
-
-    def close(self, seq_id: int) -> list[Outcome]:
-        """What is known of those still undecided."""
-        return [s.outcome(seq_id, s.num_matched) for s in self.by_name.values() if s.num_matched]

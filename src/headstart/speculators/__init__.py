@@ -7,12 +7,19 @@ import importlib
 import pkgutil
 from importlib.metadata import entry_points
 
+from headstart.errors import ConfigError
 from headstart.speculators.base import SPECULATORS, Speculator, register
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 for _entry in entry_points(group="headstart.speculators"):
-    _entry.load()
+    try:
+        _entry.load()
+    except Exception as error:
+        raise ConfigError(
+            f"the speculator {_entry.name!r} ({_entry.value}) of another package cannot be imported: "
+            f"{type(error).__name__}: {error}; repair or uninstall that package"
+        ) from error
 
 __all__ = ["SPECULATORS", "Speculator", "register"]
