@@ -36,7 +36,7 @@ EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measure
 REVISIT_AFTER, REVISIT_SHARE = 12, 0.01  # drafting (or not) is tried again after so many steps, at this cost
 EXPERIENCED = 1000  # steps that saved averages stand for
 NEAR_MISS = 0.15  # but drafting only if it is expected to lose no more than this share of a plain step
-EXPLORE_START, EXPLORE_LIMIT = 3.0, 12.0  # savings for that, in plain steps
+EXPLORE_START, EXPLORE_LIMIT = 1.0, 12.0  # savings for that, in plain steps
 
 
 @dataclass(slots=True)

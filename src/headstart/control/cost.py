@@ -86,7 +86,7 @@ class _Curve:
             self._follow(knot, max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation)))
         self.count[knot] = seen + 1
         self._age += 1
-        if not seen or self._age >= REBUILD_EVERY:
+        if seen < GROWN or self._age >= REBUILD_EVERY:  # a young cell may move far
             self._lists.pop(False, None)
 
     def _grow(self, knot: int, expected: float, innovation: float) -> None:

