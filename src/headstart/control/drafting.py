@@ -47,7 +47,7 @@ CATCH_UP_TOKENS = 1  # no more than that is read with any draft
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
 REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
 FORECAST_AGE = 8  # calls after which every forecast is made anew
-PROBE_SHARE, PROBE_START, PROBE_LIMIT = 0.005, 4.0, 64.0  # of the time; savings at first and at most, in plain steps
+PROBE_SHARE, PROBE_START, PROBE_LIMIT = 0.01, 4.0, 64.0  # of the time; savings at first and at most, in plain steps
 
 
 @dataclass(slots=True)
