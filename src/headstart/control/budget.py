@@ -137,7 +137,7 @@ class Budget:
         if not pace.is_on:
             best, value = 0, 0.0
         self._savings = min(EXPLORE_LIMIT, self._savings + EXPLORE_SHARE * curve[base + best] / plain)
-        if self._savings <= 0.0 or self._cost.is_known(rows, step.context):
+        if self._savings <= 0.0 or self._cost.is_known(rows):
             return best
         hope = self._cost.curve(rows, step.context, optimistic=True)
         stake = self._savings * rate * plain

@@ -22,7 +22,7 @@ from typing import Any
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.choice import best_draft
-from headstart.control.cost import CostTable
+from headstart.control.cost import CostTable, Sample
 from headstart.control.drafting import Drafting
 from headstart.control.state import read_state, write_state
 from headstart.control.values import Allowance, DraftRun, ModelSlot, Outcome, SlotDraft, Step
@@ -67,8 +67,17 @@ class Controller:
         return self._drafting.plan(speculator, slots, step)
 
     def observe_step(self, rows: int, context: int, milliseconds: float) -> None:
-        """The target decoded `rows` rows in this time."""
+        """The target decoded `rows` rows in this time; `context` in tokens per row."""
         self._cost.observe(rows, context, milliseconds)
+
+    def learn_costs(self, warm_up: Sequence[Sample]) -> None:
+        """Some decodes of the target before its first request; at least one."""
+        self._cost.calibrate(warm_up)
+
+    @property
+    def knows_costs(self) -> bool:
+        """Whether any decode was ever measured."""
+        return not self._cost.is_empty
 
     def observe_draft(self, run: DraftRun, step: Step) -> None:
         """A draft model ran."""

@@ -1,33 +1,37 @@
 """What a step of the target costs: milliseconds by rows in the batch and context, learned online.
 
-Per context bucket, log ms(rows) = level + shape[rows]. The level follows whatever slows every step
-alike (other programs, heat); the shape is what planning needs and moves slowly. A step that took
-`ms` splits its innovation by the variances, a Kalman filter with a diagonal covariance:
+Weights are read once a step and multiplied once a row; attention reads each row's own context:
 
-    e = log ms - level - shape[rows], cut to +-25 %
-    level += e V_level / S;   shape[rows] += e V_rows / S;   S = V_level + V_rows + noise
+    ms(rows, context) = e^level (e^shape[rows] + attention * rows * context)
 
-A cell starts as the lowest of its first two samples (disturbed steps are slow), then their median.
+with `context` in tokens per row. Prompts are read by other kernels: their attention counts as
+weights. The level follows whatever slows every step alike (other programs, heat); shape and
+attention are what planning needs and move slowly. A step that took `ms` splits
+its innovation by the variances, an extended Kalman filter with a diagonal covariance (h = derivative
+of log expected by the parameter, 1 for the level):
 
-Shapes are kept at knots, made monotone by weighted isotonic regression and read by linear
-interpolation in rows. Past the last knot seen, a row costs a quarter more than the rows so far did
-on average; optimistically half as much. A context bucket seen for the first time borrows the shape
-of the nearest one, so that its first step moves all of its curve by one ratio.
+    e = log ms - log expected, cut to +-25 %
+    parameter += e h V / S;   S = sum of h^2 V over the three + noise
+
+A cell of the shape starts as the lowest of its first two samples (disturbed steps are slow), then
+their median. Shapes are kept at knots, made monotone by weighted isotonic regression and read by
+linear interpolation in rows. Past the last knot seen, a row costs a quarter more than the rows so
+far did on average; optimistically half as much.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import exp, log, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from headstart.control.state import floats
 
 KNOTS = (*range(1, 17), 18, 20, 22, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-CONTEXT_EDGES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 NOISE = 0.01  # variance of log ms of one step: 10 %
-LEVEL_DRIFT, SHAPE_DRIFT = 0.0002, 0.00005  # variance added per step
+LEVEL_DRIFT, SHAPE_DRIFT, ATTENTION_DRIFT = 0.0002, 0.00005, 1e-12  # variance added per step
 SHAPE_VARIANCE = 0.09  # of a cell never seen
 MAX_INNOVATION, FIRST_INNOVATION = log(1.25), log(1.5)
 GROWN = 3  # samples after which a cell counts as known: their median
@@ -35,111 +39,197 @@ PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row c
 OPTIMISTIC_MARGIN = 0.05
 HOPE = 0.25  # optimism between two measured row counts: how far the curve may stay flat before it jumps
 REBUILD_EVERY = 16  # steps between two readings of the shape
+ATTENTION, ATTENTION_VARIANCE = 2e-5, 1e-8  # prior: a row's attention to a token, in single rows without context
+MEASURED_VARIANCE, MOST_ATTENTION = 1.6e-9, 1e-2  # after a warm-up
+LONGEST_DECODE = 64  # rows; longer batches read prompts
+MOST_OF_STEP = 0.5  # attention is believed to be no more of the first steps with some number of rows
+CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
 
 
-class _Curve:
-    """One context bucket. `shape`, `variance`, `count` have one entry per knot; count 0: never seen."""
+class Sample(NamedTuple):
+    """One decode of a warm-up."""
 
-    __slots__ = (
-        "_age",
-        "_lists",
-        "_longest",
-        "_num_known",
-        "_young",
-        "count",
-        "is_fresh",
-        "level",
-        "level_variance",
-        "shape",
-        "variance",
-    )
+    rows: int
+    context: int  # tokens in the cache before it
+    milliseconds: float
+    single_ms: float  # of single rows right beside it, at the same context
+
+
+class CostTable:
+    """Milliseconds of a decode by rows and context, tokens per row."""
 
     def __init__(self) -> None:
-        self.level, self.level_variance = 0.0, NOISE
-        self.is_fresh = True  # the shape may be borrowed or loaded, the level is not known
-        self.shape = [0.0] * len(KNOTS)
-        self.variance = [SHAPE_VARIANCE] * len(KNOTS)
-        self.count = [0] * len(KNOTS)
-        self._age = self._longest = self._num_known = 0
-        self._lists: dict[bool, list[float]] = {}
+        self._level, self._level_variance = 0.0, NOISE
+        self._is_fresh = True  # the shape may be loaded, the level is not known
+        self._shape = [0.0] * len(KNOTS)
+        self._variance = [SHAPE_VARIANCE] * len(KNOTS)
+        self._count = [0] * len(KNOTS)  # 0: never seen
+        self._attention, self._attention_variance = ATTENTION, ATTENTION_VARIANCE
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
+        self._age = self._longest = self._num_known = 0
+        self._weights: dict[bool, list[float]] = {}  # milliseconds at no context, by optimism
+        self._curves: dict[tuple[bool, int], list[float]] = {}  # by optimism and grains of context
 
-    def borrow(self, other: _Curve) -> None:
-        """Start with another bucket's shape; the level follows with the first step."""
-        self.level, self.shape, self.count = other.level, list(other.shape), list(other.count)
-        self.variance = [min(SHAPE_VARIANCE, v + NOISE) for v in other.variance]
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was observed yet."""
+        return not any(self._count)
 
-    def observe(self, rows: int, milliseconds: float) -> None:
+    def observe(self, rows: int, context: int, milliseconds: float) -> None:
+        """Learn from one decode; `context` is the mean over its rows."""
+        if rows < 1 or not 0.0 < milliseconds < 1e7:
+            return
         knot = _nearest_knot(rows)
-        seen = self.count[knot]
-        at_knot = expected = self.shape[knot]
-        if any(self.count) and (not seen or rows != KNOTS[knot]):
+        seen = self._count[knot]
+        at_knot = expected = self._shape[knot]
+        if not self.is_empty and (not seen or rows != KNOTS[knot]):
             points = self._points(optimistic=False)
             expected, at_knot = (log(_read(points, r, PRIOR_MARGIN)) for r in (rows, KNOTS[knot]))
-        if self.is_fresh:
-            self.level, self.is_fresh = log(milliseconds) - expected, False
-        innovation = log(milliseconds) - self.level - expected
+        lever = rows * context if rows <= LONGEST_DECODE else 0
+        attention = self._attention * lever
+        total = exp(expected) + attention
+        if self._is_fresh:
+            self._level, self._is_fresh = log(milliseconds / total), False
         if seen < GROWN:
-            self._grow(knot, at_knot, innovation)
-            self._lists.pop(True, None)
+            relative = milliseconds / exp(self._level)
+            if attention > MOST_OF_STEP * relative:
+                attention = MOST_OF_STEP * relative
+                self._attention = attention / lever
+            self._grow(knot, at_knot, log(relative - attention) - expected)
+            self._weights.pop(True, None)
         else:
-            self._follow(knot, max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation)))
-        self.count[knot] = seen + 1
+            innovation = log(milliseconds / total) - self._level
+            innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
+            self._follow(knot, innovation, 1.0 - attention / total, lever / total)
+        self._count[knot] = seen + 1
         self._age += 1
         if seen < GROWN or self._age >= REBUILD_EVERY:  # a young cell may move far
-            self._lists.pop(False, None)
+            self._weights.pop(False, None)
 
-    def _grow(self, knot: int, expected: float, innovation: float) -> None:
-        """Take a young cell from its few samples, of which one may be far too slow."""
-        samples = self._young.setdefault(knot, [self.shape[knot]] * self.count[knot])
-        samples.append(expected + innovation)
-        samples.sort()
-        if len(samples) < GROWN:
-            self.shape[knot] = min(samples[0], expected + FIRST_INNOVATION)
-        else:
-            self.shape[knot] = self._young.pop(knot)[GROWN // 2]
-        self.variance[knot] = NOISE / len(samples)
+    def calibrate(self, samples: Sequence[Sample]) -> None:
+        """Learn from a warm-up, in which the context grows.
 
-    def _follow(self, knot: int, innovation: float) -> None:
-        """Split an innovation between the level and a cell by their variances."""
-        shape_variance = self.variance[knot] + SHAPE_DRIFT
-        level_variance = self.level_variance + LEVEL_DRIFT
-        total = shape_variance + level_variance + NOISE
-        self.level += innovation * level_variance / total
-        self.shape[knot] += innovation * shape_variance / total
-        self.level_variance = level_variance * (1.0 - level_variance / total)
-        self.variance[knot] = shape_variance * (1.0 - shape_variance / total)
+        Samples of equal rows at two contexts tell what attention costs; what is left is the shape.
+        """
+        attention = _attention(samples)
+        if attention is not None:
+            self._attention, self._attention_variance = attention, MEASURED_VARIANCE
+        share = self._attention
+        singles = sorted(s.single_ms / (1.0 + share * s.context) for s in samples)
+        single = singles[len(singles) // 2]
+        for _ in range(GROWN):
+            self.observe(1, 0, single)
+        for s in samples:
+            ratio = s.milliseconds / s.single_ms
+            weights = ratio - share * s.context * (s.rows - ratio)
+            self.observe(s.rows, 0, single * max(1.0, weights))
 
-    def milliseconds(self, rows: int) -> float:
-        return exp(self.level) * _read(self._points(optimistic=False), rows, PRIOR_MARGIN)
+    def milliseconds(self, rows: int, context: int) -> float | None:
+        """Expected time of a decode; None before anything was observed."""
+        return None if self.is_empty else self.curve(rows, context)[rows]
 
-    def read(self, rows: int, *, optimistic: bool) -> list[float]:
-        """Milliseconds of 0, 1, ... at least `rows` rows; not to be changed."""
-        cached = self._lists.get(optimistic)
-        if cached is not None and len(cached) > rows:
-            return cached
-        self._age = 0
-        self._longest = max(self._longest, rows)
-        cached = self._lists[optimistic] = self._build(self._longest, optimistic=optimistic)
-        return cached
+    def curve(self, rows: int, context: int, *, optimistic: bool = False) -> list[float]:
+        """Milliseconds by number of rows, from 0 to at least `rows`. Read only.
+
+        Before any measurement: one row costs 1, each further one PRIOR_MARGIN.
+        """
+        if self.is_empty:
+            return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
+        weights = self._weights.get(optimistic)
+        if weights is None or len(weights) <= rows:
+            weights = self._read_weights(rows, optimistic=optimistic)
+        grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
+        curve = self._curves.get((optimistic, grain))
+        if curve is None:
+            row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
+            curve = [ms + row_ms * n for n, ms in enumerate(weights[: LONGEST_DECODE + 1])]
+            curve += [ms + row_ms * LONGEST_DECODE for ms in weights[LONGEST_DECODE + 1 :]]
+            self._curves[optimistic, grain] = curve
+        return curve
 
     def is_known(self, rows: int) -> bool:
         """Whether all knots up to the one nearest to `rows` have been seen often enough."""
         knot, known = _nearest_knot(rows), self._num_known
-        while known <= knot and self.count[known] >= GROWN:
+        while known <= knot and self._count[known] >= GROWN:
             known += 1
         self._num_known = known  # counts never fall
         return knot < known
 
+    def describe(self) -> dict[str, Any]:
+        """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens; JSON-ready."""
+        if self.is_empty:
+            return {}
+        scale = exp(self._level)
+        rows = {str(n): round(scale * value, 4) for n, value in self._points(optimistic=False)}
+        return {"rows": rows, "attention": round(1000.0 * scale * self._attention, 4)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything learned."""
+        return {
+            "knots": list(KNOTS),
+            "level": self._level,
+            "attention": [self._attention, self._attention_variance],
+            "shape": self._shape,
+            "variance": self._variance,
+            "count": self._count,
+        }
+
+    def from_json(self, state: dict[str, Any]) -> None:
+        """Take over a saved table; the level is learned anew, because the machine's load changes.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: damaged or of other knots; nothing was changed.
+        """
+        if state["knots"] != list(KNOTS):
+            raise ValueError("the cost table has other knots")
+        fresh = CostTable()
+        (fresh._level,) = floats([state["level"]], 1, -20.0, 20.0)
+        fresh._attention, fresh._attention_variance = floats(state["attention"], 2, 0.0, MOST_ATTENTION)
+        fresh._shape = floats(state["shape"], len(KNOTS), -20.0, 20.0)
+        fresh._variance = floats(state["variance"], len(KNOTS), 1e-9, 1.0)
+        fresh._count = [int(count) for count in floats(state["count"], len(KNOTS), 0.0)]
+        self.__dict__.update(fresh.__dict__)
+
+    def _grow(self, knot: int, expected: float, innovation: float) -> None:
+        """Take a young cell from its few samples, of which one may be far too slow."""
+        samples = self._young.setdefault(knot, [self._shape[knot]] * self._count[knot])
+        samples.append(expected + innovation)
+        samples.sort()
+        if len(samples) < GROWN:
+            self._shape[knot] = min(samples[0], expected + FIRST_INNOVATION)
+        else:
+            self._shape[knot] = self._young.pop(knot)[GROWN // 2]
+        self._variance[knot] = NOISE / len(samples)
+
+    def _follow(self, knot: int, innovation: float, by_shape: float, by_attention: float) -> None:
+        """Split an innovation between level, cell and attention; `by_...` are the derivatives."""
+        level, shape = self._level_variance + LEVEL_DRIFT, self._variance[knot] + SHAPE_DRIFT
+        attention = self._attention_variance + ATTENTION_DRIFT
+        total = level + by_shape * by_shape * shape + by_attention * by_attention * attention + NOISE
+        self._level += innovation * level / total
+        self._shape[knot] += innovation * by_shape * shape / total
+        moved = self._attention + innovation * by_attention * attention / total
+        self._attention = max(0.0, min(MOST_ATTENTION, moved))
+        self._level_variance = level * (1.0 - level / total)
+        self._variance[knot] = shape * (1.0 - by_shape * by_shape * shape / total)
+        self._attention_variance = attention * (1.0 - by_attention * by_attention * attention / total)
+
+    def _read_weights(self, rows: int, *, optimistic: bool) -> list[float]:
+        self._age = 0
+        self._longest = max(self._longest, rows)
+        self._curves.clear()
+        weights = self._weights[optimistic] = self._build(self._longest, optimistic=optimistic)
+        return weights
+
     def _build(self, rows: int, *, optimistic: bool) -> list[float]:
-        scale, points = exp(self.level), self._points(optimistic=optimistic)
+        scale, points = exp(self._level), self._points(optimistic=optimistic)
         margin = OPTIMISTIC_MARGIN if optimistic else PRIOR_MARGIN
         first, last = points[0][0], points[-1][0]
         values, known = [0.0], 0.0
         for k, knot in enumerate(KNOTS):
             start, low = len(values) - 1, values[-1]
             high = scale * _read(points, knot, margin)
-            if self.count[k]:
+            if self._count[k]:
                 known = high
             elif optimistic and first < knot < last:
                 high = max(low, (1.0 - HOPE) * high + HOPE * known)
@@ -151,100 +241,42 @@ class _Curve:
 
     def _points(self, *, optimistic: bool) -> list[tuple[int, float]]:
         """(rows, ms / level) at the knots seen, monotone; young ones lower by their doubt if optimistic."""
-        seen = [k for k, count in enumerate(self.count) if count]
-        values = [self.shape[k] for k in seen]
+        seen = [k for k, count in enumerate(self._count) if count]
+        values = [self._shape[k] for k in seen]
         if optimistic:
-            values = [v - (self.count[k] < GROWN) * sqrt(self.variance[k]) for k, v in zip(seen, values, strict=True)]
-        values = _isotonic(values, [1.0 / self.variance[k] for k in seen])
+            values = [v - (self._count[k] < GROWN) * sqrt(self._variance[k]) for k, v in zip(seen, values, strict=True)]
+        values = _isotonic(values, [1.0 / self._variance[k] for k in seen])
         return [(KNOTS[k], exp(v)) for k, v in zip(seen, values, strict=True)]
 
 
-class CostTable:
-    """Milliseconds of a decode by rows and context."""
+def _attention(samples: Sequence[Sample]) -> float | None:
+    """A row's attention to one token, in single rows at no context; None if no row count was seen at two contexts.
 
-    def __init__(self) -> None:
-        self._curves: dict[int, _Curve] = {}
+    With r = ms / single ms beside it, n rows and a context c, (1 + a c) r = shape + a n c. Two samples of equal n give
 
-    def observe(self, rows: int, context: int, milliseconds: float) -> None:
-        """Learn from one decode."""
-        if rows < 1 or not 0.0 < milliseconds < 1e7:
-            return
-        bucket = bisect_left(CONTEXT_EDGES, context)
-        curve = self._curves.get(bucket)
-        if curve is None:
-            curve = _Curve()
-            if self._curves:
-                curve.borrow(self._nearest(bucket))
-            self._curves[bucket] = curve
-        curve.observe(rows, milliseconds)
+        a = (r2 - r1) / (c2 (n - r2) - c1 (n - r1))
 
-    def milliseconds(self, rows: int, context: int) -> float | None:
-        """Expected time of a decode; None before anything was observed."""
-        return self._nearest(bisect_left(CONTEXT_EDGES, context)).milliseconds(rows) if self._curves else None
-
-    def curve(self, rows: int, context: int, *, optimistic: bool = False) -> list[float]:
-        """Milliseconds by number of rows, from 0 to at least `rows`. Read only.
-
-        Before any measurement: one row costs 1, each further one PRIOR_MARGIN.
-        """
-        curve = self._curves.get(bisect_left(CONTEXT_EDGES, context))
-        if curve is None:
-            if not self._curves:
-                return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
-            curve = self._nearest(bisect_left(CONTEXT_EDGES, context))
-        return curve.read(rows, optimistic=optimistic)
-
-    def is_known(self, rows: int, context: int) -> bool:
-        """Whether every number of rows up to this was measured a few times."""
-        return bool(self._curves) and self._nearest(bisect_left(CONTEXT_EDGES, context)).is_known(rows)
-
-    def describe(self) -> dict[str, Any]:
-        """Measured milliseconds per context bucket and rows, JSON-ready."""
-        return {
-            _bucket_name(bucket): {
-                str(rows): round(exp(curve.level) * value, 4) for rows, value in curve._points(optimistic=False)
-            }
-            for bucket, curve in sorted(self._curves.items())
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything learned."""
-        return {
-            "knots": list(KNOTS),
-            "contexts": list(CONTEXT_EDGES),
-            "curves": {
-                str(bucket): {
-                    "level": curve.level,
-                    "shape": curve.shape,
-                    "variance": curve.variance,
-                    "count": curve.count,
-                }
-                for bucket, curve in self._curves.items()
-            },
-        }
-
-    def from_json(self, state: dict[str, Any]) -> None:
-        """Take over a saved table; the level is learned anew, because the machine's load changes.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: damaged or of other knots; nothing was changed.
-        """
-        if state["knots"] != list(KNOTS) or state["contexts"] != list(CONTEXT_EDGES):
-            raise ValueError("the cost table has other knots")
-        curves = {}
-        for bucket, saved in state["curves"].items():
-            if not 0 <= int(bucket) <= len(CONTEXT_EDGES):
-                raise ValueError(f"context bucket {bucket} does not exist")
-            curve = curves[int(bucket)] = _Curve()
-            (curve.level,) = floats([saved["level"]], 1, -20.0, 20.0)
-            curve.shape = floats(saved["shape"], len(KNOTS), -20.0, 20.0)
-            curve.variance = floats(saved["variance"], len(KNOTS), 1e-9, 1.0)
-            curve.count = [int(count) for count in floats(saved["count"], len(KNOTS), 0.0)]
-        self._curves = curves
-
-    def _nearest(self, bucket: int) -> _Curve:
-        curve = self._curves.get(bucket)
-        return curve if curve is not None else self._curves[min(self._curves, key=lambda b: abs(b - bucket))]
+    The mean of the middle half over all pairs is taken; a pair weighs as much as the square of its
+    lever, denominator / r: how little a relative error in r moves it.
+    """
+    found: list[tuple[float, float]] = []
+    for two in samples:
+        for one in samples:
+            if one.rows == two.rows and one.context < two.context:
+                ratio, other = one.milliseconds / one.single_ms, two.milliseconds / two.single_ms
+                lever = two.context * (two.rows - other) - one.context * (one.rows - ratio)
+                if lever > 0.0:
+                    found.append(((other - ratio) / lever, (lever / max(ratio, other)) ** 2))
+    if not found:
+        return None
+    found.sort()
+    quarter = 0.25 * sum(weight for _, weight in found)
+    reached = mean = 0.0
+    for attention, weight in found:
+        inside = min(reached + weight, 3.0 * quarter) - max(reached, quarter)
+        mean += attention * max(0.0, inside) / (2.0 * quarter)
+        reached += weight
+    return max(0.0, min(MOST_ATTENTION, mean))
 
 
 def _nearest_knot(rows: int) -> int:
@@ -252,10 +284,6 @@ def _nearest_knot(rows: int) -> int:
     if k == len(KNOTS):
         return k - 1
     return k - 1 if k and rows - KNOTS[k - 1] < KNOTS[k] - rows else k
-
-
-def _bucket_name(bucket: int) -> str:
-    return f"<={CONTEXT_EDGES[bucket]}" if bucket < len(CONTEXT_EDGES) else f">{CONTEXT_EDGES[-1]}"
 
 
 def _isotonic(values: list[float], weights: list[float]) -> list[float]:

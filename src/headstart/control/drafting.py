@@ -292,7 +292,7 @@ class Drafting:
 
     def _hope(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
         """What would be best if row counts never measured are cheap, while the probes' savings last."""
-        if self._cost.is_known(step.num_base_rows + step.max_draft_rows, step.context):
+        if self._cost.is_known(step.num_base_rows + step.max_draft_rows):
             return NO_CHOICE
         choice = self._best(speculator, slots, step, optimistic=True)
         drafter, plain = self._drafter(speculator), self._plain(step)

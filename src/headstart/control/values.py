@@ -12,7 +12,7 @@ class Step:
 
     num_slots: int  # sequences that emit at least one token in this step, >= 1
     num_base_rows: int  # rows without drafts: one per slot, plus prompt rows
-    context: int  # tokens in the cache that this step attends to
+    context: int  # tokens in the cache that a row attends to, mean over the slots
     max_rows: int = 2048  # most rows in one decode
     max_outputs: int = 2048  # most rows with logits in one decode
 

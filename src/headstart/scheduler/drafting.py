@@ -103,7 +103,7 @@ class Drafting:
         desks = [self._desk(slot, room) for slot, room in zip(slots, rooms, strict=True)]
         drafting = [d for d in desks if d.room > 0]
         if drafting:
-            context = sum(len(d.run.tokens) for d in desks)
+            context = sum(len(d.run.tokens) for d in desks) // len(desks)
             step = Step(len(desks), len(desks) + num_prompt_rows, context, *limits)
             self._ask_text(drafting)
             for desk in drafting:

@@ -19,11 +19,10 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
 from headstart.scheduler.slot import Run, Slot
+from headstart.scheduler.warm_up import time_decodes
 from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, StepStats, Vocab
 
 log = logging.getLogger(__name__)
-
-WARM_UP_ROWS, WARM_UP_ROUNDS = (2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32), 3  # both sides of kernels' tiles
 
 
 class Scheduler:
@@ -60,35 +59,9 @@ class Scheduler:
         return bool(self.waiting) or any(s.run is not None for s in self.slots)
 
     def warm_up(self, seconds: float) -> None:
-        """Measure what steps of some sizes cost, so that control need not find out on the first texts.
-
-        A machine may be slower for seconds: each size is compared with single rows right before and after
-        it. Also brings the weights into memory. Nothing stays in the cache.
-        """
-        engine, end = self.engine, self.clock() + seconds
-        most = min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)
-        sizes = [n for n in WARM_UP_ROWS if n <= most]
-        singles = [self._time_decode(1) for _ in range(2)][1:]  # the first one loads the weights
-        samples: list[tuple[int, float]] = []
-        for num_rows in sizes * WARM_UP_ROUNDS:
-            milliseconds = self._time_decode(num_rows)
-            singles.append(self._time_decode(1))
-            samples.append((num_rows, milliseconds / (singles[-2] + singles[-1]) * 2.0))
-            if self.clock() > end:
-                break
-        single = sorted(singles)[len(singles) // 2]
-        for num_rows, ratio in [(1, 1.0)] * WARM_UP_ROUNDS + samples:
-            self.drafting.controller.observe_step(num_rows, num_rows, single * ratio)
-
-    def _time_decode(self, num_rows: int) -> float:
-        """Milliseconds of a decode of so many rows."""
-        batch, started = self._batch, self.clock()
-        batch.clear()
-        batch.add(0, 0, [0] * num_rows, num_rows)
-        self.engine.decode(batch)
-        milliseconds = 1000.0 * (self.clock() - started)
-        self.engine.clear(0)
-        return milliseconds
+        """Measure what steps of some sizes cost; nothing stays in the cache."""
+        if samples := time_decodes(self.engine, self.clock, seconds):
+            self.drafting.controller.learn_costs(samples)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -125,6 +98,7 @@ class Scheduler:
         decoded = self.clock()
         if logits is None:
             return StepStats()
+        self._observe_cost(1000.0 * (decoded - drafted))
         self.drafting.observe(self._observed(logits))
         emitted = self._commit(logits)
         return self._account(started, drafted, decoded, emitted)
@@ -232,6 +206,14 @@ class Scheduler:
         self.engine.clear(slot.slot_id)
         slot.run, slot.kept = None, []
 
+    def _observe_cost(self, milliseconds: float) -> None:
+        """Tell control what the decode cost: rows, and what each of them attended to on average."""
+        num_rows = self._batch.num_rows
+        attended = sum(
+            s.run.num_rows * (s.num_cached + s.run.num_rows // 2) for s in self._in_batch if s.run is not None
+        )
+        self.drafting.controller.observe_step(num_rows, attended // num_rows, milliseconds)
+
     def _observed(self, logits: Logits) -> Decoded:
         batch = self._batch
         rows = batch.wants_logits[: batch.num_rows].astype(bool)
@@ -267,10 +249,8 @@ class Scheduler:
         return emitted
 
     def _account(self, started: float, drafted: float, decoded: float, emitted: int) -> StepStats:
-        """Tell control what the decode cost, and sum up."""
+        """Sum up."""
         batch = self._batch
-        context = sum(s.num_cached for s in self._in_batch)
-        self.drafting.controller.observe_step(batch.num_rows, context, 1000.0 * (decoded - drafted))
         stats = StepStats(
             num_prompt_rows=batch.num_rows - batch.num_outputs,
             num_verify_rows=batch.num_outputs,

@@ -47,8 +47,8 @@ def test_saved_state_gives_the_same_decisions(tmp_path: Path) -> None:
         lambda state: state.update(version=0),
         lambda state: state.pop("cost"),
         lambda state: state["cost"].update(knots=[1, 2]),
-        lambda state: state["cost"]["curves"]["0"].update(level=float("nan")),
-        lambda state: state["cost"]["curves"]["0"]["shape"].pop(),
+        lambda state: state["cost"].update(level=float("nan")),
+        lambda state: state["cost"]["shape"].pop(),
         lambda state: state["calibration"]["text"].update(n=-1.0),
         lambda state: state["calibration"]["text"].update(m="many"),
         lambda state: state["calibration"]["text"]["cell_m"].__setitem__(0, 1e6),
@@ -125,7 +125,7 @@ def test_a_draft_model_under_control_keeps_up_with_lengths_and_limits_set_by_han
     curve: str, workload: str, num_slots: int
 ) -> None:
     shares = []
-    for seed in (1, 2):  # one text of 2400 tokens differs from another by some percent
+    for seed in (1, 2, 3):  # one text of 2400 tokens differs from another by some percent
         run = ModelSimulation(workload, curve, num_slots, tokens=2400 // num_slots, seed=seed)
         controller = Controller()
         run.auto(controller)

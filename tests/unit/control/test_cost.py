@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.control.cost import KNOTS, CostTable
+from headstart.control.cost import KNOTS, CostTable, Sample
 
 TRUE = {1: 49.0, 2: 70.0, 3: 91.0, 4: 113.0, 6: 146.0, 8: 180.0, 12: 240.0, 16: 300.0}
 
@@ -86,18 +86,64 @@ def test_unmeasured_rows_lie_between_their_neighbours_and_cost_more_beyond_the_l
     assert table.curve(16, 100, optimistic=True)[16] < curve[16]
 
 
-def test_a_new_context_borrows_the_shape_and_takes_its_level_from_the_first_step() -> None:
+def attended(rows: int, context: int) -> float:
+    """Milliseconds on a machine that attends to 1000 tokens in 7 ms a row."""
+    return TRUE[rows] + 0.007 * rows * context
+
+
+def warm_up(rng: random.Random, noise: float) -> list[Sample]:
+    """As a scheduler does it, on a machine that becomes slower meanwhile."""
+    samples, context, slowness = [], 0, 1.0
+    for turn, rows in enumerate([n for n in TRUE if n > 1] * 3):
+        context += 200 * (turn == len(TRUE) - 1)
+        milliseconds = attended(rows, context) * slowness * rng.uniform(1.0 - noise, 1.0 + noise)
+        samples.append(Sample(rows, context, milliseconds, attended(1, context) * slowness))
+        context, slowness = context + rows + 1, slowness * 1.02
+    return samples
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_warm_up_tells_weights_from_attention(noise: float) -> None:
     table = CostTable()
-    for _ in range(20):
-        table.observe(1, 100, 50.0)
-        table.observe(4, 100, 110.0)
-    table.observe(1, 30000, 75.0)
-    one, four = table.milliseconds(1, 30000), table.milliseconds(4, 30000)
+    table.calibrate(warm_up(random.Random(1), noise))
+    one = table.milliseconds(1, 0)
     assert one is not None
-    assert four is not None
-    assert one == pytest.approx(75.0, rel=0.06)
-    assert four / one == pytest.approx(110 / 50, rel=0.06)
-    assert table.milliseconds(1, 100) == pytest.approx(50.0, rel=0.02)
+    for rows in TRUE:
+        for context in (0, 512):
+            milliseconds = table.milliseconds(rows, context)
+            assert milliseconds is not None
+            assert milliseconds / one == pytest.approx(attended(rows, context) / TRUE[1], rel=0.03 + 2 * noise)
+
+
+def test_a_warm_up_too_short_to_see_attention_leaves_it_to_the_steps() -> None:
+    table, rng = CostTable(), random.Random(1)
+    table.calibrate(warm_up(rng, 0.0)[:4])
+    for context in range(200, 1400, 8):
+        rows = rng.choice((1, 1, 2, 4, 8))
+        table.observe(rows, context, noisy(rng, attended(rows, context)))
+    one, eight = table.milliseconds(1, 2048), table.milliseconds(8, 2048)
+    assert one is not None
+    assert eight is not None
+    assert eight / one == pytest.approx(attended(8, 2048) / attended(1, 2048), rel=0.15)
+
+
+def test_reading_a_prompt_says_nothing_about_the_attention_of_single_rows() -> None:
+    table = CostTable()
+    table.calibrate(warm_up(random.Random(1), 0.0))
+    before = table.describe()["attention"]
+    for _ in range(20):
+        table.observe(512, 256, 100.0)  # kernels for many rows read the cache once for all of them
+    assert table.describe()["attention"] == pytest.approx(before, rel=0.01)
+
+
+def test_a_new_measurement_of_a_young_row_count_is_believed_at_once() -> None:
+    table = CostTable()
+    for rows in (1, 4, 8):
+        for _ in range(3):
+            table.observe(rows, 0, TRUE[rows])
+    assert table.curve(8, 0)[6] == pytest.approx(146.0, rel=0.03), "interpolated"
+    table.observe(6, 0, 175.0)  # a tile of the kernel ends at 4
+    assert table.curve(8, 0)[6] == pytest.approx(175.0, rel=0.03)
 
 
 def test_before_any_measurement_there_is_a_prior() -> None:

@@ -1,0 +1,152 @@
+"""The state file: whom it is for, what a failure leaves behind, and what of it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headstart.control import Controller
+from headstart.control.state import ModelId, claim_state, read_state, why_unusable, write_state
+from headstart.errors import ConfigError
+
+SMALL, BIG, DRAFT = ModelId("11", "small.gguf"), ModelId("22", "big.gguf"), ModelId("33", "draft.gguf")
+TARGET = {"target": SMALL}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a state file may be, in a folder of its own."""
+    return tmp_path / "control" / "state.json"
+
+
+def learned(path: Path, models: dict[str, ModelId]) -> None:
+    """As a server leaves it."""
+    claim_state(path, models)
+    Controller().save(path)
+
+
+def test_a_state_is_taken_over_by_the_models_that_it_was_learned_with(path: Path) -> None:
+    assert why_unusable(path, TARGET) == ""
+    learned(path, TARGET)
+    assert why_unusable(path, TARGET) is None
+    assert Controller().load(path) is None
+
+
+def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_alone(path: Path) -> None:
+    learned(path, TARGET | {"draft model": DRAFT})
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"for the target small\.gguf \(11\), not for big\.gguf.*name another"):
+        why_unusable(path, {"target": BIG})
+    with pytest.raises(ConfigError, match=r"learned for the draft model draft\.gguf \(33\), not for big\.gguf"):
+        why_unusable(path, TARGET | {"draft model": BIG})
+    assert path.read_bytes() == before
+
+
+def test_a_draft_model_may_come_and_go_and_stays_known(path: Path) -> None:
+    learned(path, TARGET)
+    learned(path, TARGET | {"draft model": DRAFT})
+    learned(path, TARGET)
+    assert why_unusable(path, TARGET | {"draft model": DRAFT}) is None
+    with pytest.raises(ConfigError, match="draft model"):
+        why_unusable(path, TARGET | {"draft model": BIG})
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["learned", "nothing learned yet"])
+def test_whom_it_is_for_is_known_before_anything_was_learned_and_after(path: Path, saved: bool) -> None:
+    claim_state(path, TARGET)
+    if saved:
+        Controller().save(path)
+        Controller().save(path)
+    with pytest.raises(ConfigError):
+        why_unusable(path, {"target": BIG})
+    assert why_unusable(path, TARGET) == (None if saved else "")
+
+
+@pytest.mark.parametrize("content", ['{"version":1,"cost":{}}', '{"version":0}', '{"version":1,"learned_for":7}', "{"])
+def test_a_state_that_cannot_be_read_or_names_no_model_is_not_used_and_claimed_anew(path: Path, content: str) -> None:
+    path.parent.mkdir()
+    path.write_text(content)
+    assert why_unusable(path, TARGET)
+    assert path.read_text() == content
+    claim_state(path, TARGET)
+    assert why_unusable(path, TARGET) == ""
+
+
+def test_claiming_changes_nothing_that_was_learned(path: Path) -> None:
+    learned(path, TARGET)
+    before = read_state(path)
+    claim_state(path, TARGET | {"draft model": DRAFT})
+    after = read_state(path)
+    assert after.pop("learned_for") == {"target": ["11", "small.gguf"], "draft model": ["33", "draft.gguf"]}
+    before.pop("learned_for")
+    assert after == before
+    assert path.read_bytes().startswith(b'{"version":')
+
+
+def test_a_model_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None:
+    content = os.urandom(500_000)
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "b").write_bytes(content)
+    (tmp_path / "c").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (tmp_path / "d").write_bytes(content[:-1])
+    (tmp_path / "empty").touch()
+    a, b, c, d, empty = (ModelId.of(tmp_path / name) for name in ("a", "b", "c", "d", "empty"))
+    assert a == b
+    assert len({a.digest, c.digest, d.digest, empty.digest}) == 4
+    assert str(b).startswith("b (")
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+def no_rename(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: object, target: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", fail)
+
+
+@pytest.mark.parametrize("failure", [full_disk, no_rename])
+def test_a_failed_write_leaves_the_old_state_and_nothing_beside_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    learned(path, TARGET)
+    before = path.read_bytes()
+    failure(monkeypatch)
+    with pytest.raises(OSError, match=r"No space|Input/output"):
+        write_state(path, {"cost": {}})
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_cannot_be_written_later_is_noticed_at_once_and_not_touched(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned(path, TARGET)
+    before, inode = path.read_bytes(), path.stat().st_ino
+    for place in (path, path.parent):
+        monkeypatch.setattr(os, "access", lambda asked, mode, place=place: Path(asked) != place)
+        with pytest.raises(PermissionError):
+            claim_state(path, TARGET)
+    assert (path.read_bytes(), path.stat().st_ino) == (before, inode)
+
+
+def test_a_folder_that_cannot_be_made_is_noticed_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        claim_state(tmp_path / "file" / "state.json", TARGET)
+
+
+def test_a_claim_that_is_there_is_not_written_again(path: Path) -> None:
+    """So that a disk that is full does not keep an engine that died from starting again."""
+    learned(path, TARGET)
+    inode = path.stat().st_ino
+    claim_state(path, TARGET)
+    assert path.stat().st_ino == inode
