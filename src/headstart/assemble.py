@@ -22,6 +22,7 @@ from headstart.errors import ConfigError, ModelError
 from headstart.hub import ModelPaths, resolve_model
 
 if TYPE_CHECKING:
+    from headstart.control.controller import Controller
     from headstart.engine.devices import Device
     from headstart.engine.model import Model
     from headstart.scheduler.drafting import Drafting
@@ -86,6 +87,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.speculation import wanted_types
 
     types = wanted_types(config.speculation, has_draft_model=_uses_draft(config, models))
+    learned = _take_over(config, models, types)
     model = Model(models.target, config.engine)
     engine = LlamaEngine(
         model,
@@ -95,9 +97,9 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         max_draft=_max_draft(config),
     )
     drafter = _load_draft(config, models.draft, engine) if "draft-model" in types and models.draft else None
-    drafting = _make_drafting(config, types, model, engine, drafter)
+    drafting = _make_drafting(config, types, model, engine, drafter, learned)
     scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
-    if types and not drafting.controller.describe()["cost_ms"]:
+    if types and not drafting.controller.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
@@ -105,7 +107,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         num_slots=config.scheduler.parallel,
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
-        speculation=drafting.describe(),
+        speculation=drafting.describe() | {"state": str(learned.file or ""), "state_not_used": learned.not_used},
         system=f"{library.version()}; {library.system_info()}",
     )
     log.info("%s", _summary(info, models))
@@ -122,12 +124,11 @@ def _uses_draft(config: Config, models: Models) -> bool:
 
 
 def _max_draft(config: Config) -> int:
-    from headstart.scheduler.drafting import DEFAULT_MAX
+    """Most draft tokens a step, of any request."""
     from headstart.types import SequenceMode
 
-    if config.speculation.spec == SequenceMode.OFF.value:
-        return 0
-    return DEFAULT_MAX[SequenceMode.AUTO] if config.speculation.draft_max is None else config.speculation.draft_max
+    speculation = config.speculation
+    return 0 if speculation.mode is SequenceMode.OFF else speculation.longest_draft(SequenceMode.AUTO)
 
 
 def _max_outputs(config: Config, vocab_size: int) -> int:
@@ -175,8 +176,9 @@ def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
     )
 
 
-def _make_drafting(config: Config, types: tuple[str, ...], model: Model, engine: Engine, drafter: Any) -> Drafting:
-    from headstart.control.controller import Controller
+def _make_drafting(
+    config: Config, types: tuple[str, ...], model: Model, engine: Engine, drafter: Any, learned: Learned
+) -> Drafting:
     from headstart.scheduler.drafting import Drafting
     from headstart.scheduler.seat import Seat
     from headstart.speculation import make_speculator
@@ -196,11 +198,7 @@ def _make_drafting(config: Config, types: tuple[str, ...], model: Model, engine:
     if seats and engine.memory is MemoryKind.CHECKPOINT:
         unusable = f"the memory of {model.info().architecture} models cannot take back rejected draft tokens"
         log.warning("speculation is off: %s", unusable)
-    controller = Controller()
-    path = _state_path(config, model, drafter)
-    if path is not None and path.exists() and (reason := controller.load(path)) is not None:
-        log.warning("what control learned is not used: %s: %s", path, reason)
-    return Drafting(seats, config.speculation, controller, unusable, path)
+    return Drafting(seats, config.speculation, learned.controller, unusable, learned.file)
 
 
 def _bridge(config: Config, target: Model, draft: Model) -> VocabularyBridge | None:
@@ -227,14 +225,56 @@ def _bridge(config: Config, target: Model, draft: Model) -> VocabularyBridge | N
     return None if bridge.way is Way.IDENTICAL else bridge
 
 
-def _state_path(config: Config, model: Model, drafter: Any) -> Path | None:
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What control knows at the start, and where it keeps what it learns."""
+
+    controller: Controller
+    file: Path | None
+    not_used: str  # why what the file held is not used, if so
+
+
+def _take_over(config: Config, models: Models, types: tuple[str, ...]) -> Learned:
+    """What was learned with these models.
+
+    Raises:
+        ConfigError: `--spec-state` names a file that was learned for others or cannot be written.
+        ModelError: a model file cannot be read.
+    """
+    from headstart.control.controller import Controller
+    from headstart.control.state import ModelId, claim_state, why_unusable
+    from headstart.engine.model import check_file
+
+    controller, named = Controller(), config.speculation.spec_state
+    if named == "none":
+        return Learned(controller, None, "")
+    parts = {"target": models.target}
+    if "draft-model" in types and models.draft:
+        parts["draft model"] = models.draft
+    for file in parts.values():
+        check_file(file)
+    ids = {part: ModelId.of(file) for part, file in parts.items()}
+    path = _default_state(config, models, [model.digest for model in ids.values()]) if named is None else Path(named)
+    reason = why_unusable(path, ids)
+    try:
+        claim_state(path, ids)
+    except OSError as error:
+        if named is not None:
+            raise ConfigError(
+                f"--spec-state {path} cannot be written: {error.strerror or error}; name another file, or none"
+            ) from error
+        log.warning("what control learns will not be kept: %s: %s", path, error.strerror or error)
+    reason = controller.load(path) if reason is None else reason
+    if reason:
+        log.warning("what control learned is not used: %s: %s", path, reason)
+    return Learned(controller, path, reason or "")
+
+
+def _default_state(config: Config, models: Models, digests: list[str]) -> Path:
     """One file per pair of models, machine and settings that change what a step costs."""
-    if config.speculation.spec_state is not None:
-        return None if config.speculation.spec_state == "none" else Path(config.speculation.spec_state)
-    facts = [str(p.resolve()) + str(p.stat().st_size) for p in (model.path, *([drafter.model.path] if drafter else []))]
-    facts += [platform.node(), platform.machine(), repr(config.engine), repr(config.draft_engine)]
+    facts = [*digests, platform.node(), platform.machine(), repr(config.engine), repr(config.draft_engine)]
     digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
-    return cache_directory() / "control" / f"{model.path.stem}-{digest}.json"
+    return cache_directory() / "control" / f"{models.target.stem}-{digest}.json"
 
 
 def cache_directory() -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 from headstart.errors import ConfigError
 from headstart.types import SequenceMode
 
+DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}  # tokens a step
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -181,10 +182,23 @@ class SpeculationConfig:
         _at_least(self, "draft_min", 0)
         if self.draft_max is not None:
             _at_least(self, "draft_max", 0)
-            if self.draft_min > self.draft_max:
-                raise ConfigError(f"--draft-min ({self.draft_min}) must not exceed --draft-max ({self.draft_max})")
+        longest = self.longest_draft(self.mode)
+        if self.mode is not SequenceMode.OFF and self.draft_min > longest:
+            raise ConfigError(
+                f"--draft-min is {self.draft_min} but no draft is longer than {longest} tokens; lower it or raise "
+                "--draft-max"
+            )
         if not 0.0 <= self.draft_p_min <= 1.0:
             raise ConfigError(f"--draft-p-min is {self.draft_p_min} but must be from 0 to 1")
+
+    @property
+    def mode(self) -> SequenceMode:
+        """What requests get that do not say otherwise."""
+        return SequenceMode(self.spec) if self.spec else SequenceMode.AUTO
+
+    def longest_draft(self, mode: SequenceMode) -> int:
+        """Most draft tokens a step in this mode."""
+        return DEFAULT_DRAFT_MAX[mode] if self.draft_max is None else self.draft_max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from benchmarks.equality import Result, Setting, compare, different, gather, gen
 
 from headstart import demo
 from headstart.assemble import Models
-from headstart.scheduler.request import SpeculativeParams
+from headstart.scheduler.request import RequestStats, SpeculativeParams
 
 SAMPLE = (
     Setting("off", 0, 4),
@@ -19,6 +19,11 @@ SAMPLE = (
     Setting("ngram-simple,draft-model", 4, 4),
     Setting("auto", 16, 4),
 )
+
+
+def stats_of(result: Result) -> RequestStats:
+    assert result.finish is not None
+    return result.finish.stats
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
@@ -84,7 +89,7 @@ def test_switching_speculation_between_requests_changes_nothing() -> None:
     expected = generate(open_setting(Setting()), [replace(r, speculative=SpeculativeParams()) for r in requests])
     results = generate(open_setting(Setting("ngram-simple,draft-model", 8, 4)), requests)
     assert different(expected, results) == ()
-    drafted = [results[r.request_id].finish.stats.num_drafted for r in requests]  # type: ignore[union-attr]
+    drafted = [stats_of(results[r.request_id]).num_drafted for r in requests]
     assert drafted[::3] == [0, 0, 0]
     assert max(drafted[1::3]) > 0
 
@@ -97,7 +102,7 @@ def test_the_next_turn_reuses_the_cache_and_answers_as_if_it_did_not() -> None:
     warm = generate(scheduler, [turn])
     cold = generate(open_setting(Setting()), [replace(turn, cache_prompt=False)])
     assert different(cold, warm) == ()
-    assert warm["turn"].finish.stats.num_cached == len(first.prompt) + len(answer.tokens) - 1  # type: ignore[union-attr]
+    assert stats_of(warm["turn"]).num_cached == len(first.prompt) + len(answer.tokens) - 1
 
 
 def test_without_deterministic_mode_greedy_text_hardly_differs() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from headstart.testing import FakeEngine
 
 MODEL = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True)
 SIZE = MODEL.vocab.size
+UNFILTERED = SamplingParams(top_k=0, top_p=1.0, min_p=0.0)
+T = TypeVar("T")
 
 
 class Filtering(FakeEngine):
@@ -28,9 +32,9 @@ class Filtering(FakeEngine):
         return LlamaFilters(MODEL.vocab, 512, params)
 
 
-def sampler(**params: object) -> Sampler:
-    defaults: dict[str, object] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return Sampler(SamplingParams(**{**defaults, **params}), Filtering(SIZE), MODEL.vocab.eog_ids)  # type: ignore[arg-type]
+def sampler(**params: Any) -> Sampler:
+    """With these filters alone."""
+    return Sampler(replace(UNFILTERED, **params), Filtering(SIZE), MODEL.vocab.eog_ids)
 
 
 def logits_of(seed: int) -> NDArray[np.float32]:
@@ -40,7 +44,7 @@ def logits_of(seed: int) -> NDArray[np.float32]:
 def random_params(seed: int) -> SamplingParams:
     random = np.random.default_rng(seed)
 
-    def one_of(*values: object) -> object:
+    def one_of(*values: T) -> T:
         return values[int(random.integers(len(values)))]
 
     bias = {int(i): float(b) for i, b in zip(random.integers(0, SIZE, 5), random.normal(0, 8, 5), strict=True)}
@@ -48,21 +52,21 @@ def random_params(seed: int) -> SamplingParams:
     if random.random() < 0.3:
         random.shuffle(samplers)
     return SamplingParams(
-        temperature=one_of(0.0, 0.3, 0.8, 1.5),  # type: ignore[arg-type]
-        dynatemp_range=one_of(0.0, 0.0, 0.3),  # type: ignore[arg-type]
-        top_k=one_of(1, 5, 40, 300, 0),  # type: ignore[arg-type]
-        top_p=one_of(1.0, 0.95, 0.5),  # type: ignore[arg-type]
-        min_p=one_of(0.0, 0.05, 0.3),  # type: ignore[arg-type]
-        typical_p=one_of(1.0, 1.0, 0.7),  # type: ignore[arg-type]
-        top_n_sigma=one_of(-1.0, -1.0, 2.0),  # type: ignore[arg-type]
-        xtc_probability=one_of(0.0, 0.5),  # type: ignore[arg-type]
-        repeat_penalty=one_of(1.0, 1.3),  # type: ignore[arg-type]
-        frequency_penalty=one_of(0.0, 0.4),  # type: ignore[arg-type]
-        presence_penalty=one_of(0.0, -0.4),  # type: ignore[arg-type]
-        repeat_last_n=one_of(-1, 8, 64),  # type: ignore[arg-type]
-        dry_multiplier=one_of(0.0, 0.0, 0.8),  # type: ignore[arg-type]
-        logit_bias=one_of({}, bias),  # type: ignore[arg-type]
-        ignore_eos=one_of(True, False),  # type: ignore[arg-type]
+        temperature=one_of(0.0, 0.3, 0.8, 1.5),
+        dynatemp_range=one_of(0.0, 0.0, 0.3),
+        top_k=one_of(1, 5, 40, 300, 0),
+        top_p=one_of(1.0, 0.95, 0.5),
+        min_p=one_of(0.0, 0.05, 0.3),
+        typical_p=one_of(1.0, 1.0, 0.7),
+        top_n_sigma=one_of(-1.0, -1.0, 2.0),
+        xtc_probability=one_of(0.0, 0.5),
+        repeat_penalty=one_of(1.0, 1.3),
+        frequency_penalty=one_of(0.0, 0.4),
+        presence_penalty=one_of(0.0, -0.4),
+        repeat_last_n=one_of(-1, 8, 64),
+        dry_multiplier=one_of(0.0, 0.0, 0.8),
+        logit_bias=one_of({}, bias),
+        ignore_eos=one_of(True, False),
         seed=seed,
         samplers=tuple(samplers),
     )
@@ -108,7 +112,7 @@ def test_truncations_keep_what_their_definition_says() -> None:
     p = np.exp(logits[order].astype(np.float64) - logits.max())
     p /= p.sum()
 
-    def survivors(**params: object) -> list[int]:
+    def survivors(**params: Any) -> list[int]:
         return sampler(temperature=1.0, **params).probabilities(logits, 0)[0].tolist()
 
     assert survivors(top_k=7) == order[:7].tolist()

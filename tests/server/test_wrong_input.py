@@ -223,8 +223,8 @@ def test_a_worker_that_forgets_the_end_is_500_not_a_hang():
 
 
 def test_a_failure_after_the_stream_began_is_an_event_in_it():
-    script = lambda request: [*say(request, b"ab")[:-1], EngineError("decode failed")]  # noqa: E731
-    with serving(FakeWorker(script)) as client:
+    worker = FakeWorker(lambda request: [*say(request, b"ab")[:-1], EngineError("decode failed")])
+    with serving(worker) as client:
         response = client.post(CHAT, json={"messages": MESSAGES, "stream": True})
         assert response.status_code == 200
         events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]

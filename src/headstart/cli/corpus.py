@@ -44,8 +44,7 @@ def run(argv: Sequence[str]) -> int:
     if print_config:
         print(resolved.describe())
         return 0
-    own = {setting.name: resolved.values[setting.name] for setting in resolved.settings if not setting.part}
-    options = CorpusOptions(**own)  # type: ignore[arg-type]  # `Setting.parse` made them fit
+    options = resolved.own(CorpusOptions)
     if words[:1] != ["add"] or len(words) < 2 or not options.spec_suffix_file:
         raise ConfigError(USAGE)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from headstart.cli.flags import read_flags
-from headstart.cli.resolve import Resolved
 from headstart.cli.settings import all_settings, settings_of
 from headstart.config import Config, option
 from headstart.errors import ConfigError, EngineError
@@ -68,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     """Generate once and print the summary; return the exit code."""
     settings = [*settings_of(GenerateOptions), *all_settings(PARTS)]
     resolved, print_config = read_flags("generate", ABOUT, settings, argv)
-    options = _options(resolved)
+    options = resolved.own(GenerateOptions)
     config = resolved.config()
     if print_config:
         print(resolved.describe())
@@ -164,11 +163,6 @@ def _style(source: str, seen: dict[str, int]) -> str:
     """The colour of a speculator; the target's own tokens are plain."""
     speculators = [name for name in seen if name]
     return STYLES[speculators.index(source) % len(STYLES)] if source else ""
-
-
-def _options(resolved: Resolved) -> GenerateOptions:
-    own = {setting.name: resolved.values[setting.name] for setting in resolved.settings if not setting.part}
-    return GenerateOptions(**own)  # type: ignore[arg-type]  # `Setting.parse` made them fit
 
 
 def _read_prompt(options: GenerateOptions) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from headstart.cli.settings import OPTIONS_FIELD, SPECULATOR_PART, Setting, Value, all_settings, closest
 from headstart.config import Config
 from headstart.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,14 @@ class Resolved:
         if options := self._speculator_options():
             chosen["speculation"][OPTIONS_FIELD] = options
         return Config(**{part: hints[part](**values) for part, values in chosen.items()})
+
+    def own(self, make: Callable[..., T]) -> T:
+        """A command's own options: the settings that belong to no part of `Config`.
+
+        Raises:
+            ConfigError: values that cannot work together.
+        """
+        return make(**{setting.name: self.values[setting.name] for setting in self.settings if not setting.part})
 
     def _speculator_options(self) -> dict[str, dict[str, Value]]:
         """What was set for each speculator; its own defaults stay its own."""

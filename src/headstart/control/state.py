@@ -1,15 +1,49 @@
-"""Saved state of control: one JSON file per (model, machine), written whole or not at all."""
+"""Saved state of control: one JSON file, written whole or not at all, that says for which models it is."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from headstart.errors import ConfigError
+from headstart.structures.atomic import replace_file
+
 VERSION = 1
+LEARNED_FOR = "learned_for"  # key of the models: part -> [digest, name]
+NUM_PIECES, PIECE_BYTES = 64, 4096  # of a model file, to know it again
+
+
+@dataclass(frozen=True, slots=True)
+class ModelId:
+    """Which model something was learned for: the digest decides, the name is for people."""
+
+    digest: str
+    name: str = field(compare=False)
+
+    @classmethod
+    def of(cls, path: Path) -> ModelId:
+        """From the size and some pieces of the file, wherever it lies: reading all of it would take long.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        size = path.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with path.open("rb") as file:
+            for piece in range(NUM_PIECES):
+                file.seek(max(0, size - PIECE_BYTES) * piece // (NUM_PIECES - 1))
+                digest.update(file.read(PIECE_BYTES))
+        return cls(digest.hexdigest()[:16], path.name)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.digest[:8]})"
 
 
 def floats(values: Sequence[Any], length: int, least: float = -1e9, most: float = 1e9) -> list[float]:
@@ -24,16 +58,78 @@ def floats(values: Sequence[Any], length: int, least: float = -1e9, most: float 
     return numbers
 
 
-def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Replace the file in one move, so that a kill leaves the old one or the new one.
+def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
+    """None if the file holds something to take over for these models; else why not, "" if nothing was learned yet.
+
+    Args:
+        models: by part, "target" or "draft model". One that only the file has does no harm, and speculators
+            are not compared: what was learned of each stands under its name.
 
     Raises:
-        OSError: it cannot be written.
+        ConfigError: it was learned for another model.
+    """
+    state, reason = _read_ours(path)
+    known = _models(state)
+    for part, model in models.items():
+        if known.get(part, model) != model:
+            raise ConfigError(
+                f"--spec-state {path} was learned for the {part} {known[part]}, not for {model}; name another file, "
+                "or remove this one to begin anew"
+            )
+    return reason
+
+
+def claim_state(path: Path, models: Mapping[str, ModelId]) -> None:
+    """Write into the file for which models it is from now on; what it holds for them stays.
+
+    Raises:
+        OSError: it cannot be written: now, or as far as can be seen later.
+    """
+    for place in (path, path.resolve().parent) if path.exists() else ():
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    state, _ = _read_ours(path)
+    known = _models(state)
+    both = {**known, **models}
+    if both != known:
+        write_state(path, {**state, LEARNED_FOR: {part: [m.digest, m.name] for part, m in both.items()}})
+
+
+def _read_ours(path: Path) -> tuple[dict[str, Any], str | None]:
+    """What the file holds, and None; or nothing (but for whom it is), and why."""
+    if not path.exists() or not path.stat().st_size:
+        return {}, ""
+    try:
+        state = read_state(path)
+    except (OSError, ValueError) as error:
+        return {}, str(error)
+    if not _models(state):
+        return {}, "it does not say for which models it was learned"
+    return state, None if state.keys() - {"version", LEARNED_FOR} else ""
+
+
+def _models(state: Mapping[str, Any]) -> dict[str, ModelId]:
+    """For whom a state was learned; nothing if it does not say so."""
+    saved = state.get(LEARNED_FOR)
+    try:
+        return {str(part): ModelId(str(digest), str(name)) for part, (digest, name) in saved.items()} if saved else {}
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace the file in one move, so that a kill or a full disk leaves the old one or the new one.
+
+    For which models it is, stays: whoever learned need not know.
+
+    Raises:
+        OSError: it cannot be written; nothing is left beside the old one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps({"version": VERSION, **state}, separators=(",", ":")), encoding="utf-8")
-    os.replace(partial, path)
+    if LEARNED_FOR not in state:
+        models = _read_ours(path)[0].get(LEARNED_FOR)
+        state = {**state, LEARNED_FOR: models} if models else state
+    replace_file(path, json.dumps({"version": VERSION, **state}, separators=(",", ":")).encode())
 
 
 def read_state(path: Path) -> dict[str, Any]:

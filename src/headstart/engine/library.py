@@ -23,15 +23,18 @@ from headstart.errors import ModelError
 log = logging.getLogger("headstart.libllama")
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+# What libllama says when a batch finds no free cells. That is no fault: `decode` raises and the scheduler makes room.
+_CACHE_FULL = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
 _recent_errors: deque[str] = deque(maxlen=8)
 _partial: list[str] = []
 _level = logging.DEBUG
 _lock = threading.Lock()
+_has_told_full = False
 
 
 def _on_log(level: int, text: bytes, _user: object) -> None:
     """Turn libllama's pieces of lines into records; info is debug to us, a load prints hundreds."""
-    global _level
+    global _level, _has_told_full
     with _lock:
         if level != 5:  # 5 continues the line before
             _level = _LEVELS.get(level, logging.DEBUG)
@@ -40,6 +43,14 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
             return
         line = "".join(_partial).rstrip()
         _partial.clear()
+    if any(words in line for words in _CACHE_FULL):
+        _level = logging.DEBUG
+        if not _has_told_full:
+            _has_told_full = True
+            log.info(
+                "the cache is full (said once): drafts and idle prefixes give way, then the youngest request waits; "
+                "a larger --context avoids it"
+            )
     if _level >= logging.ERROR:
         _recent_errors.append(line)
     if line.strip(". "):

@@ -26,6 +26,14 @@ class Policy:
     p_min: float
     reason: str = ""  # why nothing is drafted
 
+    @property
+    def shortest(self) -> int:
+        """Shorter drafts are dropped: n_min, but one of n_max tokens never is too short, as at llama-server.
+
+        A request may set one of the two and get the other from the server.
+        """
+        return min(self.n_min, self.n_max)
+
 
 @dataclass(slots=True)
 class Desk:
@@ -90,12 +98,12 @@ class Desk:
         """For the budget."""
         if not self.survival:
             return NO_SLOT_DRAFT
-        return SlotDraft(self.survival, self.policy.n_min, self.is_fixed)
+        return SlotDraft(self.survival, self.policy.shortest, self.is_fixed)
 
     def settle_on(self, length: int) -> None:
         """Verify the first `length` tokens of the proposal."""
         if length < len(self.survival) and not length:
-            self.reason = "shorter than n_min" if len(self.survival) < self.policy.n_min else "below break-even"
+            self.reason = "shorter than n_min" if len(self.survival) < self.policy.shortest else "below break-even"
         self.run.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
 
 

@@ -28,8 +28,6 @@ from headstart.types import Decoded, Draft, SequenceMode
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}
-
 
 class Drafting:
     """All speculators of a worker, and control over them."""
@@ -53,7 +51,6 @@ class Drafting:
         self.config = config
         self.unusable = unusable
         self._state = state
-        self.mode = SequenceMode(config.spec) if config.spec else SequenceMode.AUTO
         self.observes = any(seat.wants_logits for seat in seats)
         self.reasons: Counter[str] = Counter()
         for seat in seats:
@@ -72,10 +69,10 @@ class Drafting:
 
     def policy(self, params: SpeculativeParams) -> Policy:
         """Merge a request's wishes with the server's settings."""
-        mode = params.mode or self.mode
+        mode = params.mode or self.config.mode
         if params.mode is None and params.n_max and mode is SequenceMode.OFF:
             mode = SequenceMode.AUTO  # the server drafts only on request, and this is one
-        n_max = self._limit(mode) if params.n_max is None else params.n_max
+        n_max = self.config.longest_draft(mode) if params.n_max is None else params.n_max
         types = tuple(self.seats) if params.types is None else params.types
         reason = self.unusable or ("" if self.seats else "no speculator is loaded")
         if not reason and (mode is SequenceMode.OFF or n_max == 0 or not any(t in self.seats for t in types)):
@@ -154,9 +151,9 @@ class Drafting:
     def describe(self) -> dict[str, Any]:
         """For /props: what is on, and why not."""
         return {
-            "mode": self.mode.value,
+            "mode": self.config.mode.value,
             "types": list(self.seats),
-            "n_max": self._limit(self.mode),
+            "n_max": self.config.longest_draft(self.config.mode),
             "n_min": self.config.draft_min,
             "p_min": self.config.draft_p_min,
             "unusable": self.unusable,
@@ -174,13 +171,9 @@ class Drafting:
         if self._state is None:
             return
         try:
-            self._state.parent.mkdir(parents=True, exist_ok=True)
             self.controller.save(self._state)
         except OSError as error:
             log.warning("what control learned is not kept: %s", error)
-
-    def _limit(self, mode: SequenceMode) -> int:
-        return DEFAULT_MAX[mode] if self.config.draft_max is None else self.config.draft_max
 
     def _desk(self, slot: Slot, room: Room) -> Desk:
         run = slot.run

@@ -1,4 +1,4 @@
-"""What a worker tells about itself: for /props, /slots, /metrics, the page and the log."""
+"""What a worker tells about itself: for /props, /slots, /metrics and the log."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ class SpeculativeBody(Body):
     mode: str | None = Field(default=None, description="auto, fixed or off")
     types: Any = Field(default=None, description="speculators in order of preference: list, or names with commas")
     type: Any = Field(default=None, description="the same as types")
-    n_max: Int | None = None
-    n_min: Int | None = None
-    p_min: float | None = None
+    n_max: Int | None = Field(default=None, description="most draft tokens a step; 0 for none")
+    n_min: Int | None = Field(default=None, description="shorter drafts are dropped, but never one of n_max tokens")
+    p_min: float | None = Field(default=None, description="a draft model stops before a token less likely than this")
 
 
 class StreamOptions(Body):

@@ -101,8 +101,7 @@ class DraftModelSpeculator(Speculator):
             room -= self._catch_up(speech, room)
         while active := [s for s in speeches if s.is_active]:
             for speech, logits in zip(active, self._decode(active), strict=True):
-                token = speech.growth.extend(logits, speech.request.min_confidence)
-                speech.pending = [] if token is None else [token]
+                speech.extend(logits)
         return [s.finish(self.name) for s in speeches]
 
     def _catch_up(self, speech: _Speech, room: int) -> int:
@@ -143,7 +142,7 @@ class DraftModelSpeculator(Speculator):
         for speech in active:
             line = speech.line
             line.tokens += speech.pending
-            if not speech.growth.tokens and len(speech.request.tokens) == line.num_history:
+            if not speech.has_begun and len(speech.request.tokens) == line.num_history:
                 line.synced = len(line.tokens)
         return logits
 
@@ -198,18 +197,29 @@ class _Speech:
 
     request: DraftRequest
     line: _Line
-    growth: Growth = None  # type: ignore[assignment]  # set by _catch_up unless there is a reason
+    growth: Growth | None = None  # of this draft; None where there can be none
     pending: list[int] = field(default_factory=list)  # to decode next
-    reason: str = ""
+    reason: str = ""  # why there is no draft
 
     @property
     def is_active(self) -> bool:
-        return not self.reason and bool(self.pending) and len(self.growth.tokens) < self.growth.limit
+        growth = self.growth
+        return growth is not None and not self.reason and bool(self.pending) and len(growth.tokens) < growth.limit
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has a token."""
+        return self.growth is not None and bool(self.growth.tokens)
+
+    def extend(self, logits: NDArray[np.float32]) -> None:
+        """Pick the next token from the row after the last one; none ends the draft."""
+        token = None if self.growth is None else self.growth.extend(logits, self.request.min_confidence)
+        self.pending = [] if token is None else [token]
 
     def finish(self, name: str) -> Draft:
-        if self.reason:
+        if self.growth is None or self.reason:
             return Draft(reason=self.reason)
         tokens, confidence = self.growth.finish()
         if not tokens:
-            return Draft(reason="draft model is unsure") if not self.growth.tokens else NO_DRAFT
+            return NO_DRAFT if self.has_begun else Draft(reason="draft model is unsure")
         return Draft(tokens, confidence, name)

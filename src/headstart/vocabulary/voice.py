@@ -65,7 +65,11 @@ class Voice(ABC):
     """One sequence as the draft model knows it."""
 
     num_stable = 0  # leading history tokens that the last `listen` left as they were
-    can_draft = True
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether there is a history to continue."""
+        return True
 
     @abstractmethod
     def listen(self, tokens: Sequence[int], known: int) -> Sequence[int]:
@@ -148,7 +152,7 @@ class BridgedVoice(Voice):
         self.sequence = bridge.open()
 
     @property
-    def can_draft(self) -> bool:  # type: ignore[override]
+    def can_draft(self) -> bool:
         return self.sequence.can_draft
 
     def listen(self, tokens: Sequence[int], known: int) -> Sequence[int]:

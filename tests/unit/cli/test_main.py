@@ -35,7 +35,7 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
 
 
 def test_version_names_ours_and_libllamas(assemble: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assemble.libllama_version = lambda: "9.9 (b1)"  # type: ignore[attr-defined]
+    vars(assemble).update(libllama_version=lambda: "9.9 (b1)")
     assert main(["--version"]) == 0
     out = capsys.readouterr().out
     assert "headstart " in out
@@ -49,6 +49,9 @@ def test_version_names_ours_and_libllamas(assemble: ModuleType, capsys: pytest.C
         (["-m", "x.gguf"], "headstart serve -m x.gguf"),
         (["serve", "--prot", "1"], "did you mean --port"),
         (["serve", "--port", "-1"], "from 0 to 65535"),
+        (["serve", "--draft-min", "9", "--draft-max", "8"], "--draft-min is 9 but no draft is longer than 8 tokens"),
+        (["serve", "--draft-min", "33"], "no draft is longer than 32 tokens; lower it or raise --draft-max"),
+        (["serve", "--draft-min", "17", "--spec", "fixed"], "no draft is longer than 16 tokens"),
         (["generate", "-p", "a", "-f", "b"], "not both"),
         (["generate", "-f", "/nowhere/prompt.txt"], "cannot read the prompt"),
     ],
@@ -80,7 +83,7 @@ def test_errors_become_exit_codes(
     def serve(config: Config) -> int:
         raise error
 
-    assemble.serve = serve  # type: ignore[attr-defined]
+    vars(assemble).update(serve=serve)
     assert main(["serve"]) == code
     assert "Traceback" not in capsys.readouterr().err
 
@@ -92,7 +95,7 @@ def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) 
         seen.append(config)
         return 7
 
-    assemble.serve = serve  # type: ignore[attr-defined]
+    vars(assemble).update(serve=serve)
     assert main(["serve", "--port", "81"]) == 7
     assert seen[0].server.port == 81
 
@@ -107,7 +110,7 @@ def test_devices_shows_one_row_per_device(assemble: ModuleType, capsys: pytest.C
     class Device:
         name, kind, description, free_bytes, total_bytes = "CUDA0", "GPU", "a card", 2**30, 3 * 2**30
 
-    assemble.list_devices = lambda: [Device()]  # type: ignore[attr-defined]
+    vars(assemble).update(list_devices=lambda: [Device()])
     assert main(["devices"]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "CUDA0" in line]
     assert row.split() == ["CUDA0", "GPU", "a", "card", "1.0", "GiB", "3.0", "GiB"]

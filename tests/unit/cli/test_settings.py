@@ -55,6 +55,15 @@ def test_a_flag_reaches_its_config_field(argv: list[str], part: str, name: str, 
     assert getattr(getattr(read(*argv).config(), part), name) == value
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [["--draft-min", "32"], ["--draft-min", "16", "--spec", "fixed"], ["--draft-min", "99", "--spec", "off"],
+     ["--draft-min", "40", "--draft-max", "40"]],
+)  # fmt: skip
+def test_the_shortest_draft_may_be_as_long_as_the_longest(argv: list[str]) -> None:
+    assert read(*argv).config().speculation.draft_min == int(argv[1])
+
+
 def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

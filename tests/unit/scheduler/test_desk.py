@@ -16,9 +16,9 @@ from headstart.types import Draft, SequenceMode
 AUTO = Policy(SequenceMode.AUTO, ("suffix", "draft-model"), 16, 0, 0.0)
 
 
-def desk(text_draft: list[int]) -> Desk:
+def desk(text_draft: list[int], policy: Policy = AUTO) -> Desk:
     request = Request(request_id="r", prompt=[1, 2, 3], sampling=SamplingParams(temperature=0.8))
-    one = Desk(0, Run(request, Sampler(request.sampling, Model(), Letters.eog_ids), 0.0), AUTO, room=16)
+    one = Desk(0, Run(request, Sampler(request.sampling, Model(), Letters.eog_ids), 0.0), policy, room=16)
     if text_draft:
         one.take(Proposal(Draft(text_draft, [1.0] * len(text_draft), "suffix")), [1.0] * len(text_draft))
     return one
@@ -39,3 +39,19 @@ def test_the_history_is_what_it_was_after_a_model_that_raises() -> None:
     with pytest.raises(RuntimeError), model_requests([continuing]):
         raise RuntimeError
     assert continuing.run.tokens == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("n_max", "n_min", "shortest"), [(16, 0, 0), (16, 5, 5), (2, 5, 2), (5, 5, 5)])
+def test_a_draft_of_the_most_tokens_allowed_is_never_too_short(n_max: int, n_min: int, shortest: int) -> None:
+    """A request that lowers n_max below the server's --draft-min still drafts, as at llama-server."""
+    one = desk([7] * n_max, Policy(SequenceMode.AUTO, ("suffix",), n_max, n_min, 0.0))
+    assert one.offer().min_tokens == shortest
+    one.settle_on(n_max)
+    assert one.run.proposal.tokens == [7] * n_max
+
+
+def test_a_draft_that_is_too_short_is_told_apart_from_one_that_does_not_pay() -> None:
+    for n_min, reason in ((3, "shorter than n_min"), (2, "below break-even")):
+        one = desk([7, 8], Policy(SequenceMode.AUTO, ("suffix",), 16, n_min, 0.0))
+        one.settle_on(0)
+        assert one.reason == reason

@@ -30,8 +30,8 @@ ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
 
 
-def drafter(skew: float = 0.0, **options: object) -> DraftModelSpeculator:
-    return DraftModelSpeculator(Model(skew=skew), DraftModelSpeculator.Options(**options))  # type: ignore[arg-type]
+def drafter(skew: float = 0.0, sampling: str = "auto", catch_up: int = 256) -> DraftModelSpeculator:
+    return DraftModelSpeculator(Model(skew=skew), DraftModelSpeculator.Options(sampling, catch_up))
 
 
 def test_a_model_that_equals_the_target_is_always_right_coupled() -> None:
