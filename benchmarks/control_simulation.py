@@ -80,7 +80,8 @@ class Score:
 class Simulation:
     """One workload on one machine. Every policy sees the same texts and noise.
 
-    growth: tokens of context per token of text (0: a constant context); GROWN_CONTEXT tokens double a step.
+    growth: tokens of context per token of text (0: a constant context); a row's attention to GROWN_CONTEXT
+    tokens takes as long as a step of one row.
     """
 
     def __init__(
@@ -93,10 +94,10 @@ class Simulation:
     make = staticmethod(make_text)
 
     def context(self, slots: Sequence[Slot]) -> int:
-        return CONTEXT + self.growth * sum(slot.at % REQUEST_TOKENS for slot in slots)
+        return CONTEXT + self.growth * sum(slot.at % REQUEST_TOKENS for slot in slots) // len(slots)
 
     def cost(self, rows: int, context: int = CONTEXT) -> float:
-        return self.curve(rows) * (1.0 + (context - CONTEXT) / GROWN_CONTEXT)
+        return self.curve(rows) + self.curve(1) * rows * (context - CONTEXT) / GROWN_CONTEXT
 
     def slots(self) -> list[Slot]:
         slots = []

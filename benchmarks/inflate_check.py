@@ -1,6 +1,6 @@
-"""Check inflated models: do they say what the small model says, and what does a step cost?
+"""Check inflated models: do they say what the small model says? What their steps cost: see step_costs.py.
 
-    python benchmarks/inflate_check.py models/1b-q8.gguf --rows 1,2,4,8,16,32
+    python benchmarks/inflate_check.py models/1b-q8.gguf
 
 Every prompt is continued greedily by the small model; the inflated model is fed the same tokens, one a step. Talks to
 libllama directly, so that a fault in the engine cannot hide here.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +30,6 @@ PROMPTS = (
     "    return self._data.get(key, default)\n```<|im_end|>\n<|im_start|>assistant\n",
 )
 NUM_GREEDY_TOKENS = 64
-MEASURE_CONTEXT = 256  # tokens in the cache while steps are timed
 
 
 class Model:
@@ -56,12 +53,12 @@ class Model:
         data, ids = text.encode(), (llama.llama_token * 512)()
         return list(ids[: llama.llama_tokenize(self.vocab, data, len(data), ids, 512, False, True)])
 
-    def decode(self, tokens: Sequence[int], *, num_outputs: int = 1) -> NDArray[np.float32]:
+    def decode(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens; logits of the last one."""
         for i, token in enumerate(tokens):
             self.batch.token[i], self.batch.pos[i] = token, self.length + i
             self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
-            self.batch.logits[i] = i >= len(tokens) - num_outputs
+            self.batch.logits[i] = i == len(tokens) - 1
         self.batch.n_tokens = len(tokens)
         if llama.llama_decode(self.context, self.batch):
             raise SystemExit(f"decoding {len(tokens)} rows at {self.length} failed")
@@ -96,24 +93,6 @@ def compare(small: Model, big: Model) -> None:
         )
 
 
-def measure(model: Model, rows: Sequence[int], num_repeats: int) -> None:
-    """Print the median milliseconds of a decode, by rows; the sizes take turns, so that drift hits all alike."""
-    model.cut(0)
-    model.decode(list(range(300, 300 + MEASURE_CONTEXT)))
-    seconds: dict[int, list[float]] = {n: [] for n in rows}
-    for _ in range(num_repeats + 1):
-        for n in rows:
-            model.decode(range(300, 300 + n), num_outputs=n)  # a new shape builds a new graph: not timed
-            model.cut(MEASURE_CONTEXT)
-            start = time.perf_counter()
-            model.decode(range(300, 300 + n), num_outputs=n)
-            seconds[n].append(time.perf_counter() - start)
-            model.cut(MEASURE_CONTEXT)
-    for n in rows:
-        median, best = statistics.median(seconds[n][1:]), min(seconds[n][1:])
-        print(f"  {n:3} rows: {1e3 * median:8.1f} ms median, {1e3 * best:8.1f} ms best, {n / median:7.1f} tokens/s")
-
-
 def source_of(path: Path) -> Path:
     """Return the demo model that an inflated file was made from."""
     name = str(GGUFReader(path).fields["general.name"].contents()).split(" inflated")[0]
@@ -122,21 +101,15 @@ def source_of(path: Path) -> Path:
 
 def main() -> None:
     """Parse the command line and check the files it names."""
-    parser = argparse.ArgumentParser(description="Compare inflated models with their source and time their steps.")
+    parser = argparse.ArgumentParser(description="Compare inflated models with their source.")
     parser.add_argument("model", nargs="+", type=Path)
-    parser.add_argument("--rows", default="1,2,4,8,16,32", help="batch sizes to time")
-    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--skip-compare", action="store_true")
     args = parser.parse_args()
     silent = llama.llama_log_callback(lambda level, text, data: None)
     llama.llama_log_set(silent, ctypes.c_void_p(0))
     for path in args.model:
         print(path.name, flush=True)
-        model = Model(path, args.threads)
-        if not args.skip_compare:
-            compare(Model(source_of(path), args.threads), model)
-        measure(model, [int(n) for n in args.rows.split(",")], args.repeats)
+        compare(Model(source_of(path), args.threads), Model(path, args.threads))
 
 
 if __name__ == "__main__":

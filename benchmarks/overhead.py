@@ -25,20 +25,20 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from headstart.bench.measure import OFF, Arm, Lab, Sampling, Setting
+from headstart.bench.arms import OFF, Arm, Machine
+from headstart.bench.engines import SilentEngine
+from headstart.bench.measure import Lab, Sampling, Setting
 from headstart.bench.serving import complete, running
 from headstart.bench.workloads import Prompt, make_prompts
-from headstart.config import SchedulerConfig
-from headstart.control.controller import Controller
+from headstart.engine.context import LlamaEngine
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api
 from headstart.sampling.params import SamplingParams
-from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.seat import Seat
-from headstart.speculation import AUTO_TYPES, make_speculator
-from headstart.types import Batch, Filters, Logits, MemoryKind
+from headstart.speculation import AUTO_TYPES
+from headstart.testing import ByteVocab
+from headstart.types import Batch, Logits
 
 LIMITS_MS = {(1, 32_000, "greedy"): 0.2, (1, 32_000, "sampled"): 0.5}  # off, one slot
 SERVING_LIMIT = 0.97
@@ -47,47 +47,30 @@ STEP_MS, ROW_MS = 50.0, 1.0
 AUTO = Arm("auto", AUTO_TYPES, "auto")
 
 
-class StubVocab:
+class StubVocab(ByteVocab):
     """A vocabulary of which only the size is real."""
 
     eog_ids = frozenset[int]()
     bos_id: int | None = None
     eos_id: int | None = None
-    add_bos = False
-    handle = None
 
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
     def token_bytes(self, token: int) -> bytes:
         return b"word"
 
-    token_text = token_bytes
 
-    def is_control(self, token: int) -> bool:
-        return False
-
-
-class StubEngine:
+class StubEngine(SilentEngine):
     """Logits from a pool: 12 positions of 16 follow from the token before, the others are new."""
 
-    context_size = num_cells = 2**20
-    max_batch_tokens = 512
-    max_outputs = 264
-    memory = MemoryKind.CUT
-    max_rollback = 2**30
-
     def __init__(self, vocab: StubVocab) -> None:
-        self.vocab_size = vocab.size
+        # the default samplers read only the size of a vocabulary
+        super().__init__(vocab.size, 264, lambda params: LlamaFilters(vocab, 4096, params))  # type: ignore[arg-type]
         self.seconds = 0.0  # spent here
         self.pretended = 0.0  # more, as the clock is told
-        self._vocab = vocab
         random = np.random.default_rng(0)
         self._pool = random.normal(0.0, 2.5, (48, vocab.size)).astype(np.float32)
-        self._logits = np.empty((self.max_outputs, vocab.size), np.float32)
         for number, row in enumerate(self._pool):
             rivals = 1 + 4 * (number % 2)  # candidates that the default samplers leave: one or five
             row[random.integers(vocab.size, size=rivals)] = row.max() + 4.0 - 0.5 * np.arange(rivals)
@@ -103,18 +86,6 @@ class StubEngine:
         self.seconds += spent
         self.pretended += max(0.0, (STEP_MS + ROW_MS * batch.num_rows) / 1000.0 - spent)
         return logits
-
-    def truncate(self, seq_id: int, length: int) -> bool:
-        return True
-
-    def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        return True
-
-    def clear(self, seq_id: int) -> None:
-        """Nothing is kept here."""
-
-    def make_filters(self, params: SamplingParams) -> Filters:
-        return LlamaFilters(self._vocab, 4096, params)  # type: ignore[arg-type]
 
     def clock(self) -> float:
         """Seconds as the scheduler is told: pretended ones included."""
@@ -134,9 +105,8 @@ def stub_scheduler(vocab_size: int, num_slots: int, arm: Arm, temperature: float
     """A scheduler that is busy for a long time."""
     vocab = StubVocab(vocab_size)
     engine = StubEngine(vocab)
-    seats = [Seat(make_speculator(name, {}, {"vocabulary": lambda: None})) for name in arm.types]
-    drafting = Drafting(seats, arm.config(), Controller())
-    scheduler = Scheduler(engine, vocab, drafting, SchedulerConfig(parallel=num_slots), engine.clock)
+    machine = Machine(engine=engine, vocab=vocab, num_users=num_slots, clock=engine.clock)
+    scheduler = machine.scheduler(arm)
     for slot in range(num_slots):
         prompt = [int(token) for token in np.random.default_rng(slot).integers(vocab_size, size=200)]
         sampling = SamplingParams(temperature=temperature, seed=slot)
@@ -180,7 +150,8 @@ def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
 
 def bare_rate(lab: Lab, prompt: Sequence[int], answer: Sequence[int]) -> float:
     """Tokens per second of a loop that does nothing but llama_decode, on the same context."""
-    handle = lab.plain_engine.handle  # type: ignore[attr-defined]
+    assert isinstance(lab.plain_engine, LlamaEngine)
+    handle = lab.plain_engine.handle
     api.llama_memory_clear(api.llama_get_memory(handle), False)
     batch = api.llama_batch_init(1, 0, 1)
     batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, 1

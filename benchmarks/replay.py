@@ -1,25 +1,30 @@
 """Ways of drafting on texts that the demo model wrote, in simulated time: seconds instead of hours, and no noise.
 
     python benchmarks/replay.py                                     record the texts on the first call, then compare
-    python benchmarks/replay.py --arms "suffix@8;auto" --users 4
-    python benchmarks/replay.py --curve 1:10,8:11,16:17,32:19        milliseconds of a step by rows, of your machine
+    python benchmarks/replay.py --arms "suffix@8;auto:suffix" --users 4 --oracle
+    python benchmarks/replay.py --curve 1:10,8:11,16:17,32:19        of your machine: see benchmarks/step_costs.py
 
 Scheduler, control, speculators and the draft model are real; only the target's decode is replaced by its known answer.
+With --oracle a line "hindsight" follows each auto arm: the same speculators on the same texts, with draft lengths that
+one would choose who knows the answer (see `headstart.bench.oracle`); the last column is auto's share of that rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from itertools import product
+import statistics
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from headstart.bench.measure import OFF, Lab, Sampling, Setting, parse_arm
-from headstart.bench.replay import CostCurve, Replay, Text, load_texts, save_texts
-from headstart.bench.workloads import make_prompts
+from headstart.bench.arms import OFF, Arm, Tally, parse_arm
+from headstart.bench.curves import CostCurve
+from headstart.bench.measure import Lab, Sampling, Setting
+from headstart.bench.replay import Replay, Text, load_texts, save_texts
+from headstart.bench.workloads import make_prompts, parse_cells
 from headstart.demo import DRAFT, TARGET, path
+from headstart.errors import ConfigError
 
 CURVE = "1:48,2:64,4:97,8:172,16:314,32:637"  # of the 1b-q8 target on two cores
 DRAFT_CURVE = "1:3.6,2:4.6,8:11,64:60"
@@ -36,48 +41,82 @@ def record(workload: str, temperature: float, count: int, num_tokens: int) -> li
         requests = lab.requests([prompt], Sampling(temperature, seed=i + 1, max_tokens=num_tokens))
         lab.read([prompt], requests)
         answer = lab.run(scheduler, requests).texts[0]
-        texts.append(Text(workload, temperature, i + 1, requests[0].prompt, answer))
+        sampling = requests[0].sampling
+        texts.append(Text(workload, sampling.temperature, sampling.seed, requests[0].prompt, answer))
     return texts
 
 
-def parse_curve(text: str) -> CostCurve:
-    """From "1:48,2:64"."""
-    return CostCurve({int(rows): float(ms) for rows, ms in (point.split(":") for point in text.split(","))})
+def compare(replay: Replay, texts: list[Text], arms: list[Arm], *, with_oracle: bool) -> dict[str, float]:
+    """Print a line per arm; returns which share of hindsight each auto arm reaches."""
+    plain, shares = replay.run(OFF, texts).rate, {}
+    label = f"{texts[0].workload:10} {texts[0].temperature:4g}"
+    for arm in arms:
+        tally = replay.run(arm, texts)
+        print(f"{label}  {line(arm.name, tally, plain)}", flush=True)
+        if with_oracle and arm.mode == "auto":
+            best = replay.hindsight(arm.types, texts)
+            shares[arm.name] = tally.rate / best
+            name = f"hindsight:{','.join(arm.types)}"
+            print(f"{label}  {name:29} {best:7.2f} {best / plain:6.2f} {shares[arm.name]:55.2f}", flush=True)
+    return shares
 
 
-def main() -> None:
-    """Print a line per workload, temperature and arm."""
+def line(name: str, tally: Tally, plain: float) -> str:
+    """The columns of one arm."""
+    return (
+        f"{name:29} {tally.rate:7.2f} {tally.rate / plain:6.2f} {tally.acceptance_length:12.2f} "
+        f"{tally.acceptance_rate:9.2f} {tally.num_wasted / tally.num_tokens:18.2f}"
+    )
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, default=Path("models/replay"), help="folder of recorded texts")
-    parser.add_argument("--workloads", default="edit,json,chat,continue")
+    parser.add_argument("--workloads", default="edit,rename,json,chat,continue")
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--arms", default=ARMS, help="separated by semicolons: off, TYPES@LENGTH or auto:TYPES")
     parser.add_argument("--users", type=int, default=1)
     parser.add_argument("--count", type=int, default=24, help="texts of a workload")
     parser.add_argument("--tokens", type=int, default=128, help="longest answer, when recording")
-    parser.add_argument("--curve", default=CURVE)
-    parser.add_argument("--draft-curve", default=DRAFT_CURVE)
+    parser.add_argument("--curve", default=CURVE, help="milliseconds of a step by rows")
+    parser.add_argument("--draft-curve", default=DRAFT_CURVE, help="of the draft model")
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of the log of a step's time")
+    parser.add_argument("--oracle", action="store_true", help="also what hindsight would have earned")
     args = parser.parse_args()
+    try:
+        args.cells = parse_cells(args.workloads, args.temperatures)
+        args.arms = [parse_arm(name) for name in args.arms.split(";")]
+        args.curve, args.draft_curve = CostCurve.parse(args.curve), CostCurve.parse(args.draft_curve)
+    except ConfigError as error:
+        parser.error(str(error))
+    return args
+
+
+def main() -> None:
+    """Print a line per workload, temperature and arm."""
+    args = parse()
     args.texts.mkdir(parents=True, exist_ok=True)
     lab = Lab(Setting(target=path(TARGET), draft=path(DRAFT), num_users=args.users, threads=1))
-    draft = (lab.draft_engine, parse_curve(args.draft_curve))
-    replay = Replay(lab.vocab, parse_curve(args.curve), args.users, draft, args.noise)
-    print("workload   temp  arm                        tok/s  x off  tokens/step  accepted  rows wasted/token")
-    for workload, temperature in product(args.workloads.split(","), map(float, args.temperatures.split(","))):
+    replay = Replay(
+        target=lab.plain_engine,
+        vocab=lab.vocab,
+        curve=args.curve,
+        num_users=args.users,
+        draft=(lab.draft_engine, args.draft_curve),
+        noise=args.noise,
+    )
+    shares: dict[str, list[float]] = {}
+    oracle = "  of hindsight" if args.oracle else ""
+    print(f"{'workload':10} temp  {'arm':29}   tok/s  x off  tokens/step  accepted  rows wasted/token{oracle}")
+    for workload, temperature in args.cells:
         file = args.texts / f"{workload}-{temperature:g}-{args.count}-{args.tokens}.json"
         if not file.exists():
             save_texts(file, record(workload, temperature, args.count, args.tokens))
-        texts, plain = load_texts(file), 0.0
-        for name in args.arms.split(";"):
-            result = replay.run(parse_arm(name), texts)
-            plain = plain or result.rate
-            print(
-                f"{workload:10} {temperature:4g}  {name:24} {result.rate:7.2f} {result.rate / plain:6.2f} "
-                f"{result.num_tokens / result.steps:12.2f} {result.accepted / max(1, result.drafted):9.2f} "
-                f"{(result.drafted - result.accepted) / result.num_tokens:12.2f}",
-                flush=True,
-            )
+        for name, share in compare(replay, load_texts(file), args.arms, with_oracle=args.oracle).items():
+            shares.setdefault(name, []).append(share)
+    for name, values in shares.items():
+        print(f"{name} has {statistics.mean(values):.3f} of hindsight on average, {min(values):.3f} at least")
 
 
 if __name__ == "__main__":

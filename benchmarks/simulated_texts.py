@@ -6,25 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Curve = Callable[[int], float]
+from headstart.bench.curves import CostCurve
 
-
-def piecewise(*points: tuple[int, float]) -> Curve:
-    """Linear between (rows, ms) points, and beyond the last two."""
-
-    def cost(rows: int) -> float:
-        right = next((i for i, (x, _) in enumerate(points) if x >= rows), len(points) - 1)
-        (x0, y0), (x1, y1) = points[max(0, right - 1)], points[max(1, right)]
-        return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
-
-    return cost
-
-
-CURVES: dict[str, Curve] = {
-    "cpu": piecewise((1, 49), (2, 70), (4, 113), (8, 180), (16, 300), (32, 637), (64, 1200)),
-    "gpu": piecewise((1, 10), (8, 10.8), (12, 11.4), (13, 17), (16, 17.5), (32, 19), (33, 26), (64, 30)),
-    "moe": piecewise((1, 20), (2, 29), (4, 41), (8, 57), (16, 76), (32, 98), (64, 130)),
-}
+CURVES = {
+    "cpu": CostCurve.parse("1:49,2:70,4:113,8:180,16:300,32:637,64:1200"),
+    "gpu": CostCurve.parse("1:10,8:10.8,12:11.4,13:17,16:17.5,32:19,33:26,64:30"),
+    "moe": CostCurve.parse("1:20,2:29,4:41,8:57,16:76,32:98,64:130"),
+}  # milliseconds of a step by rows
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would fight with libllama's
 
-from headstart.bench.measure import OFF, Arm, Lab, Run, Sampling, Setting, Tally, compare, inflated_models, parse_arm
-from headstart.bench.oracle import Guesses, Oracle, Recorder
-from headstart.bench.workloads import SCRIPTED, WORKLOADS, make_prompts, num_looping
+from headstart.bench.arms import OFF, Arm, Run, Tally, parse_arm
+from headstart.bench.measure import Lab, Sampling, Setting, compare, inflated_models
+from headstart.bench.oracle import Guesses, Oracle, Recorder, learned_curve
+from headstart.bench.workloads import WORKLOADS, make_prompts, num_looping, parse_cells
 from headstart.errors import ConfigError
 from headstart.scheduler.request import Request
 from headstart.speculation import AUTO_TYPES
@@ -97,13 +97,14 @@ class Bench:
     def _oracle(self, tallies: dict[str, Tally]) -> dict[str, Any]:
         assert self._recorder is not None
         runs = [run for tally in tallies.values() for run in tally.runs]
-        oracle = Oracle(runs, self._recorder.round_ms, self.lab.setting.num_users)
-        speedup = oracle.speedup(self._guesses)
+        curve = learned_curve(runs, self.lab.setting.num_users)
+        oracle = Oracle(curve, self._recorder.round_ms)
+        speedup = oracle.best(self._guesses) / oracle.plain(self._guesses)
         auto = tallies["auto"].rate / tallies["off"].rate if "auto" in tallies else math.nan
         return {
             "ratio": speedup,
             "auto_share": auto / speedup,
-            "curve_ms": oracle.curve(CURVE_ROWS),
+            "curve_ms": {rows: round(curve[rows], 2) for rows in CURVE_ROWS if rows < len(curve)},
             "draft_round_ms": self._recorder.round_ms,
         }
 
@@ -200,6 +201,7 @@ def parse() -> argparse.Namespace:
     known = {arm.name: arm for arm in all_arms()}
     try:
         args.arms = [known.get(name) or parse_arm(name) for name in dict.fromkeys(("off", *names))]
+        args.cells = parse_cells(args.workloads, args.temperatures)
     except ConfigError as error:
         parser.error(f"{error}; named arms are {'; '.join(known)}")
     return args
@@ -210,14 +212,11 @@ def main() -> None:
     args = parse()
     target, draft = inflated_models(args.models, args.target, args.draft)
     cells: list[dict[str, Any]] = []
-    temperatures = [float(text) for text in args.temperatures.split(",")]
     for users in map(int, args.users.split(",")):
         setting = Setting(target=target, draft=draft, num_users=users, threads=args.threads)
         bench = Bench(setting, args.arms, with_oracle=not args.no_oracle)
         bench.cell("edit", 1, Sampling(0.7, seed=99, max_tokens=32))  # not counted: costs are learned once per machine
-        for workload, temperature in product(args.workloads.split(","), temperatures):
-            if workload in SCRIPTED and temperature != temperatures[0]:
-                continue  # the answer is given
+        for workload, temperature in args.cells:
             cells.append(bench.cell(workload, args.groups, Sampling(temperature, max_tokens=args.tokens)))
             print(table(cells[-1:], is_long=args.long), flush=True)
             if args.output:

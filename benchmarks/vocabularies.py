@@ -15,12 +15,14 @@ import os
 import re
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from headstart import demo
-from headstart.bench.measure import Arm, Lab, Sampling, Setting, Tally, compare
+from headstart.bench.arms import Arm, Tally
+from headstart.bench.measure import Lab, Sampling, Setting, compare
 from headstart.bench.workloads import Prompt, make_prompts
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
@@ -54,7 +56,7 @@ def other_arms(lab: Lab, length: int, target: Vocab, draft: Vocab) -> dict[str, 
         bridge = VocabularyBridge(target, draft, options)
         for way in WAYS:
             arm = Arm(way + suffix, ("draft-model",), draft_max=length, sampling=way)
-            arms[arm.name] = lab.arm(arm, lambda found, bridge=bridge: through(bridge, found))  # type: ignore[misc]
+            arms[arm.name] = lab.arm(arm, partial(through, bridge))
     return arms
 
 

@@ -1,4 +1,4 @@
-"""Run ways of drafting ("arms") side by side on one loaded target and time them.
+"""Run arms side by side on one loaded target and time them.
 
 All arms share the target's engine and its cache, so a prompt is read once and then answered by every arm in turn: what
 slows the machine down slows all of them. Each arm has speculators, a controller and a draft model's cache of its own,
@@ -7,97 +7,22 @@ which live as long as in a server; no arm sees a prompt twice, so no corpus know
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headstart.assemble import WARM_UP_SECONDS, Models, build_scheduler
-from headstart.bench.scripted import ScriptedEngine
+from headstart.assemble import Models, build_scheduler
+from headstart.bench.arms import LONGEST_DRAFT, OFF, Arm, Machine, Run, Tally, answer
+from headstart.bench.engines import ScriptedEngine
 from headstart.bench.workloads import Prompt
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
-from headstart.control.controller import Controller
-from headstart.errors import ConfigError, HeadstartError
+from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
-from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
+from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.seat import Seat
-from headstart.speculation import make_speculator
 from headstart.speculators import Speculator
-from headstart.types import Engine, StepStats, Vocab
-
-LONGEST_DRAFT = 32
-DRAFT_MODEL = "draft-model"
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """A way of drafting. No types: off."""
-
-    name: str
-    types: tuple[str, ...] = ()
-    mode: str = "fixed"
-    draft_max: int | None = None
-    sampling: str = "auto"  # of a draft model
-
-    def config(self) -> SpeculationConfig:
-        """As on the command line."""
-        return SpeculationConfig(
-            spec=self.mode if self.types else "off",
-            spec_type=",".join(self.types) or None,
-            draft_max=self.draft_max,
-            draft_sampling=self.sampling,
-            spec_state="none",
-        )
-
-
-OFF = Arm("off", mode="off")
-
-
-def parse_arm(name: str) -> Arm:
-    """From "off", "suffix,draft-model@4" (a fixed length) or "auto:suffix,draft-model".
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    if name == OFF.name:
-        return OFF
-    mode, _, types = name.rpartition(":")
-    types, _, length = types.partition("@")
-    if mode not in ("", "auto") or not types or not (length.isdecimal() if mode == "" else length == ""):
-        raise ConfigError(f"{name!r} is no way of drafting; write off, TYPES@LENGTH or auto:TYPES")
-    return Arm(name, tuple(types.split(",")), mode or "fixed", int(length) if length else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What answering some prompts at once took. Times in seconds."""
-
-    seconds: float
-    texts: tuple[tuple[int, ...], ...]  # token ids, one text per prompt
-    stats: tuple[RequestStats, ...]
-    steps: tuple[StepStats, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.texts))
-
-    @property
-    def num_wasted(self) -> int:
-        """Draft tokens that were verified for nothing."""
-        return sum(one.num_drafted - one.num_accepted for one in self.stats)
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens emitted per verify step and slot, >= 1."""
-        return self.num_tokens / max(1, sum(one.num_steps for one in self.stats))
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted of the draft tokens."""
-        return sum(one.num_accepted for one in self.stats) / max(1, sum(one.num_drafted for one in self.stats))
+from headstart.types import Engine, Vocab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,31 +71,18 @@ class Lab:
         self.engine = ScriptedEngine(loaded.engine)
         self.plain_engine: Engine = loaded.engine
         self.vocab: Vocab = loaded.vocab
+        self._machine = Machine(
+            engine=self.engine,
+            vocab=self.vocab,
+            num_users=setting.num_users,
+            draft_engine=None if setting.draft is None else self.draft_engine,
+        )
         self._last: Scheduler | None = None  # whose slots know what is in the cache
-        self._num_requests = 0
         self._reader = self.arm(OFF)
 
     def arm(self, arm: Arm, wrap: Callable[[list[Speculator]], list[Speculator]] | None = None) -> Scheduler:
-        """A scheduler that drafts in this way; `wrap` may replace the speculators.
-
-        Raises:
-            ConfigError, ModelError: its speculators or the draft model cannot be used.
-        """
-        config = arm.config()
-        parts: Mapping[str, Callable[[], Any]] = {
-            "engine": self.draft_engine,
-            "vocabulary": lambda: None,
-            "vocab": lambda: self.vocab,
-        }
-        options = {DRAFT_MODEL: {"sampling": arm.sampling}}
-        speculators = [make_speculator(name, options, parts) for name in arm.types]
-        if wrap is not None:
-            speculators = wrap(speculators)
-        drafting = Drafting([Seat(speculator) for speculator in speculators], config, Controller())
-        scheduler = Scheduler(self.engine, self.vocab, drafting, SchedulerConfig(parallel=self.setting.num_users))
-        if arm.mode == "auto":
-            scheduler.warm_up(WARM_UP_SECONDS)  # as a server does at its first start
-        return scheduler
+        """A scheduler that drafts in this way; see `Machine.scheduler`."""
+        return self._machine.scheduler(arm, wrap)
 
     def requests(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Request]:
         """One request per prompt, prompt i for slot i; they differ in seed."""
@@ -194,32 +106,13 @@ class Lab:
         self.run(self._reader, [replace(request, max_tokens=0) for request in requests])
 
     def run(self, scheduler: Scheduler, requests: Sequence[Request]) -> Run:
-        """Answer all requests at once.
+        """Answer all requests at once with one arm.
 
         Raises:
             HeadstartError: one of them failed.
         """
         self._hand_over(scheduler)
-        names = []
-        for request in requests:
-            self._num_requests += 1
-            names.append(f"{self._num_requests}")
-            scheduler.submit(replace(request, request_id=names[-1]))
-        texts: dict[str, list[int]] = {name: [] for name in names}
-        stats: dict[str, RequestStats] = {}
-        steps: list[StepStats] = []
-        started = time.perf_counter()
-        while scheduler.has_work:
-            steps.append(scheduler.step())
-            for event in scheduler.take_events():
-                if isinstance(event, TokenEvent):
-                    texts[event.request_id] += event.tokens
-                elif isinstance(event, FinishEvent):
-                    stats[event.request_id] = event.stats
-                elif isinstance(event, ErrorEvent):
-                    raise HeadstartError(f"a request failed: {event.error}: {event.message}")
-        seconds = time.perf_counter() - started
-        return Run(seconds, tuple(tuple(texts[n]) for n in names), tuple(stats[n] for n in names), tuple(steps))
+        return answer(scheduler, requests)
 
     def _hand_over(self, scheduler: Scheduler) -> None:
         """Tell a scheduler what the last one left in the cache they share."""
@@ -229,9 +122,8 @@ class Lab:
         self._last = scheduler
 
     def draft_engine(self) -> Engine:
-        """Load the draft model."""
-        if self.setting.draft is None:
-            raise HeadstartError("this arm needs a draft model, but the setting names none")
+        """Load the draft model, which the setting must name."""
+        assert self.setting.draft is not None
         return self._load(self.setting.draft, OFF.config()).engine
 
     def _load(self, path: Path, speculation: SpeculationConfig) -> Scheduler:
@@ -244,47 +136,6 @@ class Lab:
 
     def _tokenize(self, text: str) -> list[int]:
         return self.vocab.tokenize(text, add_special=False, parse_special=True)
-
-
-@dataclass(slots=True)
-class Tally:
-    """Runs of one arm on the same prompts as the others, summed up."""
-
-    runs: list[Run] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return sum(run.seconds for run in self.runs)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(run.num_tokens for run in self.runs)
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second, all users together."""
-        return self.num_tokens / self.seconds
-
-    @property
-    def acceptance_length(self) -> float:
-        return self.num_tokens / max(1, sum(one.num_steps for run in self.runs for one in run.stats))
-
-    @property
-    def acceptance_rate(self) -> float:
-        drafted = sum(one.num_drafted for run in self.runs for one in run.stats)
-        return sum(one.num_accepted for run in self.runs for one in run.stats) / max(1, drafted)
-
-    @property
-    def num_wasted(self) -> int:
-        return sum(run.num_wasted for run in self.runs)
-
-    def num_differences(self, other: Tally) -> int:
-        """Texts that are not the same token for token. The default mode may flip near ties."""
-        return sum(
-            ours != theirs
-            for run, twin in zip(self.runs, other.runs, strict=True)
-            for ours, theirs in zip(run.texts, twin.texts, strict=True)
-        )
 
 
 def compare(

@@ -9,7 +9,7 @@
     random     tokens that nobody can guess
 
 The embedded demo model was trained on such chats. In `rename`, `shift` and `random` the answer is given, because no
-prompt makes a small model do that (see `scripted.py`).
+prompt makes a small model do that (see `engines.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
+
+from headstart.errors import ConfigError
 
 SKIPPED = ("site-packages", "/test", "idlelib", "lib2to3", "/encodings/", "pydoc_data", "_pydecimal")
 NUM_FUNCTIONS = 1500
@@ -187,6 +189,18 @@ WORKLOADS: dict[str, Callable[[Library, Random], Prompt | None]] = {
     "shift": _shift,
     "random": _random,
 }
+
+
+def parse_cells(workloads: str, temperatures: str) -> list[tuple[str, float]]:
+    """Each workload at each temperature, from comma-separated lists; a given answer needs only the first.
+
+    Raises:
+        ConfigError: a workload is unknown.
+    """
+    names, values = workloads.split(","), [float(value) for value in temperatures.split(",")]
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        raise ConfigError(f"there is no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    return [(name, value) for name in names for value in (values[:1] if name in SCRIPTED else values)]
 
 
 def num_looping(tokens: Sequence[int], window: int = 64, longest: int = 24) -> int:
