@@ -16,7 +16,8 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from headstart import demo
-from headstart.bench.measure import OFF, Arm, Lab, Sampling, Setting, Tally, compare
+from headstart.bench.arms import OFF, Arm, Tally
+from headstart.bench.measure import Lab, Sampling, Setting, compare
 from headstart.bench.workloads import make_prompts
 
 WAYS = ("coupled", "argmax")

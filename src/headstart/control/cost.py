@@ -24,6 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import exp, log, sqrt
+from statistics import median
 from typing import Any, NamedTuple
 
 from headstart.control.state import floats
@@ -39,10 +40,12 @@ PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row c
 OPTIMISTIC_MARGIN = 0.05
 HOPE = 0.25  # optimism between two measured row counts: how far the curve may stay flat before it jumps
 REBUILD_EVERY = 16  # steps between two readings of the shape
-ATTENTION, ATTENTION_VARIANCE = 2e-5, 1e-8  # prior: a row's attention to a token, in single rows without context
-MEASURED_VARIANCE, MOST_ATTENTION = 1.6e-9, 1e-2  # after a warm-up
+ATTENTION, ATTENTION_VARIANCE = 5e-5, 1e-8  # prior: a row's attention to a token, in single rows without context
+MOST_ATTENTION = 1e-2
 LONGEST_DECODE = 64  # rows; longer batches read prompts
+LEAST_RATIO, RATIO_VARIANCE = 0.1, 0.002  # of a warm-up's decode to its reference; of a difference of its log
 MOST_OF_STEP = 0.5  # attention is believed to be no more of the first steps with some number of rows
+REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
 CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
 
 
@@ -52,7 +55,7 @@ class Sample(NamedTuple):
     rows: int
     context: int  # tokens in the cache before it
     milliseconds: float
-    single_ms: float  # of single rows right beside it, at the same context
+    reference_ms: float  # of REFERENCE_ROWS right beside it, at the same context
 
 
 class CostTable:
@@ -107,22 +110,20 @@ class CostTable:
             self._weights.pop(False, None)
 
     def calibrate(self, samples: Sequence[Sample]) -> None:
-        """Learn from a warm-up, in which the context grows.
+        """Learn from a warm-up, in which the context grows and single rows come first.
 
         Samples of equal rows at two contexts tell what attention costs; what is left is the shape.
         """
-        attention = _attention(samples)
-        if attention is not None:
-            self._attention, self._attention_variance = attention, MEASURED_VARIANCE
-        share = self._attention
-        singles = sorted(s.single_ms / (1.0 + share * s.context) for s in samples)
-        single = singles[len(singles) // 2]
-        for _ in range(GROWN):
-            self.observe(1, 0, single)
+        attention, variance = _attention(samples)
+        reference = median(s.reference_ms / (1.0 + REFERENCE_ROWS * attention * s.context) for s in samples)
         for s in samples:
-            ratio = s.milliseconds / s.single_ms
-            weights = ratio - share * s.context * (s.rows - ratio)
-            self.observe(s.rows, 0, single * max(1.0, weights))
+            ratio = s.milliseconds / s.reference_ms
+            weights = ratio - attention * s.context * (s.rows - REFERENCE_ROWS * ratio)
+            self.observe(s.rows, 0, reference * max(LEAST_RATIO, weights))
+        for _ in range(GROWN):
+            self.observe(REFERENCE_ROWS, 0, reference)
+        scale = reference / exp(self._level)
+        self._attention, self._attention_variance = min(MOST_ATTENTION, attention * scale), variance * scale * scale
 
     def milliseconds(self, rows: int, context: int) -> float | None:
         """Expected time of a decode; None before anything was observed."""
@@ -249,34 +250,34 @@ class CostTable:
         return [(KNOTS[k], exp(v)) for k, v in zip(seen, values, strict=True)]
 
 
-def _attention(samples: Sequence[Sample]) -> float | None:
-    """A row's attention to one token, in single rows at no context; None if no row count was seen at two contexts.
+def _attention(samples: Sequence[Sample]) -> tuple[float, float]:
+    """A row's attention to one token, in references at no context, and the variance of this estimate.
 
-    With r = ms / single ms beside it, n rows and a context c, (1 + a c) r = shape + a n c. Two samples of equal n give
+    With r = ms / reference ms beside it, n rows, m reference rows and a context c, r (1 + a m c) = shape + a n c. Two
+    samples of equal n give
 
-        a = (r2 - r1) / (c2 (n - r2) - c1 (n - r1))
+        a = (r2 - r1) / (c2 (n - m r2) - c1 (n - m r1))
 
-    The mean of the middle half over all pairs is taken; a pair weighs as much as the square of its
-    lever, denominator / r: how little a relative error in r moves it.
+    A pair weighs as much as the square of denominator / r: how little a relative error in r moves it.
+    Their mean is drawn to the prior as far as they contradict each other.
     """
-    found: list[tuple[float, float]] = []
+    pairs = []
     for two in samples:
         for one in samples:
             if one.rows == two.rows and one.context < two.context:
-                ratio, other = one.milliseconds / one.single_ms, two.milliseconds / two.single_ms
-                lever = two.context * (two.rows - other) - one.context * (one.rows - ratio)
+                ratio, other = one.milliseconds / one.reference_ms, two.milliseconds / two.reference_ms
+                lever = two.context * (two.rows - REFERENCE_ROWS * other)
+                lever -= one.context * (one.rows - REFERENCE_ROWS * ratio)
                 if lever > 0.0:
-                    found.append(((other - ratio) / lever, (lever / max(ratio, other)) ** 2))
-    if not found:
-        return None
-    found.sort()
-    quarter = 0.25 * sum(weight for _, weight in found)
-    reached = mean = 0.0
-    for attention, weight in found:
-        inside = min(reached + weight, 3.0 * quarter) - max(reached, quarter)
-        mean += attention * max(0.0, inside) / (2.0 * quarter)
-        reached += weight
-    return max(0.0, min(MOST_ATTENTION, mean))
+                    pairs.append(((other - ratio) / lever, (lever / max(ratio, other)) ** 2))
+    prior, variance = ATTENTION / REFERENCE_ROWS, ATTENTION_VARIANCE / REFERENCE_ROWS**2
+    if not pairs:
+        return prior, variance
+    weights = sum(weight for _, weight in pairs)
+    mean = sum(weight * attention for attention, weight in pairs) / weights
+    spread = sum(weight * (attention - mean) ** 2 for attention, weight in pairs) / len(pairs)
+    doubt = max(spread, RATIO_VARIANCE) / weights
+    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt)), variance * doubt / (variance + doubt)
 
 
 def _nearest_knot(rows: int) -> int:

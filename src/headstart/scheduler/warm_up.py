@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
-from headstart.control.cost import Sample
+from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.types import Batch, Engine
 
-ROWS, ROUNDS = (2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32), 3  # both sides of kernels' tiles
+ROWS, ROUNDS = (1, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32), 3  # both sides of kernels' tiles
 FILL = 128  # tokens put in the cache after the first round
 
 
 def time_decodes(engine: Engine, clock: Callable[[], float], seconds: float) -> list[Sample]:
     """Decode batches of some sizes; takes little more than `seconds`, and needs an empty cache.
 
-    A machine may be slower for seconds: each size is compared with single rows right before and after
-    it. The rows stay in the cache until the end, so each size is seen at growing contexts, which tells
-    what attention costs. Also brings the weights into memory.
+    A machine may be slower for seconds: each size is compared with decodes of REFERENCE_ROWS around it.
+    The rows stay in the cache until the end, so each size is seen at growing contexts, which tells what
+    attention costs. Also brings the weights into memory.
     """
     timer, end = _Timer(engine, clock), clock() + seconds
-    sizes = [n for n in ROWS if n <= min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)]
-    timer.decode(1)
-    samples: list[Sample] = []
-    single = timer.decode(1)
+    most = min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)
+    if most < REFERENCE_ROWS:
+        return []
+    sizes = [n for n in ROWS if n <= most]
+    timer.decode(REFERENCE_ROWS)
+    decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
+    references = [timer.decode(REFERENCE_ROWS)]
     for turn, rows in enumerate(sizes * ROUNDS):
-        if turn == len(sizes) and clock() + samples[-1].milliseconds / 1000.0 * FILL / rows < end:
+        if turn == len(sizes) and clock() + decodes[-1][2] / 1000.0 * FILL / sizes[-1] < end:
             timer.decode(min(FILL, engine.max_batch_tokens), num_outputs=1)
-            single = timer.decode(1)
-        before, context = single, timer.context
-        milliseconds, single = timer.decode(rows), timer.decode(1)
-        samples.append(Sample(rows, context, milliseconds, 0.5 * (before + single)))
+        decodes.append((rows, timer.context, timer.decode(rows)))
+        references.append(timer.decode(REFERENCE_ROWS))
         if clock() > end:
             break
     engine.clear(0)
-    return samples
+    return [Sample(*decode, median(references[max(0, i - 1) : i + 3])) for i, decode in enumerate(decodes)]
 
 
 class _Timer:

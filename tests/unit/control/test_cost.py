@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.control.cost import KNOTS, CostTable, Sample
+from headstart.control.cost import KNOTS, REFERENCE_ROWS, CostTable, Sample
 
 TRUE = {1: 49.0, 2: 70.0, 3: 91.0, 4: 113.0, 6: 146.0, 8: 180.0, 12: 240.0, 16: 300.0}
 
@@ -94,11 +94,11 @@ def attended(rows: int, context: int) -> float:
 def warm_up(rng: random.Random, noise: float) -> list[Sample]:
     """As a scheduler does it, on a machine that becomes slower meanwhile."""
     samples, context, slowness = [], 0, 1.0
-    for turn, rows in enumerate([n for n in TRUE if n > 1] * 3):
+    for turn, rows in enumerate([n for n in TRUE if n != REFERENCE_ROWS] * 3):
         context += 200 * (turn == len(TRUE) - 1)
         milliseconds = attended(rows, context) * slowness * rng.uniform(1.0 - noise, 1.0 + noise)
-        samples.append(Sample(rows, context, milliseconds, attended(1, context) * slowness))
-        context, slowness = context + rows + 1, slowness * 1.02
+        samples.append(Sample(rows, context, milliseconds, attended(REFERENCE_ROWS, context) * slowness))
+        context, slowness = context + rows + REFERENCE_ROWS, slowness * 1.02
     return samples
 
 
