@@ -10,7 +10,7 @@ attention are what planning needs and move slowly. A step that took `ms` splits
 its innovation by the variances, an extended Kalman filter with a diagonal covariance (h = derivative
 of log expected by the parameter, 1 for the level):
 
-    e = log ms - log expected, cut to +-25 %
+    e = log ms - log expected, cut to +-25 %; V_level >= e^2 after several surprises in a row
     parameter += e h V / S;   S = sum of h^2 V over the three + noise
 
 A cell of the shape starts as the lowest of its first two samples (disturbed steps are slow), then
@@ -35,6 +35,7 @@ NOISE = 0.01  # variance of log ms of one step: 10 %
 LEVEL_DRIFT, SHAPE_DRIFT, ATTENTION_DRIFT = 0.0002, 0.00005, 1e-12  # variance added per step
 SHAPE_VARIANCE = 0.09  # of a cell never seen
 MAX_INNOVATION, FIRST_INNOVATION = log(1.25), log(1.5)
+SURPRISE, MANY_SURPRISES = 0.15, 3  # log ms off; after so many in a row the level is in doubt
 GROWN = 3  # samples after which a cell counts as known: their median
 PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
 OPTIMISTIC_MARGIN = 0.05
@@ -63,6 +64,7 @@ class CostTable:
 
     def __init__(self) -> None:
         self._level, self._level_variance = 0.0, NOISE
+        self._surprises = 0  # in a row; negative: steps were faster than expected
         self._is_fresh = True  # the shape may be loaded, the level is not known
         self._shape = [0.0] * len(KNOTS)
         self._variance = [SHAPE_VARIANCE] * len(KNOTS)
@@ -102,6 +104,7 @@ class CostTable:
             self._weights.pop(True, None)
         else:
             innovation = log(milliseconds / total) - self._level
+            self._note_surprise(innovation)
             innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
             self._follow(knot, innovation, 1.0 - attention / total, lever / total)
         self._count[knot] = seen + 1
@@ -201,6 +204,18 @@ class CostTable:
         else:
             self._shape[knot] = self._young.pop(knot)[GROWN // 2]
         self._variance[knot] = NOISE / len(samples)
+
+    def _note_surprise(self, innovation: float) -> None:
+        """One slow step is an outlier; several in a row are a machine that others use now, or no more."""
+        is_like_last = self._surprises * innovation > 0.0
+        if abs(innovation) < SURPRISE:
+            self._surprises = 0
+        elif innovation > 0.0:
+            self._surprises = self._surprises + 1 if is_like_last else 1
+        else:
+            self._surprises = self._surprises - 1 if is_like_last else -1
+        if abs(self._surprises) >= MANY_SURPRISES:
+            self._level_variance = max(self._level_variance, innovation * innovation)
 
     def _follow(self, knot: int, innovation: float, by_shape: float, by_attention: float) -> None:
         """Split an innovation between level, cell and attention; `by_...` are the derivatives."""

@@ -63,6 +63,18 @@ def test_a_busy_machine_slows_every_row_count_alike() -> None:
     assert four / one > 1.7, "not measured while busy, yet it must not look cheap"
 
 
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_machine_that_changes_its_speed_is_believed_after_a_few_steps(factor: float) -> None:
+    table = CostTable()
+    for _ in range(100):
+        for rows in (1, 4, 8):
+            table.observe(rows, 0, TRUE[rows])
+    for rows in (1, 4, 1, 8, 4, 1, 4):
+        table.observe(rows, 0, TRUE[rows] * factor)
+    for rows in (1, 4, 8):
+        assert table.milliseconds(rows, 0) == pytest.approx(TRUE[rows] * factor, rel=0.1)
+
+
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.01, 1e5)), min_size=1, max_size=40), st.booleans())
 def test_the_curve_never_falls_and_is_positive(samples: list[tuple[int, float]], optimistic: bool) -> None:
     table = CostTable()
@@ -112,7 +124,7 @@ def test_a_warm_up_tells_weights_from_attention(noise: float) -> None:
         for context in (0, 512):
             milliseconds = table.milliseconds(rows, context)
             assert milliseconds is not None
-            assert milliseconds / one == pytest.approx(attended(rows, context) / TRUE[1], rel=0.03 + 2 * noise)
+            assert milliseconds / one == pytest.approx(attended(rows, context) / TRUE[1], rel=0.05 + 2 * noise)
 
 
 def test_a_warm_up_too_short_to_see_attention_leaves_it_to_the_steps() -> None:
