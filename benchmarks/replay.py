@@ -5,6 +5,8 @@
     python benchmarks/replay.py --curve 1:10,8:11,16:17,32:19        of your machine: see benchmarks/step_costs.py
 
 Scheduler, control, speculators and the draft model are real; only the target's decode is replaced by its known answer.
+"all busy" is the ratio over the steps in which every user's text was being written.
+
 With --oracle a line "hindsight" follows each auto arm: the same speculators on the same texts, with draft lengths that
 one would choose who knows the answer (see `headstart.bench.oracle`); the last column is auto's share of that rate.
 """
@@ -48,23 +50,24 @@ def record(workload: str, temperature: float, count: int, num_tokens: int) -> li
 
 def compare(replay: Replay, texts: list[Text], arms: list[Arm], *, with_oracle: bool) -> dict[str, float]:
     """Print a line per arm; returns which share of hindsight each auto arm reaches."""
-    plain, shares = replay.run(OFF, texts).rate, {}
+    off, shares = replay.run(OFF, texts), {}
     label = f"{texts[0].workload:10} {texts[0].temperature:4g}"
     for arm in arms:
         tally = replay.run(arm, texts)
-        print(f"{label}  {line(arm.name, tally, plain)}", flush=True)
+        print(f"{label}  {line(arm.name, tally, off)}", flush=True)
         if with_oracle and arm.mode == "auto":
             best = replay.hindsight(arm.types, texts)
             shares[arm.name] = tally.rate / best
             name = f"hindsight:{','.join(arm.types)}"
-            print(f"{label}  {name:29} {best:7.2f} {best / plain:6.2f} {shares[arm.name]:55.2f}", flush=True)
+            print(f"{label}  {name:29} {best:7.2f} {best / off.rate:6.2f} {shares[arm.name]:65.2f}", flush=True)
     return shares
 
 
-def line(name: str, tally: Tally, plain: float) -> str:
+def line(name: str, tally: Tally, off: Tally) -> str:
     """The columns of one arm."""
     return (
-        f"{name:29} {tally.rate:7.2f} {tally.rate / plain:6.2f} {tally.acceptance_length:12.2f} "
+        f"{name:29} {tally.rate:7.2f} {tally.rate / off.rate:6.2f} {tally.full_rate / off.full_rate:9.2f} "
+        f"{tally.acceptance_length:12.2f} "
         f"{tally.acceptance_rate:9.2f} {tally.num_wasted / tally.num_tokens:18.2f}"
     )
 
@@ -80,6 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=24, help="texts of a workload")
     parser.add_argument("--tokens", type=int, default=128, help="longest answer, when recording")
     parser.add_argument("--curve", default=CURVE, help="milliseconds of a step by rows")
+    parser.add_argument("--attention", type=float, default=0.0, help="further ms of a row per 1000 tokens of context")
     parser.add_argument("--draft-curve", default=DRAFT_CURVE, help="of the draft model")
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of the log of a step's time")
     parser.add_argument("--oracle", action="store_true", help="also what hindsight would have earned")
@@ -102,13 +106,16 @@ def main() -> None:
         target=lab.plain_engine,
         vocab=lab.vocab,
         curve=args.curve,
+        attention=args.attention,
         num_users=args.users,
         draft=(lab.draft_engine, args.draft_curve),
         noise=args.noise,
     )
     shares: dict[str, list[float]] = {}
     oracle = "  of hindsight" if args.oracle else ""
-    print(f"{'workload':10} temp  {'arm':29}   tok/s  x off  tokens/step  accepted  rows wasted/token{oracle}")
+    print(
+        f"{'workload':10} temp  {'arm':29}   tok/s  x off  all busy  tokens/step  accepted  rows wasted/token{oracle}"
+    )
     for workload, temperature in args.cells:
         file = args.texts / f"{workload}-{temperature:g}-{args.count}-{args.tokens}.json"
         if not file.exists():

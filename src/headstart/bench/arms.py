@@ -162,6 +162,16 @@ class Tally:
         return self.num_tokens / self.seconds
 
     @property
+    def full_rate(self) -> float:
+        """Tokens per second of the steps in which every user's text was being written.
+
+        A group that is answered at once ends with its slowest text alone, where a server that is
+        never idle begins the next one.
+        """
+        full = [step for run in self.runs for step in run.steps if step.num_slots == len(run.texts)]
+        return sum(step.num_emitted for step in full) / sum(step.step_seconds for step in full)
+
+    @property
     def num_drafted(self) -> int:
         """Draft tokens that were verified."""
         return sum(one.num_drafted for run in self.runs for one in run.stats)

@@ -85,14 +85,15 @@ class Clock:
 
 
 class PricedEngine(WrappedEngine):
-    """Decodes take simulated time: what `curve` says for their rows."""
+    """Decodes take simulated time: what `curve` says for their rows, and `attention` ms per row and 1000 tokens."""
 
-    def __init__(self, engine: Engine, curve: CostCurve, clock: Clock) -> None:
+    def __init__(self, engine: Engine, curve: CostCurve, clock: Clock, attention: float = 0.0) -> None:
         super().__init__(engine)
-        self._curve, self._clock = curve, clock
+        self._curve, self._clock, self._attention = curve, clock, attention
 
     def decode(self, batch: Batch) -> Logits:
-        self._clock.spend(self._curve(batch.num_rows))
+        attended = int(batch.positions[: batch.num_rows].sum())
+        self._clock.spend(self._curve(batch.num_rows) + self._attention * attended / 1000.0)
         return self._engine.decode(batch)
 
 

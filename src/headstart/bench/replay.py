@@ -59,6 +59,7 @@ class Replay:
     target: Engine  # of the model that wrote the texts: only its filters are used
     vocab: Vocab
     curve: CostCurve  # of a target step
+    attention: float = 0.0  # further milliseconds of a target row per 1000 tokens of context
     num_users: int = 1
     draft: tuple[Callable[[], Engine], CostCurve] | None = None  # makes a draft model's engine; its curve
     noise: float = 0.0  # of the times, see `Clock`
@@ -77,7 +78,7 @@ class Replay:
     def hindsight(self, types: Sequence[str], texts: Sequence[Text]) -> float:
         """Tokens per second with lengths chosen by one who knows the texts, on the drafts of these speculators.
 
-        No noise. Raises as `run`.
+        No noise, and every text has the mean context. Raises as `run`.
         """
         clock = Clock()
         engine, machine = self._machine(clock)
@@ -92,12 +93,14 @@ class Replay:
         for group in self._groups(texts):
             run = self._answer(engine, scheduler, group)
             guesses.append(recorders[0].guesses(run, [len(text.prompt) for text in group]))
-        curve = [self.curve(rows) for rows in range(1, most_rows(self.num_users) + 1)]
+        context = sum(len(text.prompt) + len(text.answer) // 2 for text in texts) / len(texts)
+        row_ms = self.attention * context / 1000.0
+        curve = [self.curve(rows) + row_ms * rows for rows in range(1, most_rows(self.num_users) + 1)]
         return 1000.0 * Oracle([0.0, *curve], recorders[0].round_ms).best(guesses)
 
     def _machine(self, clock: Clock) -> tuple[ScriptedEngine, Machine]:
         silent = SilentEngine(self.vocab.size, most_rows(self.num_users), self.target.make_filters)
-        engine = ScriptedEngine(PricedEngine(silent, self.curve, clock))
+        engine = ScriptedEngine(PricedEngine(silent, self.curve, clock, self.attention))
         machine = Machine(
             engine=engine,
             vocab=self.vocab,
