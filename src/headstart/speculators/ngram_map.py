@@ -117,7 +117,7 @@ class NgramMapKSpeculator(_NgramMap):
     _num_places = 1
 
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:
-        return _Choice(places[0].position, 1, 1, index.keys[0])
+        return _Choice(places[0].position, 1, 1, index.key)
 
 
 @register
@@ -140,4 +140,4 @@ class NgramMapK4vSpeculator(_NgramMap):
         num_best = len(values[best])
         if num_best < 2 * (len(places) - num_best):
             return None
-        return _Choice(values[best][0], num_best, len(places), (index.keys[0], best))
+        return _Choice(values[best][0], num_best, len(places), (index.key, best))

@@ -23,7 +23,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +35,8 @@ from headstart.speculators.base import Speculator, register
 from headstart.structures.alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
 from headstart.structures.histories import Histories
-from headstart.structures.shares import agreeing, conditional, lone
+from headstart.structures.prefix import common_prefix_length
+from headstart.structures.shares import agreeing_shares, worth
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest, Vocab
@@ -45,14 +49,23 @@ _NO_PROMPT: _Prompt = ("", b"")
 _MAX_ANSWERS = 4096  # prompts whose answers are known
 
 
-class _Copy(NamedTuple):
+@dataclass(slots=True)
+class _Copy:
     """What one text offers."""
 
     source: SuffixIndex
-    place: Place
+    place: tuple[int, int]  # length of the match, position
     tokens: list[int]
-    scores: Sequence[float]  # that a token and all before it are accepted
+    shares: Sequence[float]  # that a token is accepted if those before it are
     worth: float  # expected accepted tokens
+
+
+class _Running(NamedTuple):
+    """What is known about one sequence beside its text."""
+
+    alignment: Alignment
+    namespace: str
+    prompt: _Prompt
 
 
 @register
@@ -81,101 +94,108 @@ class SuffixSpeculator(Speculator):
             if self.file and not self.corpus_tokens:
                 raise ConfigError("suffix has a corpus file but corpus-tokens is 0; set one or leave out the other")
 
-    def __init__(
-        self, options: Options | None = None, vocabulary: VocabularyId | None = None, vocab: Vocab | None = None
-    ) -> None:
-        """Without `vocab` a change of a word is learned anew in each spelling."""
+    def __init__(self, options: Options | None = None, vocab: Vocab | None = None) -> None:
+        """Without `vocab` a change of a word is learned anew in each spelling, and there can be no corpus file."""
         self._options = options = options or self.Options()
         self._histories = Histories(SIZES, MAX_MATCH)
-        self._namespaces: dict[int, str] = {}
         self._variants = None if vocab is None else Variants(vocab)
-        self._alignments: dict[int, Alignment] = {}
-        self._prompts: dict[int, _Prompt] = {}
+        self._running: dict[int, _Running] = {}
         self._answers: OrderedDict[_Prompt, Answer] = OrderedDict()  # what was answered to a prompt last
         self.corpus = SuffixCorpus(options.corpus_tokens)
         if options.file:
-            if vocabulary is None:
+            if vocab is None:
                 raise ConfigError("a corpus file needs to know the vocabulary: its tokens mean nothing without")
-            self.corpus = SuffixCorpus.open(Path(options.file), vocabulary, options.corpus_tokens)
+            self.corpus = SuffixCorpus.open(Path(options.file), VocabularyId.of(vocab), options.corpus_tokens)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         self._histories.begin(seq_id, prompt)
-        self._namespaces[seq_id] = namespace
         # The last token is already the answer's first.
-        self._prompts[seq_id] = (namespace, blake2b(array("i", prompt[:-1]).tobytes(), digest_size=16).digest())
-        self._alignments[seq_id] = Alignment(self._variants)
+        digest = blake2b(array("i", prompt[:-1]).tobytes(), digest_size=16).digest()
+        self._running[seq_id] = _Running(Alignment(self._variants), namespace, (namespace, digest))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
         own = self._histories.at(request.seq_id, request.tokens)
-        alignment = self._alignments.get(request.seq_id)
-        if alignment is None:  # it did not begin
-            alignment = self._alignments[request.seq_id] = Alignment(self._variants)
-        exact = alignment.exact()
-        if exact is not None and exact[1].length >= MAX_MATCH:  # no other place can have a longer match
-            return self._continue(*exact, alignment, request.max_tokens)
-        best = self._best_copy(request, own, alignment)
+        running = self._running.get(request.seq_id)
+        if running is None:  # it did not begin
+            running = _Running(Alignment(self._variants), request.namespace, _NO_PROMPT)
+            self._running[request.seq_id] = running
+        alignment = running.alignment
+        if alignment.run >= MAX_MATCH:  # no other place can have a longer match
+            place = alignment.exact()
+            if place is not None and alignment.index is not None:
+                return self._continue(alignment.index, place, alignment, request.max_tokens)
+        best = self._best_copy(own, running, request.max_tokens)
         if best is None:
             return Draft(speculator=self.name, reason="no match")
         if not best.tokens:
             return Draft(speculator=self.name, reason="below min-share")
         alignment.start(best.source, best.place)
-        tokens, scores = alignment.rewrite(best.tokens, conditional(best.scores))
-        return Draft(tokens[: request.max_tokens], scores[: request.max_tokens], self.name)
+        return self._rewritten(alignment, best.tokens, best.shares, request.max_tokens)
 
     def _continue(self, index: SuffixIndex, place: Place, alignment: Alignment, max_tokens: int) -> Draft:
         """A long copy goes on."""
-        size = min(max_tokens, int(self._options.factor * MAX_MATCH))
-        source = index.copy(place.position, size)
-        tokens, scores = alignment.rewrite(source, lone(place.length, size)[: len(source)])
-        return Draft(tokens[:size], scores[:size], self.name)
+        tokens = index.copy(place.position, min(max_tokens, int(self._options.factor * MAX_MATCH)))
+        return self._rewritten(alignment, tokens, agreeing_shares(place.length, 1, len(tokens)), max_tokens)
 
-    def _best_copy(self, request: DraftRequest, own: SuffixIndex, alignment: Alignment) -> _Copy | None:
+    def _rewritten(self, alignment: Alignment, tokens: list[int], shares: Sequence[float], max_tokens: int) -> Draft:
+        """The copy with the changes made so far, which may be longer than it."""
+        tokens, shares = alignment.rewrite(tokens, shares)
+        if len(tokens) > max_tokens:
+            tokens, shares = tokens[:max_tokens], shares[:max_tokens]
+        return Draft(tokens, shares, self.name)
+
+    def _best_copy(self, own: SuffixIndex, running: _Running, max_tokens: int) -> _Copy | None:
         """The copy worth most, over all texts that this sequence may see."""
-        tail, keys, best = own.tail, own.keys, None
-        namespace = self._namespaces.get(request.seq_id, request.namespace)
-        answer = self._answers.get(self._prompts.get(request.seq_id, _NO_PROMPT))
-        for index in (own, *self.corpus.indexes(namespace)):
-            places = index.find(tail, keys, self._options.max_places)
-            places.sort(reverse=True)  # longest match first, newest first among equals
+        tail, best, alignment = own.tail(), None, running.alignment
+        answer = self._answers.get(running.prompt)
+        for index in (own, *self.corpus.indexes(running.namespace)):
+            places = index.find(tail, self._options.max_places)
+            if len(places) > 1:
+                places.sort(reverse=True)  # longest match first, newest first among equals
             if answer is not None and answer.index is index:
-                places = [p for p in places if not answer.start <= p.position < answer.end]
-            here = alignment.place(index)
-            if here is not None and (not places or here.length > places[0].length):
+                places = [place for place in places if not answer.start <= place[1] < answer.end]
+            here = alignment.place(places[0][0] if places else 0) if alignment.index is index else None
+            if here is not None:
                 places.insert(0, here)
             if places:
-                copy = self._vote(index, places, request.max_tokens)
-                if best is None or copy.worth > best.worth:
-                    best = copy
+                best = self._vote(index, places, max_tokens, best)
         return best
 
-    def _vote(self, index: SuffixIndex, places: list[Place], max_tokens: int) -> _Copy:
-        """What to copy of one index, and from where."""
-        size = min(max_tokens, max(1, int(self._options.factor * places[0].length)))
-        copies = [index.copy(place.position, size) for place in places]
-        leader, scores = _weigh([place.length for place in places], copies)
-        if scores[-1] < self._options.min_share:
-            scores = [score for score in scores if score >= self._options.min_share]
-        return _Copy(index, places[leader], copies[leader][: len(scores)], scores, sum(scores))
+    def _vote(
+        self, index: SuffixIndex, places: Sequence[tuple[int, int]], max_tokens: int, best: _Copy | None
+    ) -> _Copy:
+        """What to copy of one index, and from where, unless the best so far is worth as much."""
+        longest, weight = places[0][0], sum([length for length, _ in places])
+        size = min(max_tokens, max(1, int(self._options.factor * longest)))
+        if best is not None and worth(weight, len(places), size) <= best.worth:
+            return best  # also if all places agree
+        leader = _winner(index, places) if 2 * longest < weight else 0
+        tokens = index.copy(places[leader][1], size)
+        partings = _partings(index, places, leader, tokens)
+        shares, total, least = _weigh(len(tokens), weight, len(places), partings)
+        if least < self._options.min_share:
+            scores = [score for score in accumulate(shares, mul) if score >= self._options.min_share]
+            tokens, shares, total = tokens[: len(scores)], shares[: len(scores)], sum(scores)
+        if best is not None and total <= best.worth:
+            return best
+        return _Copy(index, places[leader], tokens, shares, total)
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        alignment = self._alignments.get(seq_id)
-        if alignment is not None:
-            alignment.follow(emitted)
+        running = self._running.get(seq_id)
+        if running is not None:
+            running.alignment.follow(emitted)
         self._histories.accept(seq_id, emitted)
 
     def end(self, seq_id: int) -> None:
-        index = self._histories.end(seq_id)
-        namespace = self._namespaces.pop(seq_id, None)
-        self._alignments.pop(seq_id, None)
-        prompt = self._prompts.pop(seq_id, None)
-        if index is None or namespace is None or prompt is None or not self._options.corpus_tokens:
+        index, running = self._histories.end(seq_id), self._running.pop(seq_id, None)
+        if index is None or running is None or running.prompt is _NO_PROMPT or not self._options.corpus_tokens:
             return
-        if self.corpus.add(index.tokens, namespace):
-            self._answers[prompt] = self.corpus.newest(namespace)
-            self._answers.move_to_end(prompt)
+        if self.corpus.add(index.tokens, running.namespace):
+            self._answers[running.prompt] = self.corpus.newest(running.namespace)
+            self._answers.move_to_end(running.prompt)
             if len(self._answers) > _MAX_ANSWERS:
                 self._answers.popitem(last=False)
 
@@ -191,55 +211,66 @@ class SuffixSpeculator(Speculator):
         }
 
 
-def _weigh(lengths: list[int], copies: list[list[int]]) -> tuple[int, Sequence[float]]:
-    """Which copy to draft, and its scores; longest match first, no copy is empty.
+def _winner(index: SuffixIndex, places: Sequence[tuple[int, int]]) -> int:
+    """The longest match among those whose next token has most votes."""
+    tokens = index.tokens
+    firsts = [tokens[position] for _, position in places]
+    if firsts.count(firsts[0]) == len(firsts):
+        return 0
+    votes = dict.fromkeys(firsts, 0)
+    for token, (length, _) in zip(firsts, places, strict=True):
+        votes[token] += length
+    return firsts.index(max(votes, key=votes.__getitem__))
+
+
+_Parting = tuple[int, int, bool]
+"""Where a copy leaves the draft, the length of its match there, whether it says something else then."""
+
+
+def _partings(
+    index: SuffixIndex, places: Sequence[tuple[int, int]], leader: int, draft: list[int]
+) -> tuple[_Parting, ...]:
+    """Of the copies that leave the draft, sorted."""
+    partings, first = [], draft[0]
+    for i, (length, position) in enumerate(places):
+        if i == leader:
+            continue
+        if index.tokens[position] != first:
+            partings.append((0, length, True))
+            continue
+        copy = index.copy(position, len(draft))
+        if copy != draft:
+            end = common_prefix_length(draft, copy)
+            partings.append((end, length + end, end < len(copy)))
+    partings.sort()
+    return tuple(partings)
+
+
+@lru_cache(maxsize=4096)
+def _weigh(
+    size: int, weight: int, num_places: int, partings: tuple[_Parting, ...]
+) -> tuple[Sequence[float], float, float]:
+    """Score a draft of `size` tokens; `weight` is the length of all matches together.
+
+    Returns that each token is accepted if those before it are, the sum of their running products
+    and the last of these.
 
     Worked example: matches of 4, 2 and 2 tokens are followed by "a b c", "a b d" and "x". "a" has 6
     votes and "x" 2, so "a b c" is drafted. Its shares are 6 / (6 + 2 + 1), for "b" 8 / (8 + 1) as
     both matches grew by one, and for "c" 6 / (6 + 4 + 1).
     """
-    leader = 0
-    if copies.count(copies[0]) == len(copies):
-        return leader, agreeing(sum(lengths), len(copies), len(copies[0]))
-    votes: dict[int, int] = {}
-    for length, copy in zip(lengths, copies, strict=True):
-        votes[copy[0]] = votes.get(copy[0], 0) + length
-    if len(votes) > 1:
-        winner = max(votes, key=votes.__getitem__)
-        leader = next(i for i, copy in enumerate(copies) if copy[0] == winner)
-    draft = copies[leader]
-    partings = [(_num_common(draft, copy), lengths[i], copy) for i, copy in enumerate(copies) if i != leader]
-    return leader, _shares(len(draft), sum(lengths), partings)
-
-
-def _shares(size: int, weight: int, partings: list[tuple[int, int, list[int]]]) -> list[float]:
-    """Scores of a draft of `size` tokens.
-
-    Args:
-        size: of the draft.
-        weight: lengths of all matches together.
-        partings: per other copy where it leaves the draft, the length of its match, its tokens.
-    """
-    scores: list[float] = []
-    score, position, num_copies, against = 1.0, 0, len(partings) + 1, 0
-    for end, length, copy in (*sorted(partings), (size, 0, ())):
-        if end > position and against:
-            score *= weight / (weight + against + 1)
-            scores.append(score)
-            weight, position, against = weight + num_copies, position + 1, 0
-        if end > position:
-            count = end - position
-            scores += [score * share for share in agreeing(weight, num_copies, count)]
-            score, weight, position = scores[-1], weight + num_copies * count, end
-        weight, num_copies = weight - length - end, num_copies - 1
-        against += (length + end) * (end < len(copy))  # a copy that just ended has nothing against it
-    return scores
-
-
-def _num_common(one: list[int], other: list[int]) -> int:
-    if one == other:
-        return len(one)
-    for i, (token, counterpart) in enumerate(zip(one, other, strict=False)):
-        if token != counterpart:
-            return i
-    return min(len(one), len(other))
+    shares: list[float] = []
+    against = 0
+    for end, length, differs in (*partings, (size, 0, False)):
+        if end > len(shares) and against:
+            shares.append(weight / (weight + against + 1))
+            weight, against = weight + num_places, 0
+        count = end - len(shares)
+        if count > 0:
+            shares += agreeing_shares(weight, num_places, count)
+            weight += num_places * count
+        weight, num_places = weight - length, num_places - 1
+        if differs:
+            against += length
+    scores = list(accumulate(shares, mul))
+    return tuple(shares), sum(scores), scores[-1]

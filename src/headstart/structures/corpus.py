@@ -12,6 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from headstart.structures.rolling import namespace_id
@@ -22,7 +23,8 @@ log = logging.getLogger(__name__)
 
 SIZES = (2, 4)  # n-grams that are looked up: short ones for reach, long ones for the better place
 MAX_MATCH = 16
-_PUBLIC = namespace_id("")
+_key_of = lru_cache(maxsize=1024)(namespace_id)  # asked for in every step
+_PUBLIC = _key_of("")
 _BLOCK = 64  # tokens; how finely known beginnings are told
 
 
@@ -131,7 +133,7 @@ class SuffixCorpus:
     def add(self, tokens: Sequence[int], namespace: str = "") -> bool:
         """Keep a text; False if it was known."""
         text = array("i", tokens)
-        return self._add(namespace_id(namespace), text[max(0, len(text) - self._capacity + 1) :])
+        return self._add(_key_of(namespace), text[max(0, len(text) - self._capacity + 1) :])
 
     def _add(self, key: bytes, text: array[int]) -> bool:
         marks = _marks(text)
@@ -172,12 +174,15 @@ class SuffixCorpus:
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:
         """What a namespace may see: its own index, then the public one."""
-        keys = (_PUBLIC,) if not namespace else (namespace_id(namespace), _PUBLIC)
-        return [self._shelves[key].index for key in keys if key in self._shelves]
+        shelves = self._shelves
+        if not shelves:
+            return []
+        keys = (_key_of(namespace), _PUBLIC) if namespace else (_PUBLIC,)
+        return [shelves[key].index for key in keys if key in shelves]
 
     def newest(self, namespace: str) -> Answer:
         """Where the text that was added last to this namespace stands."""
-        shelf = self._shelves[namespace_id(namespace)]
+        shelf = self._shelves[_key_of(namespace)]
         return Answer(shelf.index, shelf.starts[-1], len(shelf.index))
 
     def close(self) -> None:

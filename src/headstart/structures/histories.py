@@ -42,7 +42,3 @@ class Histories:
     def end(self, seq_id: int) -> SuffixIndex | None:
         """Forget a sequence; its index, for a last look."""
         return self._indexes.pop(seq_id, None)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(index.num_bytes for index in self._indexes.values())

@@ -14,23 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
+from operator import mul
+
+_TABLE = tuple([weight / (weight + 1) for weight in range(4096)])
+
+
+def agreeing_shares(weight: int, num_places: int, count: int) -> tuple[float, ...]:
+    """Conditional scores of `count` tokens that all places agree on; they rise from weight / (weight + 1)."""
+    end = weight + num_places * count
+    if end <= len(_TABLE):
+        return _TABLE[weight:end:num_places]
+    return tuple([total / (total + 1) for total in range(weight, end, num_places)])
 
 
 @lru_cache(maxsize=4096)
 def agreeing(weight: int, num_places: int, count: int) -> tuple[float, ...]:
     """Scores of `count` tokens that all places agree on; they fall from weight / (weight + 1)."""
-    scores = []
-    score = 1.0
-    for total in range(weight, weight + num_places * count, num_places):
-        score *= total / (total + 1)
-        scores.append(score)
-    return tuple(scores)
+    return tuple(accumulate(agreeing_shares(weight, num_places, count), mul))
 
 
 @lru_cache(maxsize=4096)
-def lone(weight: int, count: int) -> tuple[float, ...]:
-    """Conditional scores of `count` tokens of one copy that has agreed for `weight` tokens."""
-    return tuple(total / (total + 1) for total in range(weight, weight + count))
+def worth(weight: int, num_places: int, count: int) -> float:
+    """Expected accepted tokens of a draft of `count` tokens that all places agree on."""
+    return sum(agreeing(weight, num_places, count))
 
 
 def conditional(scores: Sequence[float]) -> list[float]:

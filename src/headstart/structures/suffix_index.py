@@ -2,26 +2,29 @@
 
 Like the hash chains of LZ77: per n, a table from the n-gram's hash to the newest place, and per
 place the one before it in the same table slot. No n-gram is stored: a place is checked against
-the text. Appending and truncating cost O(1) a token, a whole prompt is appended in numpy, a lookup
-is bounded by the number of places asked for.
+the text. The newest tokens wait until numpy can put them in chains together; until then they are
+searched as bytes, which costs less than a Python loop over them.
+
+    tokens[0 : num_linked]             places are in chains
+    tokens[num_linked : len(tokens)]   fewer than `_BULK`, searched as they are
+
+Appending and truncating cost O(1) a token; a lookup is bounded by the number of places asked for.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.structures.rolling import BASE, KEY_BITS, MASK, key_of, keys_of, leaving_factor
-
 SEPARATOR = -1  # between documents: no token equals it
 _MIN_BITS = 10
 _MAX_STRANGERS = 4
-_BULK = 96  # from so many tokens on numpy is faster
+_BULK = 512  # tokens that are put in chains together
+_PRIME = 2038074743  # below 2^31, and 2^32 is no small number modulo it
 
 
 class Place(NamedTuple):
@@ -31,21 +34,78 @@ class Place(NamedTuple):
     position: int  # of the token that followed
 
 
-class _Chains:
-    """Places by the n tokens before them. `key` belongs to the last n tokens of the text."""
+class Tail:
+    """The end of a text, ready to be looked up in any index."""
 
-    __slots__ = ("bits", "factor", "head", "key", "n", "previous")
+    __slots__ = ("number", "size", "text")
+
+    def __init__(self, tokens: array[int]) -> None:
+        self.size = len(tokens)
+        self.text = tokens.tobytes()  # four bytes a token
+        self.number = int.from_bytes(self.text, "little")  # the last token is the most significant
+
+
+def _keys_of(text: NDArray[np.int32], n: int) -> NDArray[np.int64]:
+    """All n-grams of a text, of which there must be one, as numbers like `Tail.number` modulo `_PRIME`."""
+    tokens = text.view("<u4")
+    keys = np.zeros(len(tokens) - n + 1, np.uint64)
+    for j in reversed(range(n)):
+        keys <<= np.uint64(32)
+        keys |= tokens[j : j + len(keys)]
+        keys %= np.uint64(_PRIME)
+    return keys.view(np.int64)
+
+
+class _Chains:
+    """Places by the n tokens before them."""
+
+    __slots__ = ("head", "mask", "n", "previous")
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self.factor = leaving_factor(n)
         self.clear(_MIN_BITS)
 
     def clear(self, bits: int) -> None:
-        self.bits = bits
+        self.mask = (1 << bits) - 1
         self.head = array("i", bytes(4 << bits))  # slot -> newest position; 0 = none
         self.previous = array("i")  # position -> the position before it in its slot
-        self.key = 0
+
+    def slots(self, text: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Where in `head` the places after each n tokens of `text` belong; needs n tokens."""
+        return _keys_of(text, self.n) & self.mask
+
+    def append(self, tokens: array[int]) -> None:
+        """Link all places of the text that are not linked yet."""
+        start, end = len(self.previous), len(tokens)
+        first = max(start, self.n)  # the first position with n tokens before it
+        self.previous.extend(array("i", bytes(4 * (min(first, end) - start))))
+        if first >= end:
+            return
+        slots = self.slots(np.frombuffer(tokens, np.int32)[first - self.n : -1])
+        slots <<= 32
+        slots |= np.arange(first, end)
+        slots.sort()  # by slot, then position
+        positions = slots.astype(np.int32)  # the low half
+        slots >>= 32
+        head = np.frombuffer(self.head, np.int32)
+        before = head[slots]
+        is_repeated = slots[1:] == slots[:-1]
+        np.copyto(before[1:], positions[:-1], where=is_repeated)
+        previous = np.empty(len(before), np.int32)
+        previous[positions - first] = before
+        self.previous.frombytes(previous.tobytes())
+        is_newest = np.ones(len(before), bool)  # of its slot
+        np.logical_not(is_repeated, out=is_newest[:-1])
+        head[slots[is_newest]] = positions[is_newest]
+
+    def truncate(self, tokens: array[int], length: int) -> None:
+        """Unlink the places from `length` on, newest first; `tokens` still has them."""
+        end, first = len(self.previous), max(length, self.n)
+        if first < end:
+            slots = self.slots(np.frombuffer(tokens, np.int32)[first - self.n : end - 1]).tolist()
+            for position in range(end - 1, first - 1, -1):
+                self.head[slots[position - first]] = self.previous[position]
+        del self.previous[length:]
 
 
 class SuffixIndex:
@@ -56,12 +116,13 @@ class SuffixIndex:
         max_match: matches are followed back so far; bounds the work of a lookup.
     """
 
-    __slots__ = ("_chains", "_max_match", "floor", "tokens")
+    __slots__ = ("_chains", "_max_match", "floor", "num_linked", "tokens")
 
     def __init__(self, sizes: Sequence[int], max_match: int = 16) -> None:
-        self._chains = [_Chains(n) for n in sorted(sizes)]
+        self._chains = [_Chains(n) for n in sorted(sizes, reverse=True)]
         self._max_match = max(max_match, *sizes)
         self.tokens = array("i")
+        self.num_linked = 0  # places before it are in chains
         self.floor = 0  # places up to here are forgotten: lookups stop there
 
     def __len__(self) -> int:
@@ -74,95 +135,47 @@ class SuffixIndex:
         return sum(a.buffer_info()[1] * a.itemsize for a in arrays)
 
     @property
-    def keys(self) -> tuple[int, ...]:
-        """Hashes of the last n tokens per n: how another index of these sizes finds them."""
-        return tuple([chains.key for chains in self._chains])
+    def key(self) -> bytes:
+        """What is looked up first: the last tokens, as many as the largest n."""
+        return self.tokens[-self._chains[0].n :].tobytes()
 
-    @property
-    def tail(self) -> array[int]:
-        """The tokens a match may be compared with: the last `max_match`."""
-        return self.tokens[-self._max_match :]
+    def tail(self) -> Tail:
+        """The end of this text, as far back as matches are followed."""
+        return Tail(self.tokens[-self._max_match :])
 
     def extend(self, new: Sequence[int]) -> None:
         """Append tokens (ids >= 0, or SEPARATOR)."""
-        size = len(self.tokens) + len(new)
-        if size >> self._chains[0].bits:
-            self._rebuild(self.tokens + array("i", new), size.bit_length() + 1)
-        elif len(new) >= _BULK or len(self.tokens) < self._chains[-1].n:
-            self._append_many(array("i", new))
-        else:
-            self._append_few(new)
+        self.tokens.extend(new if len(new) < _BULK else array("i", new))  # an array is appended as a whole
+        size = len(self.tokens)
+        if size > self._chains[0].mask:
+            self._rebuild(size.bit_length() + 1)
+        elif size - self.num_linked >= _BULK:
+            self._link()
 
-    def _append_few(self, new: Sequence[int]) -> None:
-        """Token by token; needs the largest n tokens to be there."""
-        tokens, largest, start = self.tokens, self._chains[-1].n, len(self.tokens)
-        window = tokens[-largest:].tolist()
-        window += new
+    def _link(self) -> None:
         for chains in self._chains:
-            key, factor, head, append = chains.key, chains.factor, chains.head, chains.previous.append
-            shift = KEY_BITS - chains.bits
-            for position, leaving, token in zip(count(start), window[largest - chains.n :], new):
-                slot = key >> shift
-                append(head[slot])
-                head[slot] = position
-                key = (key - leaving * factor + token) * BASE & MASK
-            chains.key = key
-        tokens.extend(new)
+            chains.append(self.tokens)
+        self.num_linked = len(self.tokens)
 
-    def _append_many(self, new: array[int]) -> None:
-        start = len(self.tokens)
-        self.tokens.extend(new)
-        text = np.frombuffer(self.tokens, np.int32)
-        for chains in self._chains:
-            first = max(start, chains.n)  # the first position with n tokens before it
-            chains.previous.extend(array("i", bytes(4 * (min(first, len(text)) - start))))
-            if first < len(text):
-                keys = keys_of(text[first - chains.n : -1], chains.n)
-                self._link_many(chains, first, (keys >> np.uint64(KEY_BITS - chains.bits)).astype(np.int64))
-            chains.key = key_of(self.tokens[-chains.n :])
-
-    @staticmethod
-    def _link_many(chains: _Chains, first: int, slots: NDArray[np.int64]) -> None:
-        """Append the places first, first + 1 ... to the chains of their slots."""
-        ordered = np.sort(slots << 32 | np.arange(first, first + len(slots)))  # by slot, then position
-        slots, positions = ordered >> 32, (ordered & 0xFFFFFFFF).astype(np.int32)
-        head = np.frombuffer(chains.head, np.int32)
-        is_first = np.ones(len(slots), bool)  # of its slot
-        np.not_equal(slots[1:], slots[:-1], out=is_first[1:])
-        before = np.empty_like(positions)
-        before[1:] = positions[:-1]
-        before[is_first] = head[slots[is_first]]
-        previous = np.empty_like(before)
-        previous[positions - first] = before
-        chains.previous.frombytes(previous.tobytes())
-        is_last = np.append(is_first[1:], True)
-        head[slots[is_last]] = positions[is_last]
-
-    def _rebuild(self, tokens: array[int], bits: int) -> None:
-        self.tokens = array("i")
+    def _rebuild(self, bits: int) -> None:
         for chains in self._chains:
             chains.clear(max(bits, _MIN_BITS))
-        if tokens:
-            self._append_many(tokens)
+        self._link()
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens. O(tokens dropped)."""
-        if length >= len(self.tokens):
+        size = len(self.tokens)
+        if length >= size:
             return
-        if length <= len(self.tokens) // 2:
-            self._rebuild(self.tokens[:length], self._chains[0].bits)
+        if length <= size // 2:
+            del self.tokens[length:]
+            self._rebuild(self._chains[0].mask.bit_length())
             return
-        for chains in self._chains:
-            first = max(length, chains.n)
-            text = np.frombuffer(self.tokens, np.int32)[first - chains.n : -1]
-            keys = keys_of(text, chains.n) if len(text) >= chains.n else np.empty(0, np.uint64)
-            slots = (keys >> np.uint64(KEY_BITS - chains.bits)).tolist()
-            for position in range(len(self.tokens) - 1, first - 1, -1):
-                chains.head[slots[position - first]] = chains.previous[position]
-            del text, chains.previous[length:]
+        if length < self.num_linked:
+            for chains in self._chains:
+                chains.truncate(self.tokens, length)
+            self.num_linked = length
         del self.tokens[length:]
-        for chains in self._chains:
-            chains.key = key_of(self.tokens[-chains.n :])
 
     def follow(self, history: Sequence[int], *, is_new: bool = False) -> None:
         """Become equal to `history`, cheaply where only its end differs.
@@ -172,7 +185,7 @@ class SuffixIndex:
         """
         size = len(self.tokens)
         if not is_new and size <= len(history):
-            recent = max(0, size - 8)
+            recent = size - 8 if size > 8 else 0
             if list(history[recent:size]) == self.tokens[recent:].tolist():
                 if size < len(history):
                     self.extend(history[size:])
@@ -183,59 +196,70 @@ class SuffixIndex:
 
     def places(self, limit: int) -> list[Place]:
         """Earlier places that continue like the end of this text, newest first."""
-        return self.find(self.tail, self.keys, limit)
+        return [Place(*place) for place in self.find(self.tail(), limit)]
 
-    def find(self, tail: array[int], keys: Sequence[int], limit: int) -> list[Place]:
-        """Places after the end of `tail`, newest first; of the largest n that has any.
+    def find(self, tail: Tail, limit: int) -> list[tuple[int, int]]:
+        """Places after the end of a text, newest first; of the largest n that has any.
 
         Args:
-            tail: end of the text to look up, at most `max_match` tokens.
-            keys: hashes of its last n tokens, as `keys` of an index with the same sizes.
+            tail: of that text.
             limit: most places.
+
+        Returns (length, position) of each, as `Place` but faster to make.
         """
-        size, number = len(tail), _number(tail)
-        for chains, key in zip(reversed(self._chains), reversed(keys), strict=True):
-            found = self._walk(chains, key, (size, number), limit) if size >= chains.n else []
+        tokens, floor, size, number = self.tokens, self.floor, tail.size, tail.number
+        n = self._chains[-1].n
+        recent = tokens[max(0, self.num_linked - n) : -1].tobytes()
+        is_recent = recent.rfind(tail.text[-4 * n :]) >= 0  # the shortest n-gram; else no longer one is
+        for chains in self._chains:
+            n = chains.n
+            if n > size:
+                continue
+            found = self._recent(n, tail, limit) if is_recent else []
+            position = chains.head[(number >> 32 * (size - n)) % _PRIME & chains.mask]
+            num_strangers = 0  # that share the slot: a few are passed over
+            while position > floor and len(found) < limit:
+                if position - floor < size:
+                    length = self._num_equal(tail, position)
+                else:  # the same without a call
+                    other = int.from_bytes(tokens[position - size : position], "little")
+                    length = size - ((number ^ other).bit_length() + 31 >> 5)
+                if length >= n and tokens[position] != SEPARATOR:
+                    found.append((length, position))
+                else:
+                    num_strangers += 1
+                    if num_strangers == limit + _MAX_STRANGERS:
+                        break
+                position = chains.previous[position]
             if found:
                 return found
         return []
 
-    def _walk(self, chains: _Chains, key: int, tail: tuple[int, int], limit: int) -> list[Place]:
-        tokens, previous, floor, n = self.tokens, chains.previous, self.floor, chains.n
-        size, number = tail
-        last = number >> 32 * (size - 1)
-        position = chains.head[key >> (KEY_BITS - chains.bits)]
-        found: list[Place] = []
-        num_strangers = 0  # that share the slot: a few are passed over
-        while position > floor:
-            # Most strangers differ in the last token, which is cheap to see.
-            length = self._num_equal(size, number, position) if tokens[position - 1] == last else 0
-            if length >= n and tokens[position] != SEPARATOR:
-                found.append(Place(length, position))
-                if len(found) == limit:
-                    break
-            else:
-                num_strangers += 1
-                if num_strangers == limit + _MAX_STRANGERS:
-                    break
-            position = previous[position]
+    def _recent(self, n: int, tail: Tail, limit: int) -> list[tuple[int, int]]:
+        """Places that are in no chain yet."""
+        found: list[tuple[int, int]] = []
+        start = max(self.num_linked, self.floor + n)
+        recent, ngram = self.tokens[start - n : -1].tobytes(), tail.text[-4 * n :]
+        at = recent.rfind(ngram)
+        while at >= 0 and len(found) < limit:
+            position = start + (at >> 2)
+            if not at & 3 and self.tokens[position] != SEPARATOR:
+                found.append((self._num_equal(tail, position), position))
+            at = recent.rfind(ngram, 0, (at - 1 & ~3) + 4 * n)  # tokens begin at multiples of four bytes
         return found
 
-    def match(self, tail: array[int], position: int) -> int:
-        """How many tokens before `position` equal the end of `tail`."""
-        return self._num_equal(len(tail), _number(tail), position)
-
-    def _num_equal(self, size: int, number: int, position: int) -> int:
-        """`match` for a tail given as its length and number.
+    def _num_equal(self, tail: Tail, position: int) -> int:
+        """How many tokens before `position` equal the end of a text.
 
         Later tokens are more significant, so the highest differing bit tells how many at the end
         are equal: one comparison instead of a loop.
         """
-        reach = position - self.floor
+        size, reach = tail.size, position - self.floor
+        number = tail.number
         if reach < size:
             number >>= 32 * (size - reach)
             size = reach
-        other = int.from_bytes(self.tokens[position - size : position].tobytes(), "little")
+        other = int.from_bytes(self.tokens[position - size : position], "little")
         return size - ((number ^ other).bit_length() + 31 >> 5)
 
     def copy(self, position: int, size: int) -> list[int]:
@@ -248,14 +272,7 @@ class SuffixIndex:
         if SEPARATOR in copied:
             return copied[: copied.index(SEPARATOR)]
         period = len(copied)
-        while len(copied) < size:
-            copied += copied[-period:]
-        return copied[:size]
-
-
-def _number(tokens: array[int]) -> int:
-    """The tokens as one number, 32 bits each, the last one most significant."""
-    return int.from_bytes(tokens.tobytes(), "little")
+        return copied if period == size else (copied * (size // period + 1))[:size]
 
 
 def common_prefix(one: array[int], other: Sequence[int]) -> int:

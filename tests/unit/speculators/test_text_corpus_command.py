@@ -12,7 +12,6 @@ from headstart.cli.corpus import run
 from headstart.cli.settings import all_settings
 from headstart.errors import ConfigError
 from headstart.speculators.suffix import SuffixSpeculator
-from headstart.structures.token_log import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types import DraftRequest
 
@@ -30,7 +29,7 @@ def test_added_files_are_drafted_from(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "added 1 files with 22 tokens" in capsys.readouterr().out
     assert run(["add", str(tmp_path / "a.py"), "--spec-corpus", corpus]) == 0
     assert "added 0 files" in capsys.readouterr().out
-    speculator = SuffixSpeculator(SuffixSpeculator.Options(file=corpus), VocabularyId.of(ByteVocab()))
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(file=corpus), ByteVocab())
     draft = speculator.propose([DraftRequest(0, list(b"call frobn"), 5, namespace="anyone")])[0]
     assert bytes(draft.tokens) == b"icate"
     speculator.close()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.structures.alignment import HUNCH, LONGEST_NEW, LONGEST_OLD, Alignment
+from headstart.structures.alignment import HUNCH, LONGEST_NEW, LONGEST_OLD, MAX_FURTHER, Alignment
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
 OLD, NEW = 100, 200
@@ -20,7 +20,7 @@ def copying(source, position=1, variants=None):
 
 
 def position(alignment, index):
-    place = alignment.place(index)
+    place = alignment.place() if alignment.index is index else None
     return None if place is None else place.position
 
 
@@ -31,17 +31,17 @@ def rewritten(alignment, source):
 
 
 def test_an_exact_copy_is_followed_token_by_token():
-    alignment, index = copying([0, 1, 2, 3, 4, 5])
+    alignment, _ = copying([0, 1, 2, 3, 4, 5])
     alignment.follow([1, 2])
     alignment.follow([3])
-    assert alignment.place(index) == Place(5, 4)
-    assert alignment.is_exact
+    assert alignment.place() == Place(5, 4)
+    assert alignment.exact()
 
 
 def test_a_copy_goes_on_behind_a_change():
     alignment, index = copying([0, 1, OLD, 2, 3, 4])
     alignment.follow([1, NEW])
-    assert not alignment.is_exact
+    assert alignment.exact() is None
     alignment.follow([2, 3])
     assert position(alignment, index) == 5
 
@@ -60,7 +60,7 @@ def test_a_change_made_before_is_expected_again():
     tokens, first = alignment.rewrite([OLD, 6], [SCORE, SCORE])
     assert tokens == [NEW, 6]
     alignment.follow([NEW])
-    assert alignment.is_exact, "an expected change does not interrupt the copy"
+    assert alignment.exact(), "an expected change does not interrupt the copy"
     _, second = alignment.rewrite([OLD, 6], [SCORE, SCORE])
     assert first[0] < second[0] < SCORE, "a change is trusted more the more often it was made"
 
@@ -85,6 +85,80 @@ def test_what_else_follows_from_a_change_is_expected_too():
     assert rewritten(alignment, [OLD + 1, 4]) == [NEW + 1, 4]
 
 
+def test_a_step_looks_for_few_of_the_changes_that_follow():
+    """Each costs calls of the vocabulary, so what one change brings is spread over the next steps."""
+    asked = []
+
+    def variants(old, new):
+        for i in range(1, 8):
+            asked.append(i)
+            yield [old[0] + i], [new[0] + i]
+
+    alignment, _ = copying([0, 1, OLD, 2, 3, 4, 5, 6, 7, 8], variants=variants)
+    for i, emitted in enumerate(([1, NEW, 2, 3], [4], [5], [6], [7])):
+        alignment.follow(emitted)
+        assert len(asked) == min(7, (i + 1) * MAX_FURTHER)
+    assert rewritten(alignment, [OLD + 7]) == [NEW + 7]
+    alignment.follow([8])
+    assert len(asked) == 7, "all were found"
+
+
+def test_changes_that_follow_are_looked_for_until_all_are_found():
+    """Those of the newest change first, as its like is what comes next."""
+    asked = []
+
+    def variants(old, new):
+        for i in range(1, 5):
+            asked.append(old[0])
+            yield [old[0] + 10 * i], [new[0] + 10 * i]
+
+    alignment, _ = copying([0, 1, OLD, 2, 3, OLD + 1, 4, 5, 6, 7, 8], variants=variants)
+    alignment.follow([1, NEW, 2, 3])
+    alignment.follow([NEW + 1, 4, 5])
+    alignment.follow([6])
+    alignment.follow([7])
+    assert asked == [OLD] * 3 + [OLD + 1] * 4 + [OLD]
+
+
+def test_a_change_inside_a_longer_one_is_not_made_twice():
+    alignment, _ = copying([0, 1, 8, 2, 3, 7, 8, 4, 5, 6])
+    alignment.follow([1, 80, 2, 3, 71, 72, 4, 5])
+    assert rewritten(alignment, [7, 8, 9]) == [71, 72, 9]
+    assert rewritten(alignment, [8, 9]) == [80, 9]
+
+
+def test_only_a_place_with_a_longer_match_than_others_have_is_named():
+    alignment, _ = copying([0, 1, 2, 3, OLD, 4, 5])
+    alignment.follow([1, 2, 3])
+    assert alignment.place(longest=4) == Place(5, 4)
+    assert alignment.place(longest=5) is None
+    alignment.follow([NEW, 4])
+    assert alignment.place(longest=HUNCH - 1) == Place(HUNCH, 6)
+    assert alignment.place(longest=HUNCH) is None
+
+
+def test_the_longest_part_that_was_left_out_is_left_out_again():
+    left_out = [OLD + i for i in range(LONGEST_OLD)]
+    alignment, _ = copying([0, 1, *left_out, 2, 3, *left_out, 2, 4])
+    alignment.follow([1, 2, 3])
+    assert rewritten(alignment, [*left_out, 2, 4]) == [2, 4]
+    alignment.follow([2])
+    assert alignment.exact(), "an expected change does not interrupt the copy"
+
+
+def test_a_source_that_was_cut_short_is_left():
+    """As the text's own history is, when a chat is edited."""
+    for length in range(1, 6):
+        for written in ([1, 2], [1, NEW], [1, 2, 3, OLD]):
+            alignment, index = copying([0, 1, 2, 3, 4, 5])
+            alignment.follow(written)
+            index.truncate(length)
+            place = alignment.place()
+            assert place is None or place.position < length
+            alignment.follow([4, 5])
+            assert alignment.index is None or alignment.position <= length
+
+
 def test_the_longer_of_two_changes_that_fit_is_expected():
     alignment, _ = copying([0, 1, 7, 2, 3, 7, 8, 4, 5, 6])
     alignment.follow([1, 70, 2, 3, 71, 72, 4, 5])
@@ -93,9 +167,9 @@ def test_the_longer_of_two_changes_that_fit_is_expected():
 
 
 def test_one_equal_token_behind_a_change_is_a_hunch():
-    alignment, index = copying([0, 1, OLD, 2, 3, 4])
+    alignment, _ = copying([0, 1, OLD, 2, 3, 4])
     alignment.follow([1, NEW, 2])
-    assert alignment.place(index) == Place(HUNCH, 4)
+    assert alignment.place() == Place(HUNCH, 4)
 
 
 def test_a_weak_match_elsewhere_does_not_end_the_search():
@@ -106,20 +180,20 @@ def test_a_weak_match_elsewhere_does_not_end_the_search():
     assert position(alignment, index) == 5
     alignment.follow([NEW])
     alignment.start(index, Place(8, 7))
-    assert alignment.place(index) == Place(8, 7)
+    assert alignment.place() == Place(8, 7)
 
 
 def test_a_text_that_goes_its_own_way_is_not_followed():
-    alignment, index = copying([0, 1, 2, 3, 4])
+    alignment, _ = copying([0, 1, 2, 3, 4])
     alignment.follow([1, *range(50, 50 + LONGEST_NEW + 2)])
-    assert alignment.place(index) is None
+    assert alignment.place() is None
     assert alignment.index is None
 
 
 def test_a_copy_ends_at_the_end_of_a_document():
-    alignment, index = copying([0, 1, 2, SEPARATOR, 3, 4])
+    alignment, _ = copying([0, 1, 2, SEPARATOR, 3, 4])
     alignment.follow([1, 2])
-    assert alignment.place(index) is None
+    assert alignment.place() is None
 
 
 def test_a_text_never_follows_what_it_is_just_writing():
@@ -131,7 +205,7 @@ def test_a_text_never_follows_what_it_is_just_writing():
     for token in (9, 8, 7, 9, 8, 7):
         alignment.follow([token])
         index.extend([token])
-        place = alignment.place(index)
+        place = alignment.place()
         assert place is None or place.position < 6
 
 
@@ -146,7 +220,7 @@ def test_an_exact_place_stands_behind_the_token_that_was_copied(source, replaced
     for start in range(0, len(text), step):
         written = text[start : start + step]
         alignment.follow(written)
-        if alignment.is_exact and written[-1] < 10:
+        if alignment.exact() and written[-1] < 10:
             assert index.tokens[alignment.position - 1] == written[-1]
 
 
@@ -155,7 +229,7 @@ def test_places_are_always_inside_the_source(source, text):
     alignment, index = copying([*source, SEPARATOR, 1], position=2)
     for token in text:
         alignment.follow([token])
-        place = alignment.place(index)
+        place = alignment.place()
         if place is not None:
             assert 0 < place.position < len(index)
             assert index.tokens[place.position] != SEPARATOR

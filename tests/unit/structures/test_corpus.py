@@ -29,9 +29,9 @@ def look_up(corpus: SuffixCorpus, tail: list[int], namespace: str = "") -> list[
     query = SuffixIndex(SIZES)
     query.extend(tail)
     found = [
-        index.tokens[p.position]
+        index.tokens[position]
         for index in corpus.indexes(namespace)
-        for p in index.find(query.tail, query.keys, limit=50)
+        for _, position in index.find(query.tail(), limit=50)
     ]
     return sorted(found)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headstart.structures import suffix_index
 from headstart.structures.histories import Histories
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex, common_prefix
 
@@ -15,8 +18,9 @@ SIZES = (2, 4)
 MAX_MATCH = 6
 ALL = 10**9
 
-tokens = st.lists(st.integers(0, 2), max_size=12)
-# A run is repeated so that whole-prompt appends go the numpy way.
+# Ids whose bytes are those of others, shifted. A run is repeated so that many tokens come at once.
+tokens = st.lists(st.sampled_from([0, 1, 256]), max_size=12)
+bulks = st.sampled_from([1, 6, 512])  # tokens that are put in chains together
 runs = st.builds(lambda run, times: run * times, tokens, st.sampled_from([1, 1, 1, 40]))
 operations = st.lists(
     st.one_of(
@@ -28,14 +32,15 @@ operations = st.lists(
 )
 
 
-def brute_places(text: list[int]) -> list[Place]:
-    """What `places` must find: O(n^2) and obvious."""
+def brute_places(text: list[int], tail: list[int] | None = None) -> list[Place]:
+    """What `places` must find, or `find` for the end of another text: O(n^2) and obvious."""
+    tail = text if tail is None else tail
     for n in sorted(SIZES, reverse=True):
         found = []
         for position in range(len(text) - 1, n - 1, -1):
-            if text[position - n : position] == text[-n:]:
-                length = n
-                while length < min(MAX_MATCH, position) and text[position - length - 1] == text[len(text) - length - 1]:
+            if len(tail) >= n and text[position - n : position] == tail[-n:] and text[position] != SEPARATOR:
+                length, reach = n, min(MAX_MATCH, position, len(tail))
+                while length < reach and text[position - length - 1] == tail[-length - 1]:
                     length += 1
                 found.append(Place(length, position))
         if found:
@@ -43,24 +48,51 @@ def brute_places(text: list[int]) -> list[Place]:
     return []
 
 
-@given(operations)
-def test_places_agree_with_a_full_search_after_any_history(steps: list[tuple[str, object]]) -> None:
+@given(operations, bulks)
+def test_places_agree_with_a_full_search_after_any_history(steps: list[tuple[str, Any]], bulk: int) -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     text: list[int] = []
-    for name, value in steps:
-        if name == "extend":
-            text = text + value
-            index.extend(value)
-        elif name == "truncate":
-            text = text[: max(0, len(text) - value)]
-            index.truncate(len(text))
-        else:
-            drop, run = value
-            text = text[: max(0, len(text) - drop)] + run
-            index.follow(text, is_new=True)
-        assert index.tokens.tolist() == text
-        assert index.places(ALL) == brute_places(text)
-        assert index.keys == index_of(text).keys
+    with patch.object(suffix_index, "_BULK", bulk):
+        for name, value in steps:
+            if name == "extend":
+                text = text + value
+                index.extend(value)
+            elif name == "truncate":
+                text = text[: max(0, len(text) - value)]
+                index.truncate(len(text))
+            else:
+                drop, run = value
+                text = text[: max(0, len(text) - drop)] + run
+                index.follow(text, is_new=True)
+            assert index.tokens.tolist() == text
+            assert index.places(ALL) == brute_places(text)
+            assert index.places(2) == brute_places(text)[:2]
+
+
+@given(st.lists(runs, max_size=12), runs, bulks, st.integers(0, 40))
+def test_another_text_is_found_wherever_it_stands(
+    texts: list[list[int]], other: list[int], bulk: int, floor: int
+) -> None:
+    """Tails that are not the index's own, texts divided by separators, a floor that rose."""
+    index, query = SuffixIndex(SIZES, MAX_MATCH), SuffixIndex(SIZES, MAX_MATCH)
+    query.extend(other)
+    with patch.object(suffix_index, "_BULK", bulk):
+        for text in texts:
+            index.extend([*text, SEPARATOR])
+    index.floor = min(floor, len(index))
+    held = index.tokens.tolist()[index.floor :]
+    expected = [(length, position + index.floor) for length, position in brute_places(held, other)]
+    assert index.find(query.tail(), ALL) == expected
+
+
+@given(st.lists(runs, max_size=12), bulks)
+def test_few_tokens_wait_for_their_chains(pieces: list[list[int]], bulk: int) -> None:
+    """Those that wait are searched one by one, so a step's work would grow with them."""
+    index = SuffixIndex(SIZES, MAX_MATCH)
+    with patch.object(suffix_index, "_BULK", bulk):
+        for piece in pieces:
+            index.extend(piece)
+            assert len(index) - index.num_linked < bulk
 
 
 def index_of(text: list[int]) -> SuffixIndex:
@@ -77,7 +109,6 @@ def test_appending_at_once_equals_appending_one_by_one(text: list[int]) -> None:
     at_once.extend(text)
     one_by_one = index_of(text)
     assert at_once.places(ALL) == one_by_one.places(ALL)
-    assert at_once.keys == one_by_one.keys
 
 
 def test_truncating_undoes_extending_across_a_table_growth() -> None:
@@ -111,9 +142,7 @@ def test_a_shorter_history_is_followed() -> None:
 def test_separators_are_neither_copied_nor_crossed() -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     index.extend([5, 6, SEPARATOR, 7, 8, 9, SEPARATOR])
-    tail = array("i", [5, 6])
-    keys = index_of([5, 6]).keys
-    assert index.find(tail, keys, ALL) == []
+    assert index.find(index_of([5, 6]).tail(), ALL) == []
     assert index.copy(4, 10) == [8, 9]
 
 

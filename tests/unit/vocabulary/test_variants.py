@@ -40,10 +40,9 @@ def variants() -> Variants:
 
 
 def test_every_spelling_of_the_word_follows_from_one(variants: Variants) -> None:
-    found = variants(spell(b" count"), spell(b" total"))
+    found = list(variants(spell(b" count"), spell(b" total")))
     assert (spell(b"count"), spell(b"total")) in found
     assert (spell(b"(count"), spell(b"(total")) in found
-    assert (spell(b" count"), spell(b" total")) not in found, "that one is known"
 
 
 def test_common_tokens_in_front_are_not_part_of_a_replacement(variants: Variants) -> None:
@@ -51,8 +50,13 @@ def test_common_tokens_in_front_are_not_part_of_a_replacement(variants: Variants
         assert old[0] != new[0]
 
 
+def test_a_word_that_only_grew_leaves_nothing_to_replace(variants: Variants) -> None:
+    assert spell(b" counts")[0] == spell(b" count")[0]
+    assert all(old and new for old, new in variants(spell(b" count"), spell(b" counts")))
+
+
 @pytest.mark.parametrize(
     ("old", "new"), [(b" +", b" total"), (b"count", b"1+1"), (b"count", b""), (b"  count", b"total")]
 )
 def test_what_is_not_a_word_for_a_word_has_no_other_spelling(variants: Variants, old: bytes, new: bytes) -> None:
-    assert variants(spell(old), spell(new)) == []
+    assert list(variants(spell(old), spell(new))) == []

@@ -1,0 +1,160 @@
+"""How the suffix speculator weighs several places, and what it may leave out to be fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from random import Random
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tests.unit.speculators.text_support import propose
+
+from headstart.speculators.suffix import SuffixSpeculator, _partings, _weigh, _winner
+from headstart.structures.corpus import MAX_MATCH, SIZES
+from headstart.structures.shares import agreeing_shares, worth
+from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
+
+ANY = 99  # stands before each copy
+
+
+def weighed(places: list[tuple[int, list[int]]]) -> tuple[int, tuple[float, ...], float, float]:
+    """Which copy is drafted, and its scores; places are (length of the match, what follows), longest first."""
+    index, found = SuffixIndex((2, 4)), []
+    for length, copy in places:
+        index.extend([ANY])
+        found.append((length, len(index)))
+        index.extend([*copy, SEPARATOR])
+    leader = _winner(index, found)
+    draft = places[leader][1]
+    weight = sum(length for length, _ in places)
+    shares, total, least = _weigh(len(draft), weight, len(found), _partings(index, found, leader, draft))
+    return leader, tuple(shares), total, least
+
+
+def test_scores_follow_the_worked_example() -> None:
+    leader, shares, total, least = weighed([(4, [1, 2, 3]), (2, [1, 2, 4]), (2, [9])])
+    assert leader == 0
+    assert shares == pytest.approx([6 / 9, 8 / 9, 6 / 11])
+    assert total == pytest.approx(6 / 9 + 6 / 9 * 8 / 9 + 6 / 9 * 8 / 9 * 6 / 11)
+    assert least == pytest.approx(6 / 9 * 8 / 9 * 6 / 11)
+
+
+@pytest.mark.parametrize("weight", [1, 50, 4080, 4095, 9999])
+def test_each_token_of_places_that_agree_adds_their_number_to_what_speaks_for_them(weight: int) -> None:
+    expected = [total / (total + 1) for total in range(weight, weight + 3 * 9, 3)]
+    assert list(agreeing_shares(weight, 3, 9)) == expected
+
+
+def test_the_copy_with_most_votes_leads_and_not_the_longest_match() -> None:
+    assert weighed([(4, [1, 2]), (3, [9, 2]), (2, [9, 3])])[0] == 1
+
+
+copies = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 2), min_size=1, max_size=6)), min_size=1)
+
+
+@given(copies)
+def test_scores_agree_with_counting_votes_token_by_token(places: list[tuple[int, list[int]]]) -> None:
+    places = sorted(places, key=lambda place: -place[0])
+    leader, shares, total, least = weighed(places)
+    draft = places[leader][1]
+    expected, alive = [], places
+    for i, token in enumerate(draft):
+        alive = [(length, copy) for length, copy in alive if i < len(copy)]
+        agreed = sum(length + i for length, copy in alive if copy[i] == token)
+        expected.append(agreed / (sum(length + i for length, _ in alive) + 1))
+        alive = [(length, copy) for length, copy in alive if copy[i] == token]
+    assert shares == pytest.approx(expected)
+    scores = list(accumulate(expected, mul))
+    assert (total, least) == pytest.approx((sum(scores), scores[-1]))
+
+
+@given(copies)
+def test_places_are_worth_most_when_all_agree(places: list[tuple[int, list[int]]]) -> None:
+    """So a text whose places are worth no more than the best draft even then need not be looked at."""
+    places = sorted(places, key=lambda place: -place[0])
+    _, shares, total, _ = weighed(places)
+    assert total <= worth(sum(length for length, _ in places), len(places), len(shares)) + 1e-12
+
+
+@dataclass
+class Voted:
+    """What one text offers, by the rule and not by its short cuts."""
+
+    tokens: list[int]
+    shares: list[float]
+
+    @property
+    def worth(self) -> float:
+        return sum(accumulate(self.shares, mul))
+
+
+def vote(index: SuffixIndex, places: list[tuple[int, int]], max_tokens: int) -> Voted:
+    """Token by token, among the copies that agree so far; the longest and then newest of the winners leads."""
+    places = sorted(places, reverse=True)
+    size = min(max_tokens, 4 * places[0][0])
+    alive = [(length, index.copy(position, size)) for length, position in places]
+    votes: dict[int, int] = {}
+    for length, copy in alive:
+        votes[copy[0]] = votes.get(copy[0], 0) + length
+    winner = max(votes, key=votes.__getitem__)
+    draft, shares = next(copy for _, copy in alive if copy[0] == winner), []
+    for i, token in enumerate(draft):
+        alive = [(length, copy) for length, copy in alive if i < len(copy)]
+        total = sum(length + i for length, _ in alive)
+        alive = [(length, copy) for length, copy in alive if copy[i] == token]
+        shares.append(sum(length + i for length, _ in alive) / (total + 1))
+    scores = [score for score in accumulate(shares, mul) if score >= 0.1]
+    return Voted(draft[: len(scores)], shares[: len(scores)])
+
+
+words = st.integers(0, 2**32).map(lambda seed: Random(seed).choices(range(3), k=30))  # matches of 4 and more
+
+
+@given(words, st.lists(words, max_size=3), st.integers(1, 16))
+def test_the_draft_is_that_of_the_text_whose_votes_are_worth_most(
+    own: list[int], others: list[list[int]], max_tokens: int
+) -> None:
+    speculator = SuffixSpeculator()
+    for other in others:
+        speculator.corpus.add(other)
+    speculator.begin(0, own)
+    draft = propose(speculator, own, max_tokens)
+    index = SuffixIndex(SIZES, MAX_MATCH)
+    index.extend(own)
+    best = Voted([], [])
+    for text in (index, *speculator.corpus.indexes("")):
+        places = text.find(index.tail(), 3)
+        offer = vote(text, places, max_tokens) if places else best
+        if offer.worth > best.worth + 1e-9:
+            best = offer
+        assume(offer is best or abs(offer.worth - best.worth) > 1e-9)
+    assert list(draft.tokens) == best.tokens
+    assert list(draft.confidence) == pytest.approx(best.shares)
+
+
+def test_a_repeated_request_does_not_copy_its_own_answer() -> None:
+    """Else a benchmark that asks twice would measure how well an answer predicts itself."""
+    speculator, prompt, answer = SuffixSpeculator(), [1, 2, 3, 4, 5, 6], [7, 8, 9, 10]
+    for _ in range(2):
+        speculator.begin(0, [*prompt, answer[0]])
+        assert propose(speculator, [*prompt, answer[0]]).reason == "no match"
+        speculator.accept(0, answer[1:], 0)
+        speculator.end(0)
+    speculator.begin(0, [0, *prompt, answer[0]])
+    assert propose(speculator, [0, *prompt, answer[0]]).tokens == answer[1:]
+
+
+def test_a_long_copy_goes_on_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other place can have a longer match, so the costliest part of a step is left out."""
+    document = list(range(10, 60))
+    speculator, history = SuffixSpeculator(), [*document, *document[:MAX_MATCH]]
+    speculator.begin(0, history)
+    propose(speculator, history)
+    token = document[MAX_MATCH]
+    history.append(token)
+    speculator.accept(0, [token], 1)
+    monkeypatch.setattr(SuffixIndex, "find", lambda *_: pytest.fail("searched"))
+    assert propose(speculator, history, 4).tokens == document[MAX_MATCH + 1 : MAX_MATCH + 5]
