@@ -118,12 +118,16 @@ class Bench:
 
 
 def summary(tally: Tally, off: Tally) -> dict[str, Any]:
-    """One arm in one cell. `error` is the standard error of the ratio over groups, relative."""
+    """One arm in one cell. `error` is the standard error of the ratio over groups, relative.
+
+    `full_ratio` is that of the steps in which every user's text was being written.
+    """
     pairs = zip(tally.runs, off.runs, strict=True)
     logs = [math.log((a.num_tokens / a.seconds) / (b.num_tokens / b.seconds)) for a, b in pairs]
     return {
         "rate": tally.rate,
         "ratio": tally.rate / off.rate,
+        "full_ratio": tally.full_rate / off.full_rate,
         "error": statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan,
         "acceptance_length": tally.acceptance_length,
         "acceptance_rate": tally.acceptance_rate,
@@ -161,14 +165,16 @@ def _short_table(cells: Sequence[dict[str, Any]]) -> list[str]:
 
 def _long_table(cells: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
-        "| workload | temp | users | arm | tok/s | x off | acceptance length | rate | rows wasted | texts differ |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| workload | temp | users | arm | tok/s | x off | all busy | acceptance length | rate | rows wasted "
+        "| texts differ |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for cell in cells:
         for name, arm in cell["arms"].items():
             lines.append(
                 f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {name} | {arm['rate']:.1f} "
-                f"| {arm['ratio']:.2f} ± {arm['ratio'] * arm['error']:.2f} | {arm['acceptance_length']:.2f} "
+                f"| {arm['ratio']:.2f} ± {arm['ratio'] * arm['error']:.2f} | {arm['full_ratio']:.2f} "
+                f"| {arm['acceptance_length']:.2f} "
                 f"| {arm['acceptance_rate']:.2f} | {arm['rows_wasted']} | {arm['differences']}/{cell['texts']} |"
             )
     return lines

@@ -13,18 +13,21 @@ one-dimensional extended Kalman filter (p = predicted, y = 1 if accepted):
 
     V <- V + drift;   V <- V / (1 + V p (1 - p));   b <- b + V (y - p)
 
-Survival is the running product of the shifted cells. Labels stop at the first disagreement and at
-the end of the draft, so a fully accepted draft says nothing about the token after it (censored).
+So do the tokens themselves (see `token_odds`). Survival is the running product of all this. Labels
+stop at the first disagreement and at the end of the draft, so a fully accepted draft says nothing
+about the token after it (censored).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from math import exp
 from typing import Any
 
 from headstart.control.state import floats
+from headstart.control.token_odds import TokenPair, TokenTables
 from headstart.control.values import Outcome
 
 PROBABILITY_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
@@ -139,14 +142,36 @@ class Calibration:
     def __init__(self) -> None:
         self._tables: dict[str, _Table] = {}
         self._shifts: dict[int, dict[str, _Shift]] = {}
+        self._namespaces: dict[int, str] = {}  # of the running requests
+        self._tokens = TokenTables()
 
     def declare_probability(self, speculator: str) -> None:
         """Believe this speculator's scores, as probabilities, until counts say otherwise."""
         self._tables.setdefault(speculator, _Table(is_probability=True)).is_probability = True
 
-    def survival(self, speculator: str, confidence: Sequence[float], seq_id: int) -> list[float]:
-        """Probability that draft tokens 0..i are all accepted, for each i. O(tokens)."""
-        return self._survival(speculator, self._table(speculator).rates(confidence), seq_id)
+    def survival(
+        self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
+    ) -> list[float]:
+        """Probability that draft tokens 0..i are all accepted, for each i. O(tokens).
+
+        tokens: the one before the draft and the draft's; empty: not known.
+        """
+        table = self._table(speculator)
+        shift = self._shifts.get(seq_id, NO_SHIFTS).get(speculator)
+        odds = 1.0 if shift is None else shift.odds
+        alive, survival = 1.0, []
+        if not tokens:
+            for rate in table.rates(confidence):
+                alive *= rate * odds / (1.0 - rate + rate * odds)
+                survival.append(alive)
+            return survival
+        pair = self._token_pair(speculator, seq_id)
+        by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
+        for (before, token), rate in zip(pairwise(tokens), table.rates(confidence), strict=True):
+            right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
+            alive *= right / (1.0 - rate + right)
+            survival.append(alive)
+        return survival
 
     def mean(self, speculator: str) -> float:
         """Conditional acceptance of an average token."""
@@ -159,13 +184,24 @@ class Calibration:
             return
         table = self._table(outcome.speculator)
         shift = self._shifts.setdefault(outcome.seq_id, {}).setdefault(outcome.speculator, _Shift())
-        confidence = outcome.confidence[num_known:num_labelled]
-        shift.learn(table.rates(confidence, num_known), outcome.num_matched - num_known)
-        table.count(confidence, outcome.num_matched, num_known)
+        confidence, num_matched = outcome.confidence[num_known:num_labelled], outcome.num_matched
+        rates = table.rates(confidence, num_known)
+        if outcome.tokens:
+            tokens = outcome.tokens[num_known : num_labelled + 1]
+            self._token_pair(outcome.speculator, outcome.seq_id).learn(
+                tokens, rates, shift.odds, num_matched - num_known
+            )
+        shift.learn(rates, num_matched - num_known)
+        table.count(confidence, num_matched, num_known)
+
+    def begin(self, seq_id: int, namespace: str) -> None:
+        """A request begins; what its tokens teach stays in this namespace. Without this call in the public one."""
+        self._namespaces[seq_id] = namespace
 
     def end(self, seq_id: int) -> None:
         """The request is over: forget its shift."""
         self._shifts.pop(seq_id, None)
+        self._namespaces.pop(seq_id, None)
 
     def describe(self) -> dict[str, Any]:
         """Acceptance per speculator, JSON-ready."""
@@ -197,17 +233,11 @@ class Calibration:
                 setattr(table, f"{level}_m", m)
         self._tables = tables
 
+    def _token_pair(self, speculator: str, seq_id: int) -> TokenPair:
+        return self._tokens.of(self._namespaces.get(seq_id, ""), speculator)
+
     def _table(self, speculator: str) -> _Table:
         table = self._tables.get(speculator)
         if table is None:
             table = self._tables[speculator] = _Table(is_probability=False)
         return table
-
-    def _survival(self, speculator: str, rates: Sequence[float], seq_id: int) -> list[float]:
-        shift = self._shifts.get(seq_id, NO_SHIFTS).get(speculator)
-        odds = 1.0 if shift is None else shift.odds
-        alive, survival = 1.0, []
-        for rate in rates:
-            alive *= rate * odds / (1.0 - rate + rate * odds)
-            survival.append(alive)
-        return survival

@@ -2,7 +2,7 @@
 
 Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. One step:
 
-    survival = controller.survival(speculator, confidence, seq_id)      each draft of a text speculator
+    survival = controller.survival(speculator, confidence, seq_id, tokens)     each draft of a text speculator
     allowances = controller.plan_model(speculator, slots, step)         before a draft model runs
     lengths = controller.plan(slot_drafts, step)                        before the target runs
     controller.observe_step(rows, context, milliseconds)                after it
@@ -43,9 +43,14 @@ class Controller:
         self._models.add(speculator)
         self._calibration.declare_probability(speculator)
 
-    def survival(self, speculator: str, confidence: Sequence[float], seq_id: int) -> list[float]:
-        """Probability that draft tokens 0..i are all accepted, for each i."""
-        return self._calibration.survival(speculator, confidence, seq_id)
+    def survival(
+        self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
+    ) -> list[float]:
+        """Probability that draft tokens 0..i are all accepted, for each i.
+
+        tokens: the one before the draft and the draft's; empty: not known.
+        """
+        return self._calibration.survival(speculator, confidence, seq_id, tokens)
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot; None if no draft has a token."""
@@ -86,6 +91,10 @@ class Controller:
     def record(self, outcome: Outcome) -> None:
         """A draft's fate is known, verified or not."""
         self._calibration.record(outcome)
+
+    def begin(self, seq_id: int, namespace: str) -> None:
+        """A request begins; what its tokens teach is used in this namespace only."""
+        self._calibration.begin(seq_id, namespace)
 
     def end(self, seq_id: int) -> None:
         """The request is over."""

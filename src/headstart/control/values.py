@@ -75,6 +75,7 @@ class Outcome:
     num_matched: int
     num_labelled: int
     num_known: int = 0
+    tokens: Sequence[int] = ()  # the one before the draft and the draft's; empty: not known
 
 
 @dataclass(frozen=True, slots=True)

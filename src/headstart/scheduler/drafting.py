@@ -181,6 +181,7 @@ class Drafting:
         if run.policy is None:
             run.policy = self.policy(run.request.speculative)
             if not run.policy.reason:
+                self.controller.begin(slot.slot_id, run.request.namespace)
                 for seat in self.seats.values():
                     seat.begin(slot.slot_id, run.tokens, run.request.namespace)
         run.proposal = NO_PROPOSAL
@@ -208,12 +209,15 @@ class Drafting:
         drafts = [desk.drafts[name] for name in desk.policy.types if name in desk.drafts]
         if not drafts:
             return
+        newest = desk.run.tokens[-1]
         for draft in drafts:
-            desk.run.shadows.watch(draft)
+            desk.run.shadows.watch(draft, newest)
         if desk.is_fixed:
             desk.take(Proposal(drafts[0]), [1.0] * len(drafts[0].tokens))
             return
-        survivals = [self.controller.survival(d.speculator, d.confidence, desk.seq_id) for d in drafts]
+        survivals = [
+            self.controller.survival(d.speculator, d.confidence, desk.seq_id, [newest, *d.tokens]) for d in drafts
+        ]
         best = self.controller.best(survivals, step)
         if best is not None:
             desk.take(Proposal(drafts[best]), survivals[best])
@@ -251,11 +255,13 @@ class Drafting:
     def _choose_model(self, desk: Desk, seat: Seat, draft: Draft) -> None:
         """Append the model's draft to the text's, or take it instead if it is worth more."""
         head = desk.proposal.head if desk.continues else Draft()
-        desk.run.shadows.watch(draft, after=head.tokens)
+        newest = desk.run.tokens[-1]
+        desk.run.shadows.watch(draft, newest, head.tokens)
         if desk.is_fixed:
             desk.take(Proposal(draft), [1.0] * len(draft.tokens))
             return
-        survival = self.controller.survival(seat.name, draft.confidence, desk.seq_id)
+        tokens = [head.tokens[-1] if head.tokens else newest, *draft.tokens]
+        survival = self.controller.survival(seat.name, draft.confidence, desk.seq_id, tokens)
         if head.tokens:
             reached = desk.survival[-1]
             desk.take(Proposal(head, draft), [*desk.survival, *(reached * s for s in survival)])

@@ -1,0 +1,85 @@
+"""Tokens differ: the brackets of a JSON form are sure, names are not.
+
+Per token drafted, and per token before it, accepted labels (m of n) are compared with those expected (e)
+by scores and request; the odds of acceptance are multiplied by
+
+    (m + 1) / (e + 1) * (n - e + 1) / (n - m + 1)
+
+which is 1 without labels. Counts fade. They tell a little of what texts were about, so they are kept
+apart by namespace and never saved.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+
+FADE = 0.97  # of a token's counts, per label
+MAX_TOKENS, MAX_NAMESPACES = 8192, 16
+
+
+class TokenOdds:
+    """Factors of the odds by token id. A factor is read from `factors`, where a token never seen is missing."""
+
+    __slots__ = ("_counts", "factors")
+
+    def __init__(self) -> None:
+        self.factors: dict[int, float] = {}
+        self._counts: dict[int, tuple[float, float, float]] = {}  # labels, accepted, expected
+
+    def learn(self, token: int, expected: float, accepted: float) -> None:
+        """Count a label for which the rest says `expected`."""
+        n, m, e = self._counts.get(token, (0.0, 0.0, 0.0))
+        n, m, e = n * FADE + 1.0, m * FADE + accepted, e * FADE + expected
+        self._counts[token] = (n, m, e)
+        self.factors[token] = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
+        if len(self._counts) > MAX_TOKENS:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the half of the tokens with the fewest labels."""
+        by_labels = sorted(self._counts, key=lambda token: self._counts[token][0])
+        for token in by_labels[: MAX_TOKENS // 2]:
+            del self._counts[token], self.factors[token]
+
+
+class TokenPair:
+    """Odds of one speculator in one namespace: by the token drafted, and by the one before it."""
+
+    __slots__ = ("before", "drafted")
+
+    def __init__(self) -> None:
+        self.drafted, self.before = TokenOdds(), TokenOdds()
+
+    def learn(self, tokens: Sequence[int], rates: Sequence[float], odds: float, num_matched: int) -> None:
+        """Count labels.
+
+        Args:
+            tokens: the one before the first label, then those drafted.
+            rates: conditional acceptance of each, by its score; `odds` is the request's factor.
+            num_matched: of them, from the first on.
+        """
+        for i, ((before, token), rate) in enumerate(zip(pairwise(tokens), rates, strict=True)):
+            accepted, right = float(i < num_matched), rate * odds
+            self.drafted.learn(token, right / (1.0 - rate + right), accepted)
+            right *= self.drafted.factors.get(token, 1.0)
+            self.before.learn(before, right / (1.0 - rate + right), accepted)
+
+
+class TokenTables:
+    """The pairs of all speculators and namespaces; the namespace used longest ago is forgotten first."""
+
+    def __init__(self) -> None:
+        self._pairs: OrderedDict[str, dict[str, TokenPair]] = OrderedDict()
+
+    def of(self, namespace: str, speculator: str) -> TokenPair:
+        """The pair to read and to teach."""
+        pairs = self._pairs.setdefault(namespace, {})
+        self._pairs.move_to_end(namespace)
+        if len(self._pairs) > MAX_NAMESPACES:
+            self._pairs.popitem(last=False)
+        pair = pairs.get(speculator)
+        if pair is None:
+            pair = pairs[speculator] = TokenPair()
+        return pair

@@ -1,0 +1,103 @@
+"""Tokens that are surer, or less sure, than scores and requests say."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headstart.control.calibration import Calibration
+from headstart.control.controller import Controller
+from headstart.control.token_odds import MAX_NAMESPACES, MAX_TOKENS, TokenOdds, TokenTables
+from headstart.control.values import Outcome
+
+BRACKET, NAME, BEFORE = 1, 2, 3
+
+
+def taught(calibration: Calibration, seq_id: int = 0) -> Calibration:
+    """Brackets are always right and names every other time, at the same score."""
+    rng = random.Random(1)
+    for _ in range(200):
+        token = rng.choice((BRACKET, NAME))
+        matched = 1 if token == BRACKET else rng.randint(0, 1)
+        calibration.record(Outcome(seq_id, "text", [4.0], matched, 1, tokens=[BEFORE, token]))
+    return calibration
+
+
+def test_a_sure_token_survives_better_than_an_unsure_one_of_the_same_score() -> None:
+    calibration = taught(Calibration())
+    bracket, name = (calibration.survival("text", [4.0], 0, [BEFORE, token])[0] for token in (BRACKET, NAME))
+    assert bracket > 0.9
+    assert name == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_token_is_judged_by_the_one_before_it_too() -> None:
+    calibration, rng = Calibration(), random.Random(1)
+    for _ in range(300):
+        before = rng.choice((BRACKET, NAME))
+        calibration.record(Outcome(0, "text", [4.0], int(before == BRACKET), 1, tokens=[before, BEFORE]))
+    good, bad = (calibration.survival("text", [4.0], 0, [before, BEFORE])[0] for before in (BRACKET, NAME))
+    assert good > 0.8
+    assert bad < 0.2
+
+
+def test_a_token_never_seen_changes_nothing() -> None:
+    calibration = taught(Calibration())
+    for i in range(5):
+        assert calibration.survival("text", [4.0] * i, 0, [98, *[99] * i]) == calibration.survival("text", [4.0] * i, 0)
+
+
+def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
+    tokens, calibration = [9, 1, 2, 3, 4, 5], Calibration()
+    for known, labelled in ((0, 2), (2, 3), (3, 5)):  # the fifth token was wrong
+        calibration.record(Outcome(0, "text", [4.0] * 5, min(4, labelled), labelled, known, tokens))
+    assert calibration.describe()["text"]["labels"] == pytest.approx(5.0, rel=0.01)
+    pair = calibration._token_pair("text", 0)
+    assert pair.drafted.factors.keys() == {1, 2, 3, 4, 5}
+    assert pair.before.factors.keys() == {9, 1, 2, 3, 4}
+    assert [pair.drafted.factors[token] > 1.0 for token in tokens[1:]] == [True, True, True, True, False]
+    assert all(n == 1.0 for n, _, _ in pair.drafted._counts.values())
+
+
+def test_one_tenants_tokens_do_not_change_anothers_survival() -> None:
+    calibration = Calibration()
+    for seq_id, namespace in enumerate(("anna", "ben", "")):
+        calibration.begin(seq_id, namespace)
+    taught(calibration, seq_id=0)
+    for other in (1, 2):
+        survival = [calibration.survival("text", [4.0], other, [BEFORE, token]) for token in (BRACKET, NAME)]
+        assert survival[0] == survival[1]
+    calibration.end(0)
+    calibration.begin(0, "ben")  # the slot's next request
+    assert calibration.survival("text", [4.0], 0, [BEFORE, BRACKET]) == calibration.survival("text", [4.0], 0)
+
+
+def test_tokens_are_not_saved() -> None:
+    controller = Controller()
+    controller.begin(0, "")
+    controller.record(Outcome(0, "text", [4.0], 1, 1, tokens=[BEFORE, 123_456_789]))
+    assert "123456789" not in repr(controller._calibration.to_json())
+
+
+def test_memory_is_bounded_and_tokens_seen_often_stay() -> None:
+    odds = TokenOdds()
+    for _ in range(3):
+        odds.learn(BRACKET, 0.5, 1.0)
+    factor = odds.factors[BRACKET]
+    for token in range(100, 100 + 3 * MAX_TOKENS):
+        odds.learn(token, 0.5, 1.0)
+    assert len(odds.factors) <= MAX_TOKENS
+    assert odds.factors[BRACKET] == factor
+
+
+def test_the_namespace_used_longest_ago_is_forgotten_first() -> None:
+    tables = TokenTables()
+    first = tables.of("0", "text")
+    for i in range(1, MAX_NAMESPACES):
+        tables.of(str(i), "text")
+    assert tables.of("0", "text") is first
+    second = tables.of("1", "text")
+    for i in range(MAX_NAMESPACES - 1):
+        tables.of(f"new {i}", "text")
+    assert tables.of("1", "text") is second
+    assert tables.of("0", "text") is not first
