@@ -15,7 +15,7 @@ from ctypes import c_bool, c_char_p, c_int, c_void_p
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
-# Threads wait for each other hundreds of times a token. By default they spin for so long that two programs on the
+# Threads wait for each other hundreds of times a step. By default they spin for so long that two programs on the
 # same cores stop each other; with this they sleep sooner. Measured by benchmarks/busy_machine.py.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
