@@ -62,18 +62,6 @@ class LlamaVocab:
     def is_control(self, token: int) -> bool:
         return bool(api.llama_vocab_is_control(self.handle, token))
 
-    def why_not_same(self, other: LlamaVocab) -> str | None:
-        """Why token ids of one vocabulary do not mean the same in the other; None if they do."""
-        if self.type != other.type:
-            return "the vocabularies are of different types"
-        if self.size != other.size:
-            return f"its vocabulary has {other.size} tokens, the target's {self.size}"
-        for token in range(self.size):
-            ours, theirs = self.token_text(token), other.token_text(token)
-            if ours != theirs:
-                return f"token {token} is {theirs!r} there and {ours!r} in the target"
-        return None
-
     def why_no_infill(self) -> str | None:
         """Why libllama's infill sampler would abort; None if it can run. O(size) at the first call."""
         if api.llama_vocab_eot(self.handle) < 0 and self.eos_id is None:

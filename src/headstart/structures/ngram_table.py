@@ -47,11 +47,6 @@ class NgramTable:
     def num_bytes(self) -> int:
         return self._entries.nbytes
 
-    @property
-    def num_used(self) -> int:
-        """Entries that hold something. O(size)."""
-        return int(np.count_nonzero(self._entries))
-
     def learn(self, tokens: Sequence[int], salt: int) -> None:
         """Add what followed every n tokens of a text."""
         if len(tokens) <= self.n:

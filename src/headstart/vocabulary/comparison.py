@@ -56,11 +56,6 @@ class Comparison:
         return int(np.count_nonzero(self.to_target >= 0))
 
     @property
-    def target_share(self) -> float:
-        """Share of the target's tokens that have a partner."""
-        return float(np.mean(self.to_draft >= 0))
-
-    @property
     def draft_share(self) -> float:
         """Share of the draft's tokens that have a partner."""
         return float(np.mean(self.to_target >= 0))
