@@ -15,6 +15,7 @@ from headstart.errors import ConfigError
 from headstart.types import SequenceMode
 
 DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}  # tokens a step
+LEAST_CONTEXT = 64  # tokens; libllama takes no batch larger than the context, and ours are at least so large
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -80,6 +81,8 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.context:
+            _at_least(self, "context", LEAST_CONTEXT)
         _at_least(self, "context", 0)
         _at_least(self, "batch", 2)
         _at_least(self, "ubatch", 2)
@@ -119,6 +122,10 @@ class DraftEngineConfig:
         None, "type of the draft model's cached values", "-ctvd", "--cache-type-v-draft", choices=CACHE_TYPES
     )
     draft_context: int | None = option(None, "tokens of context of the draft model", "-cd", "--ctx-size-draft")
+
+    def __post_init__(self) -> None:
+        if self.draft_context is not None:
+            _at_least(self, "draft_context", LEAST_CONTEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

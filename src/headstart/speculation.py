@@ -71,11 +71,18 @@ def _check_state(spec_state: str | None) -> None:
         return
     path = Path(spec_state)
     try:
-        is_ours = not path.exists() or path.read_bytes()[: len(_STATE_BEGINS)] in (_STATE_BEGINS, b"")
+        if path.exists() and not path.is_file():  # a device would be read without end, and replaced
+            raise ConfigError(f"--spec-state {path} is not a regular file; name another, or none")
+        is_ours = not path.exists() or _beginning(path) in (_STATE_BEGINS, b"")
     except OSError as error:
         raise ConfigError(f"--spec-state {path} cannot be read: {error.strerror}; name another file") from error
     if not is_ours:
         raise ConfigError(f"--spec-state {path} is not what headstart writes and would be replaced; name another file")
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_STATE_BEGINS))
 
 
 def make_speculator(

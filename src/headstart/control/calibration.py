@@ -224,6 +224,8 @@ class Calibration:
         for speculator, saved in state.items():
             table = tables[str(speculator)] = _Table(is_probability=saved["is_probability"] is True)
             table.m, table.n = floats([saved["m"], saved["n"]], 2, least=0.0)
+            if table.m > table.n + 1e-6:
+                raise ValueError(f"more accepted than labelled tokens for {speculator!r}")
             for level in ("confidence", "position", "cell"):
                 size = len(getattr(table, f"{level}_n"))
                 n, m = floats(saved[f"{level}_n"], size, least=0.0), floats(saved[f"{level}_m"], size, least=0.0)

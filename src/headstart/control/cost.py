@@ -86,6 +86,8 @@ class CostTable:
             return
         knot = _nearest_knot(rows)
         seen = self._count[knot]
+        if self._is_fresh and not seen and not self.is_empty:
+            return  # a loaded table would take its level from a number of rows that it does not know
         at_knot = expected = self._shape[knot]
         if not self.is_empty and (not seen or rows != KNOTS[knot]):
             points = self._points(optimistic=False)
@@ -101,7 +103,6 @@ class CostTable:
                 attention = MOST_OF_STEP * relative
                 self._attention = attention / lever
             self._grow(knot, at_knot, log(relative - attention) - expected)
-            self._weights.pop(True, None)
         else:
             innovation = log(milliseconds / total) - self._level
             self._note_surprise(innovation)
@@ -109,8 +110,9 @@ class CostTable:
             self._follow(knot, innovation, 1.0 - attention / total, lever / total)
         self._count[knot] = seen + 1
         self._age += 1
-        if seen < GROWN or self._age >= REBUILD_EVERY:  # a young cell may move far
-            self._weights.pop(False, None)
+        is_in_doubt = seen < GROWN or abs(self._surprises) >= MANY_SURPRISES  # either may move far
+        if is_in_doubt or self._age >= REBUILD_EVERY:
+            self._weights.clear()
 
     def calibrate(self, samples: Sequence[Sample]) -> None:
         """Learn from a warm-up, in which the context grows and single rows come first.
@@ -147,7 +149,7 @@ class CostTable:
         if curve is None:
             row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
             curve = [ms + row_ms * n for n, ms in enumerate(weights[: LONGEST_DECODE + 1])]
-            curve += [ms + row_ms * LONGEST_DECODE for ms in weights[LONGEST_DECODE + 1 :]]
+            curve += [max(curve[-1], ms) for ms in weights[LONGEST_DECODE + 1 :]]
             self._curves[optimistic, grain] = curve
         return curve
 
@@ -173,9 +175,9 @@ class CostTable:
             "knots": list(KNOTS),
             "level": self._level,
             "attention": [self._attention, self._attention_variance],
-            "shape": self._shape,
+            "shape": [max(-20.0, min(20.0, value)) for value in self._shape],
             "variance": self._variance,
-            "count": self._count,
+            "count": [min(1_000_000, count) for count in self._count],
         }
 
     def from_json(self, state: dict[str, Any]) -> None:
@@ -253,6 +255,8 @@ class CostTable:
             values.extend(low + slope * i for i in range(1, knot - start + 1))
             if knot >= rows:
                 break
+        slope, last_value = values[-1] - values[-2], values[-1]
+        values.extend(last_value + slope * i for i in range(1, rows - len(values) + 2))  # beyond the last knot
         return values
 
     def _points(self, *, optimistic: bool) -> list[tuple[int, float]]:
@@ -279,7 +283,7 @@ def _attention(samples: Sequence[Sample]) -> tuple[float, float]:
     pairs = []
     for two in samples:
         for one in samples:
-            if one.rows == two.rows and one.context < two.context:
+            if one.rows == two.rows and one.context < two.context and one.reference_ms > 0.0 < two.reference_ms:
                 ratio, other = one.milliseconds / one.reference_ms, two.milliseconds / two.reference_ms
                 lever = two.context * (two.rows - REFERENCE_ROWS * other)
                 lever -= one.context * (one.rows - REFERENCE_ROWS * ratio)

@@ -52,7 +52,10 @@ def floats(values: Sequence[Any], length: int, least: float = -1e9, most: float 
     Raises:
         ValueError, TypeError: they are not.
     """
-    numbers = [float(value) for value in values]
+    try:
+        numbers = [float(value) for value in values]
+    except OverflowError as error:
+        raise ValueError("a number is too large") from error
     if len(numbers) != length or not all(isfinite(x) and least <= x <= most for x in numbers):
         raise ValueError(f"expected {length} numbers from {least:g} to {most:g}")
     return numbers
@@ -85,6 +88,8 @@ def claim_state(path: Path, models: Mapping[str, ModelId]) -> None:
     Raises:
         OSError: it cannot be written: now, or as far as can be seen later.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     for place in (path, path.resolve().parent) if path.exists() else ():
         if not os.access(place, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
@@ -97,9 +102,9 @@ def claim_state(path: Path, models: Mapping[str, ModelId]) -> None:
 
 def _read_ours(path: Path) -> tuple[dict[str, Any], str | None]:
     """What the file holds, and None; or nothing (but for whom it is), and why."""
-    if not path.exists() or not path.stat().st_size:
-        return {}, ""
     try:
+        if not path.exists() or not path.stat().st_size:
+            return {}, ""
         state = read_state(path)
     except (OSError, ValueError) as error:
         return {}, str(error)
@@ -139,7 +144,10 @@ def read_state(path: Path) -> dict[str, Any]:
         OSError: there is none, or it cannot be read.
         ValueError: it is damaged or of another version.
     """
-    state = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deep") from error
     if not isinstance(state, dict) or state.get("version") != VERSION:
         raise ValueError(f"{path} is not version {VERSION} of the control state")
     return state

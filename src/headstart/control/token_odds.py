@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 FADE = 0.97  # of a token's counts, per label
-MAX_TOKENS, MAX_NAMESPACES = 8192, 16
+MAX_TOKENS, MAX_NAMESPACES = 4096, 16
 
 
 class TokenOdds:

@@ -17,7 +17,7 @@ from typing import Any
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
 # Threads wait for each other hundreds of times a step. By default they spin for so long that two programs on the
 # same cores stop each other; with this they sleep sooner. Measured by benchmarks/busy_machine.py.
-if "OMP_WAIT_POLICY" not in os.environ:
+if not os.environ.get("OMP_WAIT_POLICY"):
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import llama_cpp.llama_cpp as api  # after the variables, which it reads when it loads

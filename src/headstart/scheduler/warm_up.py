@@ -21,16 +21,16 @@ def time_decodes(engine: Engine, clock: Callable[[], float], seconds: float) -> 
     """
     timer, end = _Timer(engine, clock), clock() + seconds
     most = min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)
-    if most < REFERENCE_ROWS:
+    if most < REFERENCE_ROWS or engine.context_size < 2 * REFERENCE_ROWS:
         return []
     sizes = [n for n in ROWS if n <= most]
     timer.decode(REFERENCE_ROWS)
     decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
     references = [timer.decode(REFERENCE_ROWS)]
     for turn, rows in enumerate(sizes * ROUNDS):
-        if turn == len(sizes) and clock() + decodes[-1][2] / 1000.0 * FILL / sizes[-1] < end:
-            timer.decode(min(FILL, engine.max_batch_tokens), num_outputs=1)
-        decodes.append((rows, timer.context, timer.decode(rows)))
+        if turn == len(sizes) and clock() + decodes[-1][2] / 1000.0 * FILL / sizes[-1] < end and timer.has_room(FILL):
+            timer.decode(FILL, num_outputs=1)
+        decodes.append((rows, timer.make_room(rows), timer.decode(rows)))
         references.append(timer.decode(REFERENCE_ROWS))
         if clock() > end:
             break
@@ -46,11 +46,21 @@ class _Timer:
         self._engine, self._clock = engine, clock
         self._batch = Batch(engine.max_batch_tokens)
 
-    def decode(self, rows: int, num_outputs: int | None = None) -> float:
-        """Milliseconds of a decode of so many rows; all of them have logits unless told otherwise."""
+    def make_room(self, rows: int) -> int:
+        """Empty the cache if so many rows do not fit; returns the tokens that are left in it."""
         if self.context + rows > self._engine.context_size:
             self._engine.clear(0)
             self.context = 0
+        return self.context
+
+    def has_room(self, rows: int) -> bool:
+        """Whether so many rows and then each size fit into one batch and the context."""
+        room = self._engine.context_size - self.context
+        return rows <= self._engine.max_batch_tokens and rows + sum(ROWS) + len(ROWS) * REFERENCE_ROWS <= room
+
+    def decode(self, rows: int, num_outputs: int | None = None) -> float:
+        """Milliseconds of a decode of so many rows; all of them have logits unless told otherwise."""
+        self.make_room(rows)
         started = self._clock()
         self._batch.clear()
         self._batch.add(0, self.context, [0] * rows, rows if num_outputs is None else num_outputs)

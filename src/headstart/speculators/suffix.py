@@ -193,8 +193,11 @@ class SuffixSpeculator(Speculator):
         index, running = self._histories.end(seq_id), self._running.pop(seq_id, None)
         if index is None or running is None or running.prompt is _NO_PROMPT or not self._options.corpus_tokens:
             return
-        if self.corpus.add(index.tokens, running.namespace):
-            self._answers[running.prompt] = self.corpus.newest(running.namespace)
+        if not self.corpus.add(index.tokens, running.namespace):
+            return
+        answer = self.corpus.newest(running.namespace)
+        if answer is not None:
+            self._answers[running.prompt] = answer
             self._answers.move_to_end(running.prompt)
             if len(self._answers) > _MAX_ANSWERS:
                 self._answers.popitem(last=False)

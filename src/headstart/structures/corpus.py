@@ -180,9 +180,11 @@ class SuffixCorpus:
         keys = (_key_of(namespace), _PUBLIC) if namespace else (_PUBLIC,)
         return [shelves[key].index for key in keys if key in shelves]
 
-    def newest(self, namespace: str) -> Answer:
-        """Where the text that was added last to this namespace stands."""
-        shelf = self._shelves[_key_of(namespace)]
+    def newest(self, namespace: str) -> Answer | None:
+        """Where the text that was added last to this namespace stands; None if it had to make room at once."""
+        shelf = self._shelves.get(_key_of(namespace))
+        if shelf is None:
+            return None
         return Answer(shelf.index, shelf.starts[-1], len(shelf.index))
 
     def close(self) -> None:

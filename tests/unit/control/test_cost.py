@@ -177,3 +177,40 @@ def test_more_rows_than_the_last_knot_are_priced() -> None:
     table.observe(1, 100, 10.0)
     table.observe(KNOTS[-1] + 1000, 100, 5000.0)
     assert len(table.curve(KNOTS[-1] - 5, 100)) > KNOTS[-1] - 5
+
+
+def test_optimism_follows_a_machine_that_changed_its_speed() -> None:
+    table = CostTable()
+    for factor, times in ((1.0, 5), (3.0, 100)):
+        for _ in range(times):
+            for rows in (1, 2, 8):
+                table.observe(rows, 0, TRUE[rows] * factor)
+            for optimistic in (True, False):
+                table.curve(16, 0, optimistic=optimistic)
+    assert table.curve(16, 0, optimistic=True)[8] == pytest.approx(3.0 * TRUE[8], rel=0.1)
+
+
+def test_a_prompt_does_not_set_the_level_of_a_loaded_table() -> None:
+    table, again = CostTable(), CostTable()
+    for _ in range(5):
+        for rows in (1, 2, 4, 8, 16, 32):
+            table.observe(rows, 0, 10.0 + 0.3 * rows)
+    again.from_json(table.to_json())
+    again.observe(400, 0, 32.0)
+    assert again.milliseconds(1, 0) == pytest.approx(10.3, rel=0.3)
+
+
+def test_attention_of_long_batches_is_not_counted_twice() -> None:
+    table = CostTable()
+    for _ in range(60):
+        for rows in (1, 2, 4, 64, 128):
+            table.observe(rows, 10_000, 40.0 + 6.0 * rows + 0.01 * rows * 10_000)
+    assert table.milliseconds(128, 10_000) == pytest.approx(40.0 + 128 * 106.0, rel=0.1)
+
+
+def test_a_curve_reaches_beyond_the_last_knot() -> None:
+    table = CostTable()
+    table.observe(1, 0, 10.0)
+    curve = table.curve(KNOTS[-1] + 1000, 0)
+    assert len(curve) > KNOTS[-1] + 1000
+    assert curve[-1] > curve[KNOTS[-1]]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from headstart.config import SpeculationConfig
 from headstart.control import Controller
 from headstart.control.state import ModelId, claim_state, read_state, why_unusable, write_state
 from headstart.errors import ConfigError
+from headstart.speculation import wanted_types
 
 SMALL, BIG, DRAFT = ModelId("11", "small.gguf"), ModelId("22", "big.gguf"), ModelId("33", "draft.gguf")
 TARGET = {"target": SMALL}
@@ -150,3 +153,30 @@ def test_a_claim_that_is_there_is_not_written_again(path: Path) -> None:
     inode = path.stat().st_ino
     claim_state(path, TARGET)
     assert path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "[" * 100_000])
+def test_a_number_or_a_nesting_that_python_cannot_hold_is_a_damaged_file(path: Path, number: str) -> None:
+    learned(path, TARGET)
+    path.write_text(path.read_text().replace('"level":0.0', f'"level":{number}'))
+    assert Controller().load(path)
+
+
+def test_a_device_or_pipe_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        claim_state(pipe, TARGET)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        wanted_types(SpeculationConfig(spec_state=str(pipe)), has_draft_model=False)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named_and_ends_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert "Permission denied" in (why_unusable(path, TARGET) or "")

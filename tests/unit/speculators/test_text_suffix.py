@@ -158,3 +158,11 @@ def test_a_long_copy_goes_on_without_a_search(monkeypatch: pytest.MonkeyPatch) -
     speculator.accept(0, [token], 1)
     monkeypatch.setattr(SuffixIndex, "find", lambda *_: pytest.fail("searched"))
     assert propose(speculator, history, 4).tokens == document[MAX_MATCH + 1 : MAX_MATCH + 5]
+
+
+def test_a_text_that_has_to_make_room_at_once_is_forgotten_quietly() -> None:
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(corpus_tokens=100))
+    for seq_id, (start, size, tenant) in enumerate(((0, 60, "a"), (100, 70, "b"))):
+        speculator.begin(seq_id, list(range(start, start + size)), tenant)
+        speculator.end(seq_id)
+    assert speculator.describe()["corpus_tokens"] <= 100
