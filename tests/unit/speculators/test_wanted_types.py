@@ -67,7 +67,7 @@ def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy
 
 def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("do not lose this")
-    for path, says in ((tmp_path / "notes.txt", "notes.txt.*would be replaced"), (tmp_path, "cannot be read")):
+    for path, says in ((tmp_path / "notes.txt", "notes.txt.*would be replaced"), (tmp_path, "not a regular file")):
         for spec in ("auto", "off"):
             with pytest.raises(ConfigError, match=says):
                 wanted_types(SpeculationConfig(spec=spec, spec_state=str(path)), has_draft_model=False)
