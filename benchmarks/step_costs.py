@@ -50,6 +50,8 @@ def main() -> None:
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
+    if args.repeats < 1:
+        parser.error(f"--repeats is {args.repeats} but must be at least 1")
     try:
         lab = Lab(Setting(target=args.model, context=args.context + 2 * LONGEST_DRAFT, threads=args.threads))
         rows = [int(text) for text in args.rows.split(",")]
