@@ -80,7 +80,7 @@ class Trainer:
     def step(self, number: int, progress: float) -> float:
         """Train on one batch; return its loss in nats per token."""
         loss = self._loss(repeat_share=0.2 if progress < 0.2 else 0.08)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
         scale = min(1.0, (number + 1) / WARMUP_STEPS) * max(0.02, min(1.0, (1 - progress) / COOLDOWN))
         for group in self.adam.param_groups:
             group["lr"] = OTHER_RATE * scale

@@ -81,9 +81,8 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.context:
+        if self.context:  # 0: as trained
             _at_least(self, "context", LEAST_CONTEXT)
-        _at_least(self, "context", 0)
         _at_least(self, "batch", 2)
         _at_least(self, "ubatch", 2)
         _at_least(self, "gpu_layers", -1)

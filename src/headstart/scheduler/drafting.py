@@ -209,14 +209,15 @@ class Drafting:
         drafts = [desk.drafts[name] for name in desk.policy.types if name in desk.drafts]
         if not drafts:
             return
-        newest = desk.run.tokens[-1]
-        for draft in drafts:
-            desk.run.shadows.watch(draft, newest)
+        lines = [[desk.run.tokens[-1], *draft.tokens] for draft in drafts]
+        for draft, tokens in zip(drafts, lines, strict=True):
+            desk.run.shadows.watch(draft, tokens)
         if desk.is_fixed:
             desk.take(Proposal(drafts[0]), [1.0] * len(drafts[0].tokens))
             return
         survivals = [
-            self.controller.survival(d.speculator, d.confidence, desk.seq_id, [newest, *d.tokens]) for d in drafts
+            self.controller.survival(draft.speculator, draft.confidence, desk.seq_id, tokens)
+            for draft, tokens in zip(drafts, lines, strict=True)
         ]
         best = self.controller.best(survivals, step)
         if best is not None:
@@ -255,12 +256,11 @@ class Drafting:
     def _choose_model(self, desk: Desk, seat: Seat, draft: Draft) -> None:
         """Append the model's draft to the text's, or take it instead if it is worth more."""
         head = desk.proposal.head if desk.continues else Draft()
-        newest = desk.run.tokens[-1]
-        desk.run.shadows.watch(draft, newest, head.tokens)
+        tokens = [head.tokens[-1] if head.tokens else desk.run.tokens[-1], *draft.tokens]
+        desk.run.shadows.watch(draft, tokens, head.tokens)
         if desk.is_fixed:
             desk.take(Proposal(draft), [1.0] * len(draft.tokens))
             return
-        tokens = [head.tokens[-1] if head.tokens else newest, *draft.tokens]
         survival = self.controller.survival(seat.name, draft.confidence, desk.seq_id, tokens)
         if head.tokens:
             reached = desk.survival[-1]

@@ -55,7 +55,7 @@ class Shadow:
     """
 
     draft: Draft
-    before: int  # token before the draft
+    tokens: Sequence[int]  # the one before the draft and the draft's
     after: Sequence[int] = ()  # tokens of another draft that come before this one's
     num_seen: int = 0  # of `after` and the draft together, all agreeing
 
@@ -81,8 +81,8 @@ class Shadow:
 
     def _outcome(self, seq_id: int, num_labelled: int, num_known: int) -> Outcome:
         draft = self.draft
-        tokens = [self.before, *draft.tokens]
-        return Outcome(seq_id, draft.speculator, draft.confidence, self.num_matched, num_labelled, num_known, tokens)
+        matched = self.num_matched
+        return Outcome(seq_id, draft.speculator, draft.confidence, matched, num_labelled, num_known, self.tokens)
 
 
 @dataclass(slots=True)
@@ -91,13 +91,13 @@ class Shadows:
 
     by_name: dict[str, Shadow] = field(default_factory=dict)
 
-    def watch(self, draft: Draft, newest: int, after: Sequence[int] = ()) -> None:
+    def watch(self, draft: Draft, tokens: Sequence[int], after: Sequence[int] = ()) -> None:
         """Compare this draft, unless an earlier one of this speculator is still undecided.
 
-        newest: the last token of the text.
+        tokens: the one before the draft and the draft's.
         """
         if draft.speculator not in self.by_name:
-            self.by_name[draft.speculator] = Shadow(draft, after[-1] if after else newest, after)
+            self.by_name[draft.speculator] = Shadow(draft, tokens, after)
 
     def follow(self, seq_id: int, emitted: Sequence[int]) -> list[Outcome]:
         """Outcomes that these tokens decided."""

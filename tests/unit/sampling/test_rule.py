@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -18,9 +20,9 @@ SIZE, NUM_DRAWS = 8, 20_000
 LOGITS = np.random.default_rng(3).normal(0.0, 1.5, SIZE).astype(np.float32)
 
 
-def sampler(vocab_size: int = SIZE, eog_ids: tuple[int, ...] = (), **params: object) -> Sampler:
-    defaults: dict[str, object] = {"temperature": 1.0, "top_k": 0}
-    return Sampler(SamplingParams(**{**defaults, **params}), FakeEngine(vocab_size), eog_ids)  # type: ignore[arg-type]
+def sampler(vocab_size: int = SIZE, eog_ids: tuple[int, ...] = (), **params: Any) -> Sampler:
+    defaults: dict[str, Any] = {"temperature": 1.0, "top_k": 0}
+    return Sampler(SamplingParams(**{**defaults, **params}), FakeEngine(vocab_size), eog_ids)
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -205,6 +207,6 @@ def test_log_probabilities_after_the_filters_sum_to_one() -> None:
         ("seed", 2**32), ("repeat_penalty", 0.0), ("repeat_last_n", -2), ("samplers", ("mirostat",)),
     ],
 )  # fmt: skip
-def test_values_that_cannot_be_honoured_are_refused_by_name(name: str, value: object) -> None:
+def test_values_that_cannot_be_honoured_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameterError, match=rf"{name}.*{value if name != 'samplers' else 'mirostat'}"):
-        SamplingParams(**{name: value})  # type: ignore[arg-type]
+        SamplingParams(**{name: value})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +31,8 @@ ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 class Watched(Model):
     """Remembers copies and the rows of every decode, by sequence."""
 
-    def __init__(self, order: int | None = None, **settings: object) -> None:
-        super().__init__(order, **settings)  # type: ignore[arg-type]
+    def __init__(self, order: int | None = None, **settings: Any) -> None:
+        super().__init__(order, **settings)
         self.copies: list[tuple[int, int, int]] = []
         self.batches: list[list[int]] = []
 
@@ -48,10 +49,10 @@ class Watched(Model):
         return has_copied
 
 
-def long_requests(num: int, prompt_size: int, **settings: object) -> list[Request]:
+def long_requests(num: int, prompt_size: int, **settings: Any) -> list[Request]:
     random = np.random.default_rng(5)
     return [
-        Request(request_id=f"p{i}", prompt=random.integers(0, EOS, prompt_size).tolist(), sampling=ENDLESS, **settings)  # type: ignore[arg-type]
+        Request(request_id=f"p{i}", prompt=random.integers(0, EOS, prompt_size).tolist(), sampling=ENDLESS, **settings)
         for i in range(num)
     ]
 

@@ -103,9 +103,9 @@ def test_a_draft_that_breaks_the_contract_costs_no_request(draft: Draft, spec) -
 
 
 @pytest.mark.parametrize("num_drafts", [0, 2])
-def test_a_wrong_number_of_drafts_switches_the_speculator_off(num_drafts: int) -> None:
+def test_a_wrong_number_of_drafts_switches_the_speculator_off(num_drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     speculator = Careless(Draft([1], [1.0]))
-    speculator.propose = lambda requests: [Draft([1], [1.0])] * num_drafts  # type: ignore[method-assign]
+    monkeypatch.setattr(speculator, "propose", lambda requests: [Draft([1], [1.0])] * num_drafts)
     requests = make_requests(1)
     engine = Model()
     scheduler = make_scheduler(engine, [speculator])

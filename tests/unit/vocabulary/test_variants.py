@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from headstart.testing import ByteVocab
 from headstart.vocabulary.variants import Variants
 
 TOKENS = [b"(", b" ", b".", b"count", b" count", b"(count", b"total", b" total", b"(", b"un", b"ts", b"+", b"1"]
 
 
-class GreedyVocab:
+class GreedyVocab(ByteVocab):
     """Longest token first; words of letters that it does not know are spelled byte by byte."""
 
     def __init__(self) -> None:
         self.words = list(dict.fromkeys(TOKENS + [bytes([i]) for i in range(256)]))
 
-    def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         ids: list[int] = []
-        while text:
-            best = max((word for word in self.words if text.startswith(word)), key=len)
+        rest = text.encode() if isinstance(text, str) else text
+        while rest:
+            best = max((word for word in self.words if rest.startswith(word)), key=len)
             ids.append(self.words.index(best))
-            text = text[len(best) :]
+            rest = rest[len(best) :]
         return ids
 
     def token_bytes(self, token: int) -> bytes:
@@ -36,7 +38,7 @@ def spell(text: bytes) -> list[int]:
 
 @pytest.fixture
 def variants() -> Variants:
-    return Variants(VOCAB)  # type: ignore[arg-type]
+    return Variants(VOCAB)
 
 
 def test_every_spelling_of_the_word_follows_from_one(variants: Variants) -> None:
