@@ -96,10 +96,10 @@ class Controller:
         """A request begins; what its tokens teach is used in this namespace only."""
         self._calibration.begin(seq_id, namespace)
 
-    def end(self, seq_id: int) -> None:
-        """The request is over."""
+    def end(self, seq_id: int, num_answered: int) -> None:
+        """The request is over, or waits again, after so many tokens."""
         self._calibration.end(seq_id)
-        self._drafting.end(seq_id)
+        self._drafting.end(seq_id, num_answered)
 
     def describe(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""

@@ -35,6 +35,7 @@ from headstart.control.forecast import (
     forecast,
     guess,
 )
+from headstart.control.reading import Answers, Reading
 from headstart.control.state import floats
 from headstart.control.values import NO_ALLOWANCE, Allowance, DraftRun, ModelSlot, Step
 
@@ -42,8 +43,6 @@ ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
 CATCH_UP_SHARE = 0.02  # ... and a token read, this
 RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
 YOUNG_CALLS = 3  # these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
-CATCH_UP_DRAFTS, CATCH_UP_RATE = 4.0, 0.2  # drafts that pay off what was read before them: prior, and of the average
-CATCH_UP_TOKENS = 1  # no more than that is read with any draft
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
 REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
 FORECAST_AGE = 8  # calls after which every forecast is made anew
@@ -101,8 +100,7 @@ class _Drafter:
     profile: Profile = field(default_factory=Profile)
     requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
     idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
-    drafts: dict[int, int] = field(default_factory=dict)  # by seq_id: since it had much to read
-    payoff: float = CATCH_UP_DRAFTS  # drafts between two such readings, or to the end of the request
+    reading: Reading = field(default_factory=Reading)
     limit: int = 2  # index of the confidence limit chosen last
     savings: float = PROBE_START
     wait: int = PROBE_FIRST
@@ -131,20 +129,9 @@ class _Drafter:
             self.requests[seq_id] = Profile(REQUEST_FADE)
             self._outdate(seq_id)
 
-    def use(self, slot: ModelSlot) -> None:
-        """It drafts for this slot because that pays."""
-        if slot.catch_up > CATCH_UP_TOKENS:
-            self._paid_off(slot.seq_id)
-        self.drafts[slot.seq_id] = self.drafts.get(slot.seq_id, 0) + 1
-
-    def _paid_off(self, seq_id: int) -> None:
-        drafts = self.drafts.pop(seq_id, 0)
-        if drafts:
-            self.payoff += CATCH_UP_RATE * (drafts - self.payoff)
-
-    def end(self, seq_id: int) -> None:
+    def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
-        self._paid_off(seq_id)
+        self.reading.end(seq_id, num_answered)
         if self.requests.pop(seq_id, None) is not None:
             del self.idle[seq_id]
             self._outdate(seq_id)
@@ -195,7 +182,7 @@ class _Price(NamedTuple):
     curve: Sequence[float]  # of the target, by rows
     base: int  # rows without drafts
     plain: float  # milliseconds of a plain step
-    reading: float  # milliseconds of a token to catch up, shared among the drafts that it serves
+    readings: Sequence[float]  # milliseconds for what each slot has to read: this draft's share
 
 
 class Drafting:
@@ -204,6 +191,7 @@ class Drafting:
     def __init__(self, cost: CostTable, budget: Budget, calibration: Calibration) -> None:
         self._cost, self._budget, self._calibration = cost, budget, calibration
         self._drafters: dict[str, _Drafter] = {}
+        self._answers = Answers()
 
     def plan(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
         """How far the model may draft for each slot, before it runs. O(slots * lengths)."""
@@ -224,7 +212,7 @@ class Drafting:
         if choice.slots:
             drafter.steps, drafter.wait, drafter.limit = 0, PROBE_FIRST, choice.limit
             for j in choice.slots:
-                drafter.use(asking[j])
+                drafter.reading.use(asking[j])
                 length = min(asking[j].max_tokens, choice.length)
                 allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit])
         elif not any(fixed):
@@ -245,10 +233,11 @@ class Drafting:
             drafter.learn(seq_id, confidence, survival, grant)
         drafter.forget()
 
-    def end(self, seq_id: int) -> None:
+    def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
+        self._answers.end(num_answered)
         for drafter in self._drafters.values():
-            drafter.end(seq_id)
+            drafter.end(seq_id, num_answered)
 
     def describe(self) -> dict[str, Any]:
         """Prices per draft model, JSON-ready."""
@@ -268,7 +257,7 @@ class Drafting:
             name: {
                 "round_ms": {str(n): ms for n, ms in drafter.cost.round_ms.items()},
                 "catch_up_ms": drafter.cost.catch_up_ms,
-                "payoff": drafter.payoff,
+                "reading": [drafter.reading.uses, drafter.reading.gap_drafts],
                 "profile": drafter.profile.to_json(),
             }
             for name, drafter in self._drafters.items()
@@ -285,9 +274,10 @@ class Drafting:
             rounds = {int(n): floats([ms], 1, 1e-6, 1e6)[0] for n, ms in saved["round_ms"].items()}
             catch_up = saved["catch_up_ms"]
             price = None if catch_up is None else floats([catch_up], 1, 0.0, 1e6)[0]
-            payoff = floats([saved["payoff"]], 1, 1.0, 1e6)[0]
+            uses, gap_drafts = floats(saved["reading"], 2, 0.0, 1e6)
+            reading = Reading(uses, gap_drafts)
             profile = Profile.from_json(saved["profile"])
-            drafters[str(name)] = _Drafter(DraftCost(rounds, price), profile, payoff=payoff)
+            drafters[str(name)] = _Drafter(DraftCost(rounds, price), profile, reading=reading)
         self._drafters = drafters
 
     def _hope(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
@@ -312,13 +302,19 @@ class Drafting:
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
         curve = self._cost.curve(most_rows, step.context, optimistic=optimistic)
         plain = self._plain(step) if optimistic else curve[step.num_slots]
-        rate, reading = self._budget.rate(step.num_slots, plain), drafter.cost.token(plain) / drafter.payoff
-        price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
+        readings = self._readings(drafter, slots, plain)
+        rate = self._budget.rate(step.num_slots, plain)
+        price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, readings)
         num_lengths, best = bisect_right(LENGTHS, longest), NO_CHOICE
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
             forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
             best = _better(best, slots, t, forecasts, price, num_lengths)
         return best
+
+    def _readings(self, drafter: _Drafter, slots: Sequence[ModelSlot], plain: float) -> list[float]:
+        """Milliseconds of reading that each slot's next draft has to earn."""
+        token_ms, reading, answers = drafter.cost.token(plain), drafter.reading, self._answers
+        return [slot.catch_up * token_ms / reading.num_drafts(slot, answers.left(slot)) for slot in slots]
 
     def _probe(self, drafter: _Drafter, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
@@ -359,7 +355,7 @@ def _better(
     order = sorted(range(len(slots)), key=lambda i: -max(gains[i])) if len(slots) > 1 else [0]
     cost, plain, curve, base, rate = price.cost, price.plain, price.curve, price.base, price.rate
     last, before = len(curve) - 1, curve[base]
-    best_value, count, best_length, catch_up = best.value, 0, 0, 0
+    best_value, count, best_length, reading_ms = best.value, 0, 0, 0.0
     gained: list[float] = []
     rows: list[float] = []
     idle: list[float] = []
@@ -371,8 +367,8 @@ def _better(
             gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
             rows = [a + b for a, b in zip(rows, expected.rows, strict=True)]
             idle = [a * (1.0 - b) for a, b in zip(idle, expected.reach, strict=True)]
-        catch_up += slots[i].catch_up
-        draft_ms, round_ms = catch_up * price.reading, cost.round(n, plain)
+        reading_ms += price.readings[i]
+        draft_ms, round_ms = reading_ms, cost.round(n, plain)
         for length, width, tokens, row, nobody in zip(LENGTHS, WIDTHS, gained, rows, idle, strict=False):
             draft_ms += width * (1.0 - nobody) * round_ms
             reached = base + row

@@ -85,11 +85,17 @@ class Desk:
 
     def model_slot(self, seat: Seat) -> ModelSlot:
         """What a model could do here, for control."""
-        confidence = self.policy.p_min if self.is_fixed else None
-        backlog = seat.speculator.backlog(self.seq_id, self.run.tokens)
-        if self.continues:
-            return ModelSlot(self.seq_id, self.room - len(self.survival), backlog, prefix=self.survival[-1])
-        return ModelSlot(self.seq_id, self.room, backlog, rival=sum(self.survival), fixed_confidence=confidence)
+        length, continued = len(self.survival), self.continues
+        return ModelSlot(
+            self.seq_id,
+            self.room - length if continued else self.room,
+            seat.speculator.backlog(self.seq_id, self.run.tokens),
+            prefix=self.survival[-1] if continued else 1.0,
+            rival=0.0 if continued else sum(self.survival),
+            num_answered=self.run.num_emitted,
+            num_left=self.run.num_left,
+            fixed_confidence=self.policy.p_min if self.is_fixed else None,
+        )
 
     def take(self, proposal: Proposal, survival: Sequence[float]) -> None:
         self.proposal, self.survival, self.reason = proposal, survival, ""

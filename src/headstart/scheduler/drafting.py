@@ -145,7 +145,7 @@ class Drafting:
         if not run.policy.reason:
             for seat in self.seats.values():
                 seat.end(slot.slot_id)
-            self.controller.end(slot.slot_id)
+            self.controller.end(slot.slot_id, run.num_emitted)
         run.shadows, run.policy = Shadows(), None
 
     def describe(self) -> dict[str, Any]:

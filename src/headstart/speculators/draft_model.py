@@ -81,6 +81,9 @@ class DraftModelSpeculator(Speculator):
         line.is_open, line.num_history = True, len(prompt)
         history = line.voice.listen(prompt, 0)
         line.synced = common_prefix_length(line.tokens, history)
+        if line.synced < len(line.tokens):  # of another text: `backlog` must not count it as read
+            self.engine.truncate(seq_id, line.synced)
+            del line.tokens[line.synced :]
         for other_id, other in self._lines.items():
             shared = common_prefix_length(other.tokens, history)
             if other_id != seq_id and shared > line.synced and self.engine.copy_prefix(other_id, seq_id, shared):

@@ -30,7 +30,7 @@ def trained() -> Controller:
 
 def test_saved_state_gives_the_same_decisions(tmp_path: Path) -> None:
     path, first, second = tmp_path / "deep" / "state.json", trained(), Controller()
-    first.end(1)
+    first.end(1, 4)
     first.save(path)
     assert second.load(path) is None
     assert second.survival("text", [4.0] * 6, 9) == first.survival("text", [4.0] * 6, 9)

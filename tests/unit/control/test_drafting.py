@@ -23,7 +23,7 @@ def learned(acceptance_labels: tuple[int, int], *, round_ms: float = 5.0, row_ms
     for seq_id in range(60):
         controller.observe_draft(DraftRun("model", [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP)
         controller.record(Outcome(seq_id, "model", [0.9] * 4, matched, labelled))
-        controller.end(seq_id)
+        controller.end(seq_id, 100)
     return controller
 
 

@@ -91,6 +91,20 @@ def test_it_catches_up_in_one_batch_after_it_was_not_asked() -> None:
     assert (speculator.num_decoded - before, speculator.engine.num_decodes - decodes) == (20, 1)
 
 
+def test_the_backlog_of_a_new_text_is_all_that_it_does_not_share_with_the_last_one() -> None:
+    """Control prices a draft by it: what an older request left in the cache is not this one's."""
+    speculator = drafter()
+    speculator.begin(0, [*range(1, 29)])
+    speculator.propose([DraftRequest(0, [*range(1, 29)], 2)])
+    speculator.end(0)
+    prompt = [1, 2, 3, 4, *range(20, 2, -1)]
+    speculator.begin(0, prompt)
+    assert speculator.backlog(0, prompt) == len(prompt) - 1 - 4
+    before = speculator.num_decoded
+    speculator.propose([DraftRequest(0, prompt, 1)])
+    assert speculator.num_decoded - before == len(prompt) - 4
+
+
 def test_the_second_turn_and_a_branch_start_with_what_is_cached() -> None:
     engine, speculator = Model(), drafter(sampling="coupled")
     scheduler = make_scheduler(engine, [speculator])

@@ -1,0 +1,92 @@
+"""What a draft model has to read before it can draft, and which part of that one draft has to earn.
+
+A model that has not read a request's prompt reads it once, for all its drafts of this request. How many
+those will be is estimated as
+
+    drafts per token of the answers for which it was used before * tokens still to come
+
+The end of an answer is not known. Lengths of answers vary so much that what has been written says
+little about what is left, so that is taken to be the mean answer, or what max_tokens leaves.
+
+Later the model falls behind while texts draft without it. Catching up then is paid by the drafts until
+it falls behind again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headstart.control.values import ModelSlot
+
+ANSWER, ANSWER_RATE, YOUNG = 128.0, 0.05, 4  # tokens of a mean answer: prior; of the average
+USES, USES_RATE, RECOVERY = (
+    0.1,
+    0.2,
+    0.02,
+)  # drafts per token: prior; of the average; back to the prior, per answer without
+GAP_DRAFTS, GAP_RATE = 4.0, 0.2  # drafts between two gaps: prior; of the average
+GAP = 1  # tokens; no more than that are read with any draft
+
+
+@dataclass(slots=True)
+class Answers:
+    """How long answers are."""
+
+    mean: float = ANSWER
+    count: int = 0
+
+    def end(self, num_tokens: int) -> None:
+        """An answer is over."""
+        self.count += 1
+        self.mean += max(ANSWER_RATE, 1.0 / (self.count + YOUNG)) * (num_tokens - self.mean)
+
+    def left(self, slot: ModelSlot) -> float:
+        """Tokens still to come."""
+        return max(1.0, min(slot.num_left, self.mean))
+
+
+@dataclass(slots=True)
+class _Use:
+    """Of one request, since the model was first used for it."""
+
+    start: int  # tokens of the answer before that
+    drafts: int = 0
+    since_gap: int = 0  # drafts
+
+
+@dataclass(slots=True)
+class Reading:
+    """Of one draft model."""
+
+    uses: float = USES
+    gap_drafts: float = GAP_DRAFTS
+    _used: dict[int, _Use] = field(default_factory=dict)  # by seq_id
+
+    def num_drafts(self, slot: ModelSlot, num_left: float) -> float:
+        """Drafts that will share the cost of what this slot's next one has to read; `num_left` tokens are to come."""
+        if slot.seq_id in self._used:
+            return self.gap_drafts
+        return max(1.0, self.uses * num_left)
+
+    def use(self, slot: ModelSlot) -> None:
+        """It drafts for this slot because that pays."""
+        use = self._used.get(slot.seq_id)
+        if use is None:
+            use = self._used[slot.seq_id] = _Use(slot.num_answered)
+        elif slot.catch_up > GAP:
+            self._close_gap(use)
+        use.drafts += 1
+        use.since_gap += 1
+
+    def end(self, seq_id: int, num_answered: int) -> None:
+        """The request is over."""
+        use = self._used.pop(seq_id, None)
+        if use is None:
+            self.uses += RECOVERY * (USES - self.uses)
+            return
+        self._close_gap(use)
+        self.uses += USES_RATE * (use.drafts / max(1, num_answered - use.start) - self.uses)
+
+    def _close_gap(self, use: _Use) -> None:
+        self.gap_drafts += GAP_RATE * (use.since_gap - self.gap_drafts)
+        use.since_gap = 0
