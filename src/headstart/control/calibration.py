@@ -39,7 +39,7 @@ NUM_POSITIONS = POSITIONS[-1] + 1
 LAST = len(POSITIONS) - 1
 
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
-MODEL_PRIOR = 0.7  # of a draft model: somebody chose it, and its labels cost time
+MODEL_PRIOR = 0.75  # of a draft model: somebody chose it, and its labels cost time
 SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
 CELL_FADE, PARENT_FADE = 0.997, 0.998
 LEAST, MOST = 0.002, 0.998

@@ -46,7 +46,7 @@ YOUNG_CALLS = 3  # these may move a price further: the 1st fully, the 2nd by a h
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
 REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
 FORECAST_AGE = 8  # calls after which every forecast is made anew
-PROBE_SHARE, PROBE_START, PROBE_LIMIT = 0.01, 4.0, 64.0  # of the time; savings at first and at most, in plain steps
+PROBE_SHARE, PROBE_LIMIT = 0.01, 64.0  # of the time; savings at most, in plain steps
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class _Drafter:
     idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
     reading: Reading = field(default_factory=Reading)
     limit: int = 2  # index of the confidence limit chosen last
-    savings: float = PROBE_START
+    savings: float = 0.0  # none to begin with: a prompt is first read where that pays
     wait: int = PROBE_FIRST
     steps: int = 0  # since the last draft
     age: int = 0  # calls since the rates were read
