@@ -14,6 +14,7 @@ from pathlib import Path
 from headstart import errors
 from headstart.cli.generate import GenerateOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
+from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS
 
 FOLDER = Path(__file__).parent
@@ -35,6 +36,10 @@ def flags_page() -> str:
         "environment names without `HEADSTART_` and in small letters), which beats the default.",
         "`headstart serve --print-config` shows every value and where it came from. A flag that is on or off has a",
         "`--no-` form.",
+        "",
+        "An unknown `HEADSTART_` name in the environment is refused. llama-server's `LLAMA_ARG_` names are not read; a",
+        "line at the start lists those that are set. Where `LLAMA_API_KEY` or `LLAMA_ARG_API_KEY_FILE` is set and no",
+        "key of ours is, the server does not start: it would be open.",
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
@@ -58,17 +63,33 @@ def _shown(setting: Setting) -> str:
 
 
 def metrics_page() -> str:
-    """Every metric of /metrics with its kind and meaning."""
-    rows = [(f"`{metric.name}`", metric.kind, metric.help) for metric in METRICS]
-    intro = "What `/metrics` reports. Names with `llamacpp:` are llama-server's, so its dashboards work."
-    return _page(["# Metrics", NOTE, "", intro, "", *_table(("name", "kind", "meaning"), rows)])
+    """Every metric of /metrics with its kind, labels and meaning."""
+    rows = [(f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help) for one in METRICS]
+    intro = [
+        "What `/metrics` reports. Names with `llamacpp:` are llama-server's, so its dashboards work.",
+        "",
+        "- Counts of tokens, seconds and requests move when a request ends, also by a cancel; one that fails adds to",
+        "  `headstart_requests_failed_total` alone. Decodes, drafts and what a speculator counts move at every step.",
+        "- The gauges of speed are averages since the start; llama-server's begin anew at every scrape. For the speed",
+        "  of the last minutes divide two counters:",
+        "  `rate(llamacpp:tokens_predicted_total[5m]) / rate(llamacpp:tokens_predicted_seconds_total[5m])`.",
+        "- All start from 0 when the engine process was restarted, but for `headstart_engine_restarts_total`.",
+    ]
+    return _page(["# Metrics", NOTE, "", *intro, "", *_table(("name", "kind", "labels", "meaning"), rows)])
 
 
 def errors_page() -> str:
-    """The exception tree, as errors.py draws it."""
+    """What HTTP clients see, then the exception tree, as errors.py draws it."""
+    answers = [(str(status), f"`{type}`", when) for status, type, when in ANSWERS]
+    http = [
+        'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`. In a stream that has',
+        "begun, where the status is sent already, it is the last event.",
+    ]
     rows = [(f"`{name}`", meaning) for name, meaning in re.findall(r"^ +(\w+) {2,}(.+)$", errors.__doc__ or "", re.M)]
-    intro = "What Headstart raises on purpose. All derive from `headstart.errors.HeadstartError`."
-    return _page(["# Errors", NOTE, "", intro, "", *_table(("error", "meaning"), rows)])
+    raised = "What Headstart raises on purpose. All derive from `headstart.errors.HeadstartError`."
+    lines = ["# Errors", NOTE, "", "## Over HTTP", "", *http, "", *_table(("status", "type", "when"), answers)]
+    lines += ["", "## In Python", "", raised, "", *_table(("error", "meaning"), rows)]
+    return _page(lines)
 
 
 def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

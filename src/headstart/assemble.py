@@ -61,6 +61,22 @@ class Models:
     is_demo: bool
 
 
+def check(config: Config) -> None:
+    """Find mistakes before anything is downloaded or loaded.
+
+    Raises:
+        ConfigError, ModelError: settings that cannot work.
+    """
+    from headstart.speculation import uses_draft_model, wanted_types
+    from headstart.text.chat_template import template_by_hand
+
+    is_demo = not (config.model.model or config.model.hf_repo)
+    is_given = is_demo or bool(config.model.draft_model or config.model.draft_hf_repo)
+    has_draft = uses_draft_model(config, is_demo=is_demo, is_given=is_given)
+    wanted_types(config.speculation, has_draft_model=has_draft)
+    template_by_hand(config.server)
+
+
 def find_models(config: Config) -> Models:
     """Resolve, download if needed; without any model the embedded demo pair.
 
@@ -84,9 +100,12 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.engine.model import Model
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.speculation import wanted_types
+    from headstart.speculation import capped_options, uses_draft_model, wanted_types
 
-    types = wanted_types(config.speculation, has_draft_model=_uses_draft(config, models))
+    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
+    types = wanted_types(config.speculation, has_draft_model=has_draft)
+    for remark in capped_options(config.speculation):
+        log.warning("%s", remark)
     learned = _take_over(config, models, types)
     model = Model(models.target, config.engine)
     engine = LlamaEngine(
@@ -112,15 +131,6 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     log.info("%s", _summary(info, models))
     return scheduler, info
-
-
-def _uses_draft(config: Config, models: Models) -> bool:
-    """Whether a draft model takes part; the embedded one only if nothing else was asked for."""
-    named = config.model.draft_model or config.model.draft_hf_repo
-    types = config.speculation.spec_type
-    if models.is_demo and not named and types is not None:
-        return "draft-model" in types
-    return models.draft is not None
 
 
 def _max_draft(config: Config) -> int:
@@ -304,24 +314,17 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     """
     from headstart.engine.model import Model
     from headstart.server.model import ServedModel
-    from headstart.text.chat_template import ChatTemplate
+    from headstart.text.chat_template import ChatTemplate, template_by_hand
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
     vocab = model.vocab
     bos = vocab.token_text(vocab.bos_id).decode("utf-8", "replace") if vocab.bos_id is not None else ""
     eos = vocab.token_text(vocab.eos_id).decode("utf-8", "replace") if vocab.eos_id is not None else ""
-    template = ChatTemplate(_template_source(config, model), bos_token=bos, eos_token=eos)
+    template = ChatTemplate(template_by_hand(config.server) or model.chat_template, bos_token=bos, eos_token=eos)
+    if not template.shows_messages:
+        log.warning("the chat template of %s shows no message: name another with --chat-template-file", model.path.name)
     alias = config.model.alias or config.model.hf_repo or models.target.name
     return ServedModel(alias=alias, vocab=vocab, template=template)
-
-
-def _template_source(config: Config, model: Model) -> str | None:
-    if config.server.chat_template_file:
-        try:
-            return Path(config.server.chat_template_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template-file {config.server.chat_template_file}: {error}") from error
-    return config.server.chat_template or model.chat_template
 
 
 def serve(config: Config) -> int:
@@ -333,14 +336,13 @@ def serve(config: Config) -> int:
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
     from headstart.server import listen
-    from headstart.speculation import wanted_types
 
     level = logging.DEBUG if config.server.verbose else getattr(logging, config.server.log_level.upper())
     logging.basicConfig(level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
+    check(config)
     models = find_models(config)
-    wanted_types(config.speculation, has_draft_model=_uses_draft(config, models))  # find mistakes before loading
     worker = WorkerClient(lambda: ProcessTransport(partial(build_scheduler, config, models), level))
 
     listen.serve(config.server, worker, lambda: load_served_model(config, models), partial(_announce, models.is_demo))
@@ -361,6 +363,7 @@ class Generation:
     """A scheduler in this thread, for one request at a time."""
 
     def __init__(self, config: Config) -> None:
+        check(config)
         models = find_models(config)
         config = replace(config, scheduler=replace(config.scheduler, parallel=1))
         served = load_served_model(config, models)

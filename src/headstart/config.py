@@ -17,6 +17,10 @@ from headstart.types import SequenceMode
 DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}  # tokens a step
 LEAST_CONTEXT = 64  # tokens; libllama takes no batch larger than the context, and ours are at least so large
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")  # values of the others can only be read by flash attention
+# llama-server's names: what is called otherwise here, and what is not built.
+SPECULATOR_ALIASES = {"draft-simple": "draft-model"}
+MULTI_TOKEN_HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] | None = None, secret: bool = False) -> Any:
@@ -61,7 +65,7 @@ class EngineConfig:
         None, "devices to use, by name and separated by commas (see `headstart devices`); none = CPU", "-dev"
     )
     split_mode: str = option("layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor"))
-    main_gpu: int = option(0, "device of the model with --split-mode none", "-mg")
+    main_gpu: int = option(0, "number of the device, from 0, that holds the model with --split-mode none", "-mg")
     tensor_split: str | None = option(None, "share of the model per device, for instance 3,1", "-ts")
     cache_type_k: str = option("f16", "type of the cached keys", "-ctk", choices=CACHE_TYPES)
     cache_type_v: str = option("f16", "type of the cached values", "-ctv", choices=CACHE_TYPES)
@@ -89,7 +93,7 @@ class EngineConfig:
         for name in ("threads", "threads_batch"):
             if getattr(self, name) is not None:
                 _at_least(self, name, 1)
-        if self.cache_type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
+        if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
             raise ConfigError(f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off")
 
 
@@ -98,14 +102,18 @@ class DraftEngineConfig:
     """What may differ for the draft model; None means as for the target."""
 
     draft_threads: int | None = option(
-        None, "threads of the draft model", "-td", "--threads-draft", "--spec-draft-threads"
+        None, "CPU threads of the draft model while drafting", "-td", "--threads-draft", "--spec-draft-threads"
     )
     draft_threads_batch: int | None = option(
-        None, "threads of the draft model while reading prompts", "-tbd", "--threads-batch-draft"
+        None,
+        "CPU threads of the draft model while reading prompts",
+        "-tbd",
+        "--threads-batch-draft",
+        "--spec-draft-threads-batch",
     )
     draft_gpu_layers: int | None = option(
         None,
-        "layers of the draft model on the GPU",
+        "layers of the draft model on the GPU; -1 for all",
         "-ngld",
         "--gpu-layers-draft",
         "--n-gpu-layers-draft",
@@ -115,16 +123,28 @@ class DraftEngineConfig:
         None, "devices of the draft model", "-devd", "--device-draft", "--spec-draft-device"
     )
     draft_cache_type_k: str | None = option(
-        None, "type of the draft model's cached keys", "-ctkd", "--cache-type-k-draft", choices=CACHE_TYPES
+        None,
+        "type of the draft model's cached keys",
+        "-ctkd",
+        "--cache-type-k-draft",
+        "--spec-draft-type-k",
+        choices=CACHE_TYPES,
     )
     draft_cache_type_v: str | None = option(
-        None, "type of the draft model's cached values", "-ctvd", "--cache-type-v-draft", choices=CACHE_TYPES
+        None,
+        "type of the draft model's cached values",
+        "-ctvd",
+        "--cache-type-v-draft",
+        "--spec-draft-type-v",
+        choices=CACHE_TYPES,
     )
     draft_context: int | None = option(None, "tokens of context of the draft model", "-cd", "--ctx-size-draft")
 
     def __post_init__(self) -> None:
-        if self.draft_context is not None:
-            _at_least(self, "draft_context", LEAST_CONTEXT)
+        least = {"threads": 1, "threads_batch": 1, "gpu_layers": -1, "context": LEAST_CONTEXT}
+        for name, minimum in least.items():
+            if getattr(self, f"draft_{name}") is not None:
+                _at_least(self, f"draft_{name}", minimum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +174,19 @@ class SpeculationConfig:
         choices=tuple(m.value for m in SequenceMode),
     )
     spec_type: str | None = option(
-        None, "speculators in order of preference, separated by commas (see docs/speculators.md)"
+        None, "speculators in order of preference, separated by commas, or none (see docs/speculators.md)"
     )
     draft_max: int | None = option(
         None,
-        "most draft tokens a step (default 16; with --spec auto an upper limit, default 32)",
+        "most draft tokens a step, of any speculator (default 16; with --spec auto an upper limit, default 32)",
         "--draft",
         "--draft-n",
         "--spec-draft-n-max",
     )
-    draft_min: int = option(0, "drop drafts shorter than this", "--draft-n-min", "--spec-draft-n-min")
-    draft_p_min: float = option(0.0, "a draft model stops before a token less likely than this", "--spec-draft-p-min")
+    draft_min: int = option(0, "drop drafts of fewer tokens than this", "--draft-n-min", "--spec-draft-n-min")
+    draft_p_min: float = option(
+        0.0, "a draft model stops before a token less likely than this (0 to 1)", "--spec-draft-p-min"
+    )
     draft_sampling: str = option(
         "auto",
         "how a draft model picks: coupled shares the request's random numbers, argmax takes the likeliest, "
@@ -214,15 +236,15 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8080, "port to listen on; 0 takes a free one")
     api_key: str | None = option(None, "key that clients must send; several separated by commas", secret=True)
-    api_key_file: str | None = option(None, "file with one key a line")
-    chat_template: str | None = option(None, "Jinja chat template instead of the model's")
+    api_key_file: str | None = option(None, "file with one key a line; lines that start with # are comments")
+    chat_template: str | None = option(None, "chat template instead of the model's: Jinja text, or chatml")
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
     max_body_mb: int = option(64, "largest accepted request body in MiB")
     timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
     slots: bool = option(True, "serve /slots")
     metrics: bool = option(True, "serve /metrics")
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
-    verbose: bool = option(False, "as --log-level debug", "-v")
+    verbose: bool = option(False, "as --log-level debug", "-v", "--log-verbose")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -241,3 +263,8 @@ class Config:
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     server: ServerConfig = ServerConfig()
+
+    def __post_init__(self) -> None:
+        draft_type = self.draft_engine.draft_cache_type_v
+        if draft_type not in (None, *PLAIN_CACHE_TYPES) and self.engine.flash_attn == "off":
+            raise ConfigError(f"--draft-cache-type-v {draft_type} needs flash attention; drop --flash-attn off")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headstart.config import SpeculationConfig
+from headstart.config import MULTI_TOKEN_HEADS, SPECULATOR_ALIASES, Config, SpeculationConfig
 from headstart.errors import ConfigError
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import SequenceMode
@@ -15,39 +15,75 @@ from headstart.types import SequenceMode
 AUTO_TYPES = (
     "suffix",
 )  # of --spec auto. Recycling guesses too, but reading its top candidates costs more than it earns
-NONE = "none"
+DRAFT_MODEL, NONE = "draft-model", "none"
+_LENGTHS = ("n_max", "size_m")  # options that limit how many tokens a speculator drafts
 _STATE_BEGINS = b'{"version":'  # of the file that control writes
+
+
+def uses_draft_model(config: Config, *, is_demo: bool, is_given: bool) -> bool:
+    """Whether a draft model takes part; the embedded one only if nothing else was asked for.
+
+    Args:
+        is_demo: the target is the embedded one.
+        is_given: there is a draft model, named or embedded.
+    """
+    named = config.model.draft_model or config.model.draft_hf_repo
+    types = config.speculation.spec_type
+    if is_demo and not named and types is not None:
+        return DRAFT_MODEL in type_names(types)
+    return is_given
 
 
 def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[str, ...]:
     """Names of the speculators to load, in order of preference.
 
     Raises:
-        ConfigError: an unknown name, a draft model or an option that nothing would use, or a state
-            file that is none.
+        ConfigError: an unknown name, a draft model or an option that nothing would use, an option with
+            a value that cannot work, or a state file that is none.
     """
     _check_state(config.spec_state)
     if config.spec == SequenceMode.OFF.value or config.spec_type == NONE:
         return ()
     if config.spec_type is None:
         text = AUTO_TYPES if config.spec != SequenceMode.FIXED.value else (() if has_draft_model else ("ngram-simple",))
-        names = (*text, *(("draft-model",) if has_draft_model else ()))
+        names = (*text, *((DRAFT_MODEL,) if has_draft_model else ()))
     else:
         names = _named_types(config.spec_type, has_draft_model=has_draft_model)
     _check_options(config.options, names)
     return names
 
 
+def type_names(spec_type: str) -> tuple[str, ...]:
+    """The names in a value of `--spec-type`, each once, llama-server's replaced by ours."""
+    names = [name.strip() for name in spec_type.split(",") if name.strip()]
+    return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in names))
+
+
+def capped_options(config: SpeculationConfig) -> list[str]:
+    """What was set by hand and allows longer drafts than are verified, in words."""
+    longest = config.longest_draft(config.mode)
+    if config.mode is SequenceMode.OFF:
+        return []
+    return [
+        f"{_flag(name, option)} is {value} but no draft is longer than {longest} tokens; raise --draft-max to {value}"
+        for name, options in config.options.items()
+        for option, value in options.items()
+        if option in _LENGTHS and value > longest
+    ]
+
+
 def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in spec_type.split(",") if name.strip()))
+    names = type_names(spec_type)
     if not names or NONE in names:
         raise ConfigError(f"--spec-type is {spec_type!r} but must name speculators, or {NONE} alone")
     for name in names:
+        if name in MULTI_TOKEN_HEADS:
+            raise ConfigError(f"--spec-type names {name}, but multi-token heads are not supported yet; leave it out")
         if name not in SPECULATORS:
             raise ConfigError(f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}")
-    if "draft-model" in names and not has_draft_model:
+    if DRAFT_MODEL in names and not has_draft_model:
         raise ConfigError("--spec-type names draft-model but no draft model is given; add --draft-model FILE")
-    if has_draft_model and "draft-model" not in names:
+    if has_draft_model and DRAFT_MODEL not in names:
         raise ConfigError(
             "a draft model is given but --spec-type does not name draft-model; add it there or leave out one of them"
         )
@@ -55,14 +91,19 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Whoever names a corpus or a lookup file wants it to be read."""
+    """Whoever names a corpus or a lookup file wants it to be read; values are checked before a model is loaded."""
     for name in options.keys() - set(names):
         for option in options[name]:
-            flag = f"--spec-{name}-{option.replace('_', '-')}"
             raise ConfigError(
-                f"{flag} is given but {name} is not among the speculators ({', '.join(names)}); add it with "
-                f"--spec-type {','.join([*names, name])} or leave out the flag"
+                f"{_flag(name, option)} is given but {name} is not among the speculators ({', '.join(names)}); add it "
+                f"with --spec-type {','.join([*names, name])} or leave out the flag"
             )
+    for name in names:
+        _options_of(name, options)
+
+
+def _flag(speculator: str, option: str) -> str:
+    return f"--spec-{speculator}-{option.replace('_', '-')}"
 
 
 def _check_state(spec_state: str | None) -> None:
@@ -95,11 +136,19 @@ def make_speculator(
     """
     kind = SPECULATORS[name]
     arguments = {p: parts[p]() for p in inspect.signature(kind).parameters if p in parts}
-    if kind.Options is not None:
-        try:
-            arguments["options"] = kind.Options(**options.get(name, {}))
-        except TypeError as error:
-            raise ConfigError(f"speculator {name} does not take that option: {error}") from error
-    elif options.get(name):
-        raise ConfigError(f"speculator {name} takes no options")
+    if (chosen := _options_of(name, options)) is not None:
+        arguments["options"] = chosen
     return kind(**arguments)
+
+
+def _options_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The speculator's options, checked; None if it has none."""
+    kind = SPECULATORS[name]
+    if kind.Options is None:
+        if options.get(name):
+            raise ConfigError(f"speculator {name} takes no options")
+        return None
+    try:
+        return kind.Options(**options.get(name, {}))
+    except TypeError as error:
+        raise ConfigError(f"speculator {name} does not take that option: {error}") from error

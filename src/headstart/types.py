@@ -68,7 +68,7 @@ class DraftRequest:
     tokens: Sequence[int]
     max_tokens: int  # >= 1; a longer draft is cut
     min_confidence: float = 0.0  # a model drafter stops before the first token below this
-    choose: Choose | None = None  # None: the request is greedy, draft the argmax
+    choose: Choose | None = None  # models only; None for text speculators and for greedy requests (draft the argmax)
     namespace: str = ""  # tenant: shared corpora must not cross it
 
 
@@ -76,16 +76,17 @@ class DraftRequest:
 class Draft:
     """A guess: tokens that may follow, with the speculator's own score for each.
 
-    `confidence` has one entry per token; its meaning belongs to the speculator (a probability, a
-    match length, a share of counts) and `control` learns what it is worth. Empty means no guess;
-    then `reason` may say why.
+    `confidence` has one entry per token, finite and not negative; its meaning belongs to the speculator
+    (a probability, a match length, a share of counts) and `control` learns what it is worth. Empty means
+    no guess; then `reason` may say why, and a model that did not get as far as guessing is not `is_ready`.
     """
 
     tokens: Sequence[int] = ()
     confidence: Sequence[float] = ()
-    speculator: str = ""
-    reason: str = ""
-    num_granted: int | None = None  # accept so many without looking: for cost measurements, the text is not valid
+    speculator: str = ""  # set by the scheduler
+    reason: str = ""  # one of a few fixed texts: each is counted by itself
+    is_ready: bool = True  # False: it still reads, or cannot; says nothing about its guesses
+    num_granted: int | None = None  # accept so many unseen: only where the class says `skips_verification`
 
 
 NO_DRAFT = Draft()
@@ -95,13 +96,14 @@ NO_DRAFT = Draft()
 class Decoded:
     """Rows of the last target decode that produced logits, for `Speculator.observe`.
 
-    All arrays have one entry per row, rows of one sequence are adjacent and in order.
+    All arrays have one entry per row, rows of one sequence are adjacent and in order. Sequences that
+    have not begun, or do not draft, are among them.
     """
 
     seq_ids: NDArray[np.int32]
     positions: NDArray[np.int32]
     tokens: NDArray[np.int32]
-    logits: Logits  # (rows, vocab_size), a view: copy what must outlive the call
+    logits: Logits  # (rows, vocab_size), a read-only view: copy what must outlive the call
 
 
 @dataclass(frozen=True, slots=True)

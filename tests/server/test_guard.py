@@ -112,8 +112,15 @@ def test_a_key_file_that_cannot_be_used_stops_the_start(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         load_keys(ServerConfig(api_key_file=str(tmp_path / "missing")))
     (tmp_path / "empty").write_text("\n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        load_keys(ServerConfig(api_key_file=str(tmp_path / "empty")))
+    (tmp_path / "comments").write_text("# nothing yet\n")
+    for name in ("empty", "comments"):
+        with pytest.raises(ConfigError, match="holds no key"):
+            load_keys(ServerConfig(api_key_file=str(tmp_path / name)))
+
+
+def test_a_comment_in_the_key_file_is_no_key(tmp_path):
+    (tmp_path / "keys").write_text("# production keys\nalpha\n  # old\nbe#ta\n")
+    assert load_keys(ServerConfig(api_key_file=str(tmp_path / "keys"))) == (b"alpha", b"be#ta")
 
 
 def test_any_origin_may_read_and_preflight_needs_no_key():

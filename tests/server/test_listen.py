@@ -37,13 +37,14 @@ def test_the_address_is_a_url():
         assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded():
+def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
     worker, announced = FakeWorker(), []
     worker.start_error = ModelError("draft.gguf is truncated")
     with pytest.raises(ModelError, match="truncated"):
         serve(ServerConfig(port=0), worker, served_model, announced.append)
     assert worker.is_closed
     assert announced == []
+    assert "truncated" not in caplog.text  # whoever gets the exception prints it
 
 
 def test_the_address_is_announced_once_requests_can_be_answered():

@@ -126,6 +126,35 @@ def test_speculation_is_set_by_dotted_keys_or_an_object(client, worker, body):
     assert speculative.mode is None
 
 
+@pytest.mark.parametrize("types", ["draft-simple", ["draft-simple", "draft-model"]])
+def test_llama_servers_name_of_a_draft_model_is_taken(client, worker, types):
+    client.post("/completion", json={"prompt": "a", "speculative": {"types": types}})
+    assert worker.requests[0].speculative.types == ("draft-model",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"logprobs": 3}, 3),
+        ({"logprobs": 0}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 1),
+        ({"logprobs": 3, "n_probs": 2}, 2),
+        ({"logprobs": 3, "n_probs": 0}, None),
+    ],
+)
+def test_logprobs_is_another_name_of_n_probs(client, worker, fields, expected):
+    assert client.post("/completion", json={"prompt": "a"} | fields).status_code == 200
+    assert worker.requests[0].num_logprobs == expected
+
+
+def test_values_that_switch_a_feature_off_which_is_not_built_are_taken(client, worker):
+    off = {"lora": [], "adaptive_target": -1.0, "reasoning_budget_tokens": -1, "thinking_budget_tokens": -1}
+    for fields in (off, {"lora": [{"id": 0, "scale": 0.0}], "adaptive_target": None}):
+        assert client.post("/completion", json={"prompt": "a"} | fields).status_code == 200
+    assert len(worker.requests) == 2
+
+
 def test_speculation_can_be_switched_off(client, worker):
     for body in ({"speculative": {"mode": "off"}}, {"speculative.type": "none"}):
         client.post("/completion", json={"prompt": "a"} | body)

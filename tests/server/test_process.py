@@ -281,8 +281,10 @@ def test_slots_props_metrics_and_answers_agree_on_what_was_drafted(tmp_path: Pat
     assert total("num_steps") == 16 + total("num_spec_steps") + reasons  # the first token comes with the prompt
     for one in speculators:
         by_name = [answer["by_speculator"].get(one["name"], {}) for answer in answers]
-        for count in ("num_draft_tokens", "num_accepted_draft_tokens"):
+        for count in ("num_proposals", "num_drafts", "num_draft_tokens", "num_accepted_draft_tokens"):
             assert one[count] == sum(counts.get(count, 0) for counts in by_name)
+        reasons = sum(sum(counts["reasons_not_drafted"].values()) for counts in by_name if counts)
+        assert reasons == metric(f'headstart_speculator_reasons_total{{speculator="{one["name"]}"')
     assert server.stop() == 0
 
 
@@ -300,6 +302,7 @@ def refused(arguments: Sequence[str], cache: Path) -> str:
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("headstart: error: ")
+    assert done.stderr.count(last.removeprefix("headstart: error: ")) == 1
     return last
 
 

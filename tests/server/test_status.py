@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.server.fake_worker import REPORT, FakeWorker
+from tests.server.fake_worker import DRAFTED, REPORT, FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
@@ -28,6 +28,8 @@ def test_metrics_have_llama_servers_names_and_ours_by_speculator(client):
     name = ("speculator", "ngram-simple")
     assert values["headstart_draft_tokens_accepted_total", name] == 7
     assert values["headstart_speculator_seconds_total", ("phase", "propose"), name] == 0.5
+    assert values["headstart_drafts_offered_total", name] == 4
+    assert values["headstart_speculator_reasons_total", ("reason", "outbid"), name] == 6
     assert values["headstart_steps_without_draft_total", ("reason", 'no "match"')] == 2
 
 
@@ -38,10 +40,28 @@ def test_every_metric_has_one_line_in_the_table():
     assert render(WorkerReport())
 
 
+def test_every_metric_has_the_labels_of_the_table():
+    for metric in METRICS:
+        assert {tuple(labels) for labels, _ in metric.read(REPORT)} == {metric.labels}
+
+
 def test_slots_show_what_runs(client):
     first, second = client.get("/slots").json()
     assert (first["id"], first["is_processing"], first["next_token"][0]["n_remain"]) == (0, True, 7)
-    assert first["by_speculator"] == {"ngram-simple": {"num_draft_tokens": 3, "num_accepted_draft_tokens": 2}}
+    assert first["by_speculator"] == {
+        "ngram-simple": {
+            "num_proposals": 4,
+            "num_drafts_offered": 2,
+            "num_drafts": 1,
+            "num_drafts_accepted": 1,
+            "num_draft_tokens": 3,
+            "num_accepted_draft_tokens": 2,
+            "num_rows_wasted": 1,
+            "draft_tokens_by_position": [1, 1, 1],
+            "accepted_draft_tokens_by_position": [1, 1, 0],
+            "reasons_not_drafted": {"no match": 2, "below break-even": 1},
+        }
+    }
     assert (second["id"], second["is_processing"]) == (1, False)
     assert client.get("/slots?fail_on_no_slot=1").status_code == 200
 
@@ -59,6 +79,7 @@ def test_props_name_model_template_and_defaults(client):
     assert speculator["name"] == "ngram-simple"
     assert [speculator[f"num_{count}"] for count in ("proposals", "draft_tokens", "rows_wasted")] == [5, 10, 3]
     assert speculator["accepted_draft_tokens_by_position"] == [4, 3]
+    assert (speculator["num_drafts_offered"], speculator["reasons_not_drafted"]) == (4, {"outbid": 6})
     assert speculator["seconds"] == {"propose": 0.5}
     with serving(model=served_model("{{ messages[0].content }}")) as other:
         assert other.get("/props").json()["chat_template_is_fallback"] is False
@@ -94,6 +115,14 @@ def test_openapi_documents_the_bodies(client):
     assert "messages" in schema["required"]
     assert "speculative" in schema["properties"]
     assert "/chat/completions" not in paths
+
+
+def test_choices_of_a_call_are_summed_up_by_speculator():
+    one = RequestStats(drafted_by={"a": DRAFTED, "b": DRAFTED})
+    by_speculator = sum_stats([one, RequestStats(drafted_by={"a": DRAFTED})]).drafted_by
+    assert (by_speculator["a"].calls, by_speculator["b"].calls) == (8, 4)
+    assert by_speculator["a"].accepted_by_position == (2, 2, 0)
+    assert by_speculator["a"].reasons == {"no match": 4, "below break-even": 2}
 
 
 def test_one_answer_that_is_not_valid_marks_the_call():

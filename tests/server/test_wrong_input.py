@@ -101,6 +101,14 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
     "field",
     [
         {"mirostat": 2},
+        {"lora": [{"id": 0, "scale": 1.0}]},
+        {"lora": "adapter.gguf"},
+        {"adaptive_target": 0.5},
+        {"adaptive_target": 0},
+        {"reasoning_budget_tokens": 0},
+        {"thinking_budget_tokens": 128},
+        {"speculative": {"types": ["suffix", "draft-mtp"]}},
+        {"speculative.type": "draft-eagle3"},
         {"grammar": 'root ::= "a"'},
         {"json_schema": {"type": "object"}},
         {"response_format": {"type": "json_object"}},
@@ -114,6 +122,11 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
 def test_what_is_not_built_is_refused_not_ignored(client, worker, field):
     error_of(client.post(CHAT, json={"messages": MESSAGES} | field), 400, "not_supported_error")
     assert worker.requests == []
+
+
+def test_logprobs_of_a_native_completion_are_checked(client):
+    for value, says in ((999, "logprobs is 999 but must be from 0 to 258"), ("x", "logprobs is 'x' but must be")):
+        assert says in error_of(client.post("/completion", json={"prompt": "a", "logprobs": value}), 400)
 
 
 def test_unsupported_completion_fields_are_refused(client):

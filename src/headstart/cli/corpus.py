@@ -13,12 +13,12 @@ from headstart.config import option
 from headstart.errors import ConfigError
 
 ABOUT = (
-    "headstart corpus add PATH... --spec-corpus FILE: add text files, and those in folders, to the corpus of the "
-    "suffix speculator (headstart serve --spec-corpus FILE). All users may be served guesses from these texts. "
+    "Add text files, and those in folders, to the corpus of the suffix speculator "
+    "(headstart serve --spec-corpus FILE). All users may be served guesses from these texts. "
     "Skipped are files that are not UTF-8 text, files of more than 1 MiB, and folders that are hidden, __pycache__, "
     "node_modules, target or venv. A server that runs holds its corpus: add before it starts."
 )
-USAGE = "say what to add and where: headstart corpus add PATH... --spec-corpus FILE [-m MODEL]"
+USAGE = "add PATH... --spec-corpus FILE [flags]"
 _SHOWN = 5  # names of files that could not be read
 
 
@@ -40,13 +40,13 @@ class CorpusOptions:
 def run(argv: Sequence[str]) -> int:
     """Add the files and say what happened to them; return the exit code."""
     settings = [*settings_of(CorpusOptions), *all_settings(("model",))]
-    resolved, print_config, words = read_words_and_flags("corpus", ABOUT, settings, argv)
+    resolved, print_config, words = read_words_and_flags("corpus", ABOUT, settings, argv, USAGE)
     if print_config:
         print(resolved.describe())
         return 0
     options = resolved.own(CorpusOptions)
     if words[:1] != ["add"] or len(words) < 2 or not options.spec_suffix_file:
-        raise ConfigError(USAGE)
+        raise ConfigError(f"say what to add and where: headstart corpus {USAGE}")
 
     from headstart import assemble
     from headstart.structures.corpus import SuffixCorpus

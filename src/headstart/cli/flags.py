@@ -6,12 +6,15 @@ import argparse
 import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
+from headstart.cli.environment import check_environment
+from headstart.cli.llama_server import advice
 from headstart.cli.resolve import Resolved, resolve
 from headstart.cli.settings import BARE_VALUES, PAIRS, Setting, closest, part_title
 from headstart.errors import ConfigError
@@ -42,9 +45,12 @@ def read_flags(command: str, about: str, settings: Sequence[Setting], argv: Sequ
 
 
 def read_words_and_flags(
-    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str]
+    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str], usage: str = "[flags]"
 ) -> tuple[Resolved, bool, list[str]]:
-    """Like `read_flags` for a command that takes words as well: they come last, wherever they stood."""
+    """Like `read_flags` for a command that takes words as well: they come last, wherever they stood.
+
+    `usage` is what the help page shows behind the command.
+    """
     parser = _Parser(
         prog=f"headstart {command}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
@@ -53,11 +59,11 @@ def read_words_and_flags(
     parser.add_argument("--print-config", action="store_true")
     for setting in settings:
         _add(parser, setting)
-    _refuse_glued_words(command, settings, argv)
+    _refuse_short_flags(command, settings, argv)
     known, rest = parser.parse_known_args(argv)
     given = vars(known)
     if given.pop("help", False):
-        raise HelpRequested(help_page(command, about, settings))
+        raise HelpRequested(help_page(f"{command} {usage}", about, settings))
     if unknown := [argument for argument in rest if argument.startswith("-")]:
         raise ConfigError(_complaint(command, unknown[0], settings))
     for name in PAIRS:
@@ -66,15 +72,18 @@ def read_words_and_flags(
             given[name] = "\n".join(lines)
     print_config = bool(given.pop("print_config", False))
     file = given.pop("config", None) or os.environ.get("HEADSTART_CONFIG")
-    return resolve(settings, given, os.environ, Path(file) if file else None), print_config, rest
+    resolved = resolve(settings, given, os.environ, Path(file) if file else None)
+    if warning := check_environment(os.environ, settings, resolved.values):
+        print(f"headstart: warning: {warning}", file=sys.stderr)
+    return resolved, print_config, rest
 
 
-def help_page(command: str, about: str, settings: Sequence[Setting]) -> str:
-    """The text of `headstart COMMAND --help`, as wide as the terminal."""
+def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
+    """The text of `headstart COMMAND --help`, as wide as the terminal; `usage` begins with the command."""
     width = max(60, min(shutil.get_terminal_size().columns, 110))
-    lines = [f"Usage: headstart {command} [flags]", "", *textwrap.wrap(about, width)]
+    lines = [f"Usage: headstart {usage}", "", *textwrap.wrap(about, width)]
     for part, members in groupby(settings, lambda setting: setting.part):
-        lines += ["", part_title(part) if part else command.capitalize()]
+        lines += ["", part_title(part) if part else usage.split()[0].capitalize()]
         for setting in members:
             lines += _entry(_spelling(setting), _explanation(setting), width)
     lines += ["", "General"]
@@ -97,11 +106,12 @@ def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
         parser.add_argument(*names, dest=setting.name)
 
 
-def _refuse_glued_words(command: str, settings: Sequence[Setting], argv: Sequence[str]) -> None:
-    """argparse reads `-ctx 8` as `-c tx`; only numbers may follow a short flag without a space."""
-    known = {"-h", "--help", *(name for setting in settings for name in (setting.flag, *setting.aliases))}
+def _refuse_short_flags(command: str, settings: Sequence[Setting], argv: Sequence[str]) -> None:
+    """argparse reads `-ctx 8` as `-c tx`, and `-n` as the beginning of any flag; only numbers may be glued on."""
+    known = {"-h", *(name for setting in settings for name in (setting.flag, *setting.aliases))}
     for argument in argv:
-        if re.match(r"-[A-Za-z][A-Za-z_-]", argument) and " " not in argument and argument.split("=")[0] not in known:
+        is_short = re.match(r"-[A-Za-z]([A-Za-z_=-]|$)", argument) and " " not in argument
+        if is_short and argument.split("=")[0] not in known:
             raise ConfigError(_complaint(command, argument, settings))
 
 
@@ -109,6 +119,8 @@ def _complaint(command: str, argument: str, settings: Iterable[Setting]) -> str:
     if not argument.startswith("-"):
         return f"unexpected argument {argument!r}; flags start with a dash, see headstart {command} --help"
     flag = argument.split("=")[0]
+    if instead := advice(flag):
+        return f"there is no flag {flag}: {instead} (all flags: headstart {command} --help)"
     names = [name for s in settings for name in (s.flag, *s.aliases)]
     negative = ["--no-" + s.name.replace("_", "-") for s in settings if s.kind is bool]
     return f"there is no flag {flag}{closest(flag, [*names, *negative])} (all flags: headstart {command} --help)"
@@ -121,16 +133,18 @@ def _spelling(setting: Setting) -> str:
 
 
 def _explanation(setting: Setting) -> str:
+    others = [alias for alias in setting.aliases if alias != setting.short_flag]
+    also = f" (also {', '.join(others)})" if others else ""
     if setting.default in (None, "") or "default" in setting.help.lower():
-        return setting.help
+        return setting.help + also
     shown = ("on" if setting.default else "off") if isinstance(setting.default, bool) else setting.default
-    return f"{setting.help} [{shown}]"
+    return f"{setting.help} [{shown}]{also}"
 
 
 def _entry(left: str, right: str, width: int) -> list[str]:
     """`left` in a column of its own, `right` wrapped beside it; below it if `left` is too long."""
     column = 38
-    wrapped = textwrap.wrap(right, width - column) or [""]
+    wrapped = textwrap.wrap(right, width - column, break_on_hyphens=False) or [""]
     if len(left) + 2 <= column - 2:
         first = f"  {left}".ljust(column) + wrapped[0]
         return [first, *(" " * column + line for line in wrapped[1:])]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from headstart.cli.flags import read_flags
 from headstart.cli.settings import all_settings, settings_of
-from headstart.config import Config, option
+from headstart.config import Config, SpeculationConfig, option
 from headstart.errors import ConfigError, EngineError
+from headstart.types import SequenceMode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
         finish = show(generation.generate(request), generation.vocab.token_bytes, console)
     finally:
         generation.close()
-    print(summary(finish, config.speculation.draft_max, request.sampling.seed))
+    print(summary(finish, most_drafted(config.speculation), request.sampling.seed))
     return 0
 
 
@@ -129,8 +130,15 @@ def _take(pending: deque[tuple[bytes, str]], num_bytes: int) -> Iterator[tuple[b
         num_bytes -= len(piece[:num_bytes])
 
 
+def most_drafted(config: SpeculationConfig) -> int | None:
+    """Most draft tokens a step; None where control chooses."""
+    if config.mode is SequenceMode.OFF or config.spec_type == "none":
+        return 0
+    return config.draft_max if config.mode is SequenceMode.AUTO else config.longest_draft(config.mode)
+
+
 def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
-    """The lines that llama.cpp's speculative example ends with."""
+    """The lines that llama.cpp's speculative example ends with; without `draft_max` control chose the lengths."""
     stats = finish.stats
     num_encoded = stats.num_prompt - stats.num_cached
     accept = f"{100 * stats.num_accepted / stats.num_drafted:.3f}%" if stats.num_drafted else "-"

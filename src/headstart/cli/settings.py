@@ -27,6 +27,8 @@ SYNONYMS: dict[str, dict[str, Value]] = {
     "draft_gpu_layers": {"all": -1, "auto": -1},
     "flash_attn": {**dict.fromkeys(TRUE_WORDS, "on"), **dict.fromkeys(FALSE_WORDS, "off")},
 }
+# Where llama-server's users write -1 for the default.
+MINUS_ONE_IS_DEFAULT = ("parallel", "threads", "threads_batch", "draft_threads", "draft_threads_batch")
 # Spellings of speculators' options that users know or that read better.
 OPTION_ALIASES: dict[str, tuple[str, ...]] = {
     "spec_ngram_cache_lookup_cache_static": ("-lcs", "--lookup-cache-static"),
@@ -85,6 +87,8 @@ class Setting:
         Raises:
             ConfigError: it is no value of this setting.
         """
+        if text == "-1" and self.name in MINUS_ONE_IS_DEFAULT:
+            return self.default
         synonyms = SYNONYMS.get(self.name, {})
         if text.lower() in synonyms:
             return synonyms[text.lower()]
@@ -109,8 +113,8 @@ class Setting:
         Raises:
             ConfigError: it is no value of this setting.
         """
-        if isinstance(value, str):
-            return self.parse(value, origin)
+        if isinstance(value, str) or (value == -1 and self.name in MINUS_ONE_IS_DEFAULT):
+            return self.parse(str(value), origin)
         if isinstance(value, int) and not isinstance(value, bool) and self.kind in (int, float):
             return self.kind(value)
         if type(value) is self.kind and _is_finite(value):
@@ -157,10 +161,13 @@ def speculator_settings() -> Iterator[Setting]:
             yield from settings_of(speculator.Options, SPECULATOR_PART + name, f"spec_{name.replace('-', '_')}_")
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing if nothing is near."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]}?" if matches else ""
+def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean X?`, or nothing if nothing is near: a far guess misleads more than none.
+
+    `prefix` stands before every name and is not compared.
+    """
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    return f"; did you mean {prefix}{matches[0]}?" if matches else ""
 
 
 def part_title(part: str) -> str:

@@ -99,7 +99,8 @@ class Budget:
         num_rows = self._best_total(offers, curve, base, step) if offers else 0
         if num_rows:
             _share(slots, given, offers, num_rows)
-        if step.num_base_rows == step.num_slots:  # steps that read prompts say nothing about the speedup
+        # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set by hand.
+        if step.num_base_rows == step.num_slots and not num_fixed:
             self._account(slots, given, curve, sunk_ms)
         return given
 

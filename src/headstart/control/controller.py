@@ -88,6 +88,10 @@ class Controller:
         """A draft model ran."""
         self._drafting.observe(run, step)
 
+    def learn_draft_costs(self, speculator: str, round_ms: float, token_ms: float) -> None:
+        """What a draft model's rounds and reading a token take, before its first request."""
+        self._drafting.calibrate(speculator, round_ms, token_ms)
+
     def record(self, outcome: Outcome) -> None:
         """A draft's fate is known, verified or not."""
         self._calibration.record(outcome)

@@ -63,8 +63,8 @@ class DraftCost:
 
     def observe(self, run: DraftRun, plain_ms: float) -> None:
         """Learn from one call; a share of the innovation goes to each part of the price."""
-        num_slots, rounds = len(run.seq_ids), run.rounds
-        if not rounds or run.milliseconds <= 0.0:
+        num_slots, rounds = len(run.seq_ids), run.rounds  # none if it only read
+        if not (rounds or run.catch_up) or run.milliseconds <= 0.0:
             return
         per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)
         expected = rounds * per_round + run.catch_up * price
@@ -74,7 +74,8 @@ class DraftCost:
         cut = max(-0.95, min(2.0, ratio)) / calls
         if calls > YOUNG_CALLS:
             cut = max(-MAX_INNOVATION, min(MAX_INNOVATION, ratio)) * RATE
-        self.round_ms[num_slots] = per_round * (1.0 + cut * share)
+        if rounds:
+            self.round_ms[num_slots] = per_round * (1.0 + cut * share)
         if run.catch_up:
             self.catch_up_ms = price * (1.0 + cut * (1.0 - share))
 
@@ -212,7 +213,7 @@ class Drafting:
         if choice.slots:
             drafter.steps, drafter.wait, drafter.limit = 0, PROBE_FIRST, choice.limit
             for j in choice.slots:
-                drafter.reading.use(asking[j])
+                drafter.reading.grant(asking[j])
                 length = min(asking[j].max_tokens, choice.length)
                 allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit])
         elif not any(fixed):
@@ -231,7 +232,12 @@ class Drafting:
         for seq_id, grant, confidence in zip(run.seq_ids, run.grants, run.confidences, strict=True):
             survival = self._calibration.survival(run.speculator, confidence, seq_id)
             drafter.learn(seq_id, confidence, survival, grant)
+            drafter.reading.drafted(seq_id)
         drafter.forget()
+
+    def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
+        """Prices of one slot, measured before the first request; the next calls count as much."""
+        self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, token_ms, {0: 1, 1: 1})
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
@@ -272,17 +278,19 @@ class Drafting:
         drafters = {}
         for name, saved in state.items():
             rounds = {int(n): floats([ms], 1, 1e-6, 1e6)[0] for n, ms in saved["round_ms"].items()}
+            calls = dict.fromkeys([0, *rounds], YOUNG_CALLS)
             catch_up = saved["catch_up_ms"]
             price = None if catch_up is None else floats([catch_up], 1, 0.0, 1e6)[0]
             uses, gap_drafts = floats(saved["reading"], 2, 0.0, 1e6)
-            reading = Reading(uses, gap_drafts)
+            reading = Reading(uses, max(1.0, gap_drafts))
             profile = Profile.from_json(saved["profile"])
-            drafters[str(name)] = _Drafter(DraftCost(rounds, price), profile, reading=reading)
+            drafters[str(name)] = _Drafter(DraftCost(rounds, price, calls), profile, reading=reading)
         self._drafters = drafters
 
     def _hope(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
         """What would be best if row counts never measured are cheap, while the probes' savings last."""
-        if self._cost.is_known(step.num_base_rows + step.max_draft_rows):
+        longest = max(slot.max_tokens for slot in slots)
+        if self._cost.is_known(step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)):
             return NO_CHOICE
         choice = self._best(speculator, slots, step, optimistic=True)
         drafter, plain = self._drafter(speculator), self._plain(step)
@@ -352,8 +360,9 @@ def _better(
 ) -> _Choice:
     """The best number of slots and length under one confidence limit, if worth more than `best`."""
     gains = [_gains(slot, f, num_lengths) for slot, f in zip(slots, forecasts, strict=True)]
-    order = sorted(range(len(slots)), key=lambda i: -max(gains[i])) if len(slots) > 1 else [0]
     cost, plain, curve, base, rate = price.cost, price.plain, price.curve, price.base, price.rate
+    net = [max(gain) - rate * reading for gain, reading in zip(gains, price.readings, strict=True)]
+    order = sorted(range(len(slots)), key=lambda i: -net[i]) if len(slots) > 1 else [0]
     last, before = len(curve) - 1, curve[base]
     best_value, count, best_length, reading_ms = best.value, 0, 0, 0.0
     gained: list[float] = []
@@ -383,7 +392,7 @@ def _better(
 def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int) -> list[float]:
     """Expected further tokens of a draft of each length of the ladder for this slot."""
     tokens = forecast.tokens[:num_lengths]
-    most = bisect_right(LENGTHS, slot.max_tokens)
+    most = min(num_lengths, bisect_right(LENGTHS, slot.max_tokens))
     tokens[most:] = [tokens[most - 1]] * (len(tokens) - most)
     if slot.prefix == 1.0 and not slot.rival:
         return tokens

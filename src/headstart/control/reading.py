@@ -52,6 +52,7 @@ class _Use:
     start: int  # tokens of the answer before that
     drafts: int = 0
     since_gap: int = 0  # drafts
+    is_behind: bool = False  # it was granted a draft with more to read than a plain step adds
 
 
 @dataclass(slots=True)
@@ -64,17 +65,26 @@ class Reading:
 
     def num_drafts(self, slot: ModelSlot, num_left: float) -> float:
         """Drafts that will share the cost of what this slot's next one has to read; `num_left` tokens are to come."""
-        if slot.seq_id in self._used:
-            return self.gap_drafts
-        return max(1.0, self.uses * num_left)
+        use = self._used.get(slot.seq_id)
+        if use is None or not use.drafts:  # a long prompt is read in several steps
+            return max(1.0, self.uses * num_left)
+        return self.gap_drafts
 
-    def use(self, slot: ModelSlot) -> None:
-        """It drafts for this slot because that pays."""
+    def grant(self, slot: ModelSlot) -> None:
+        """It may draft for this slot because that pays."""
         use = self._used.get(slot.seq_id)
         if use is None:
             use = self._used[slot.seq_id] = _Use(slot.num_answered)
-        elif slot.catch_up > GAP:
+        use.is_behind |= slot.catch_up > GAP
+
+    def drafted(self, seq_id: int) -> None:
+        """It did, and was not still reading. Probes do not count."""
+        use = self._used.get(seq_id)
+        if use is None:
+            return
+        if use.is_behind and use.drafts:
             self._close_gap(use)
+        use.is_behind = False
         use.drafts += 1
         use.since_gap += 1
 
@@ -84,7 +94,8 @@ class Reading:
         if use is None:
             self.uses += RECOVERY * (USES - self.uses)
             return
-        self._close_gap(use)
+        if use.drafts:
+            self._close_gap(use)
         self.uses += USES_RATE * (use.drafts / max(1, num_answered - use.start) - self.uses)
 
     def _close_gap(self, use: _Use) -> None:

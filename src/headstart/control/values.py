@@ -82,13 +82,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DraftRun:
-    """One call of a draft model, for several slots at once; one entry per slot it was granted tokens for."""
+    """One call of a draft model, for several slots at once.
+
+    One entry per slot for which it got as far as drafting: none where it only read, or could not draft.
+    """
 
     speculator: str
     seq_ids: Sequence[int]
     grants: Sequence[Allowance]
     confidences: Sequence[Sequence[float]]  # of the tokens it drafted
-    catch_up: int  # tokens read before drafting, summed over slots
+    catch_up: int  # tokens read in this call, for all slots
     milliseconds: float
 
     @property

@@ -61,6 +61,9 @@ class Sampler:
 
     def couple(self, logits: NDArray[np.float32], position: int) -> Choice:
         """What a draft model's logits suggest under this request's filters and noise."""
+        if len(logits) != self.vocab_size:  # vocabularies that are the same but for padding
+            missing = max(0, self.vocab_size - len(logits))
+            logits = np.pad(logits, (0, missing), constant_values=-np.inf)[: self.vocab_size]
         ids, scores = self._survivors(logits, position)
         coupled = self._drawn(ids, scores, position)
         best = int(scores.argmax())

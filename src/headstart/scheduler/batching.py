@@ -49,7 +49,7 @@ def build(batch: Batch, slots: Sequence[Slot], engine: Engine, prefill_chunk: in
         run = slot.run
         if run is None:
             continue
-        if run.num_pending > 1:
+        if not run.is_generating:
             reading.append(slot)
             continue
         draft = run.proposal.tokens

@@ -6,14 +6,14 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
 from headstart import errors
 from headstart.errors import HeadstartError, ModelError, WorkerDeadError
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
-from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, Request, RequestStats
+from headstart.scheduler.request import DraftCounts, ErrorEvent, Event, FinishEvent, Request, RequestStats
 from headstart.scheduler.transport import Receiver
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,8 @@ class WorkerClient:
         for event in message.events:
             if isinstance(event, FinishEvent):  # here, because nobody waits for the end of a cancelled one
                 _log_request(event.request_id, event.stats, event.reason)
+            elif isinstance(event, ErrorEvent):
+                _log_error(event)
             if (waiting := self._queues.get(event.request_id)) is not None:
                 waiting.put_nowait(event)
 
@@ -137,7 +139,8 @@ class WorkerClient:
         self._launch()
 
     def _fail_all(self, error: HeadstartError) -> None:
-        for waiting in self._queues.values():
+        for request_id, waiting in self._queues.items():
+            log.warning("request %s failed: %s", request_id, error)
             waiting.put_nowait(error)
 
 
@@ -183,19 +186,8 @@ def _as_exception(event: ErrorEvent) -> HeadstartError:
 def _log_request(request_id: str, stats: RequestStats, reason: str) -> None:
     """One line per request, with the words llama-server's users look for."""
     rate = stats.num_emitted / stats.generation_seconds if stats.generation_seconds else 0.0
-    draft = "no drafts"
-    if stats.num_drafted:
-        share = stats.num_accepted / stats.num_drafted
-        by = ", ".join(f"{name} {accepted}/{drafted}" for name, (drafted, accepted) in stats.drafted_by.items())
-        draft = (
-            f"draft acceptance = {share:.5f} ({stats.num_accepted} accepted / {stats.num_drafted} drafted), "
-            f"acceptance length = {stats.acceptance_length:.2f}, by {by}"
-        )
-    why = f"; without a draft: {dict(stats.reasons)}" if stats.reasons else ""
-    if not stats.is_valid:
-        why += "; THE TEXT IS NOT VALID: draft tokens were accepted unseen, for a measurement"
     log.info(
-        "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f tokens/s, %s, %s%s",
+        "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f tokens/s, %s, %s",
         request_id,
         stats.slot_id,
         stats.num_prompt,
@@ -204,6 +196,45 @@ def _log_request(request_id: str, stats: RequestStats, reason: str) -> None:
         stats.num_emitted,
         rate,
         reason,
-        draft,
-        why,
+        _speculation(stats),
     )
+
+
+def _log_error(event: ErrorEvent) -> None:
+    """A request that failed has done something before; one that was refused has not."""
+    message = " ".join(event.message.split())
+    if event.stats is None:
+        log.info("request %s refused: %s: %s", event.request_id, event.error, message)
+    else:
+        _log_request(event.request_id, event.stats, f"failed with {event.error}: {message}")
+
+
+def _speculation(stats: RequestStats) -> str:
+    """What was drafted, by whom, and why nothing was."""
+    parts = ["no drafts"]
+    if stats.num_drafted:
+        share = stats.num_accepted / stats.num_drafted
+        parts = [
+            f"draft acceptance = {share:.5f} ({stats.num_accepted} accepted / {stats.num_drafted} drafted), "
+            f"acceptance length = {stats.acceptance_length:.2f}"
+        ]
+    several = len(stats.drafted_by) > 1
+    if several or stats.num_drafted:
+        parts += [_drafted_by(name, counts, with_reasons=several) for name, counts in stats.drafted_by.items()]
+    if stats.reasons:
+        parts.append(f"without a draft: {_counted(stats.reasons)}")
+    if not stats.is_valid:
+        parts.append("THE TEXT IS NOT VALID: draft tokens were accepted unseen, for a measurement")
+    return "; ".join(parts)
+
+
+def _drafted_by(name: str, counts: DraftCounts, *, with_reasons: bool) -> str:
+    """One speculator; the only one has the reasons of the request."""
+    what = f"{name} no drafts"
+    if counts.drafts:
+        what = f"{name} {counts.accepted}/{counts.drafted} in {counts.drafts} drafts, {counts.rows_wasted} rows wasted"
+    return f"{what} ({_counted(counts.reasons)})" if with_reasons and counts.reasons else what
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.items())

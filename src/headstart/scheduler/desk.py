@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, ModelSlot, SlotDraft
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal
-from headstart.scheduler.seat import Seat
+from headstart.scheduler.seat import FAILED, Seat
 from headstart.scheduler.slot import Run
 from headstart.types import Draft, DraftRequest, SequenceMode
 
+BELOW_BREAK_EVEN = "below break-even"
+_OUTBID = "outbid"
 _TYPICAL_MODEL_DRAFT = 2.0  # tokens; only to tell whether a model should continue or replace a text draft
 
 
@@ -48,18 +50,39 @@ class Desk:
     drafts: dict[str, Draft] = field(default_factory=dict)  # of text speculators
     grant: Allowance = NO_ALLOWANCE  # to the model being asked
     reason: str = ""  # why there is no draft
+    reasons: dict[str, str] = field(default_factory=dict)  # why a speculator has none, where it is its own doing
 
     @property
     def is_fixed(self) -> bool:
         return self.policy.mode is SequenceMode.FIXED
 
     def wants(self, seat: Seat) -> bool:
-        """Whether this speculator should be asked; with fixed lengths the first draft wins."""
+        """Whether this speculator should be asked; with fixed lengths the first in order that has a draft wins.
+
+        Texts are asked before models, so a model that stands before the one that has a draft is asked too.
+        """
         if seat.name not in self.policy.types or not seat.can_draft(self.seq_id):
             return False
         if not self.is_fixed:
             return True
-        return not self.proposal.head.tokens and not any(self._is_before(name, seat.name) for name in self.drafts)
+        taken = self.proposal.head.speculator
+        return not any(self._is_before(name, seat.name) for name in ((taken,) if taken else self.drafts))
+
+    def why_not(self, seat: Seat) -> str:
+        """Why no draft of this speculator is verified; what it says itself comes first."""
+        if self.room <= 0:
+            return self.reason
+        if own := self.reasons.get(seat.name):
+            return own
+        if not seat.can_draft(self.seq_id):
+            return FAILED
+        return (self.reason or _OUTBID) if self.survival else BELOW_BREAK_EVEN
+
+    def miss(self, seat: Seat, reason: str) -> None:
+        """This speculator has no draft, for a reason of its own."""
+        self.reasons[seat.name] = reason
+        if not self.survival:
+            self.reason = reason
 
     def _is_before(self, name: str, other: str) -> bool:
         return self.policy.types.index(name) < self.policy.types.index(other)
@@ -79,9 +102,13 @@ class Desk:
     @property
     def continues(self) -> bool:
         """Whether a model should continue the text draft rather than replace it."""
-        if self.is_fixed or not self.survival or len(self.survival) >= self.room:
+        if self.is_fixed or not self.survival or len(self.survival) >= self.room or self.proposal.tail.tokens:
             return False
         return self.survival[-1] * _TYPICAL_MODEL_DRAFT > _TYPICAL_MODEL_DRAFT - sum(self.survival)
+
+    def backlog(self, seat: Seat) -> int:
+        """Tokens of the text that the model has not read, the newest one not counted."""
+        return seat.backlog(self.seq_id, self.run.tokens)
 
     def model_slot(self, seat: Seat) -> ModelSlot:
         """What a model could do here, for control."""
@@ -89,7 +116,7 @@ class Desk:
         return ModelSlot(
             self.seq_id,
             self.room - length if continued else self.room,
-            seat.speculator.backlog(self.seq_id, self.run.tokens),
+            self.backlog(seat),
             prefix=self.survival[-1] if continued else 1.0,
             rival=0.0 if continued else sum(self.survival),
             num_answered=self.run.num_emitted,
@@ -109,7 +136,10 @@ class Desk:
     def settle_on(self, length: int) -> None:
         """Verify the first `length` tokens of the proposal."""
         if length < len(self.survival) and not length:
-            self.reason = "shorter than n_min" if len(self.survival) < self.policy.shortest else "below break-even"
+            self.reason = "shorter than n_min" if len(self.survival) < self.policy.shortest else BELOW_BREAK_EVEN
+        tail = self.proposal.tail
+        if tail.tokens and 0 < length <= len(self.proposal.head.tokens):
+            self.reasons[tail.speculator] = BELOW_BREAK_EVEN
         self.run.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
 
 

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import DraftRun, Step
+from headstart.control.values import NO_ALLOWANCE, DraftRun, Step
 from headstart.errors import InvalidParameterError
 from headstart.scheduler.batching import Room
-from headstart.scheduler.desk import Desk, Policy, model_requests
+from headstart.scheduler.desk import BELOW_BREAK_EVEN, Desk, Policy, model_requests
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal, Shadows
 from headstart.scheduler.request import SpeculativeParams
-from headstart.scheduler.seat import Seat
+from headstart.scheduler.seat import FAILED, Seat
 from headstart.scheduler.slot import Run, Slot
+from headstart.scheduler.tally import Tally
 from headstart.types import Decoded, Draft, SequenceMode
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,19 @@ class Drafting:
             if seat.speculator.scores_are_probabilities:
                 controller.declare_model(seat.name)
 
+    def time_models(self, clock: Callable[[], float]) -> None:
+        """Measure what draft models cost, before the first request."""
+        for seat in self.seats.values():
+            if seat.is_model and (prices := seat.time_decodes(clock)) is not None:
+                self.controller.learn_draft_costs(seat.name, *prices)
+
     def check(self, params: SpeculativeParams) -> None:
-        """Raises InvalidParameterError if a request names a speculator that is not loaded."""
+        """Raises InvalidParameterError if a request asks for drafts that this server cannot make.
+
+        A bare `n_max` is no such wish: clients of llama-server always send it.
+        """
+        if not self.seats:
+            self._check_off(params)
         for name in params.types or ():
             if name not in self.seats:
                 loaded = ", ".join(self.seats) or "none"
@@ -67,19 +79,34 @@ class Drafting:
                     "--spec-type"
                 )
 
+    def _check_off(self, params: SpeculativeParams) -> None:
+        wish = f"speculative.types names {params.types[0]!r}" if params.types else ""
+        if params.mode is not None and params.mode is not SequenceMode.OFF:
+            wish = f"speculative.mode is {params.mode.value}"
+        if not wish:
+            return
+        started, remedy = "--spec off", "with --spec auto"
+        if self.config.mode is not SequenceMode.OFF:
+            started, remedy = "--spec-type none", "without it"
+        raise InvalidParameterError(
+            f"{wish} but this server was started with {started}; start it {remedy}, or leave the field out"
+        )
+
     def policy(self, params: SpeculativeParams) -> Policy:
         """Merge a request's wishes with the server's settings."""
         mode = params.mode or self.config.mode
         if params.mode is None and params.n_max and mode is SequenceMode.OFF:
             mode = SequenceMode.AUTO  # the server drafts only on request, and this is one
-        n_max = self.config.longest_draft(mode) if params.n_max is None else params.n_max
+        limit = self.config.longest_draft(SequenceMode.AUTO)  # the batch and the cache are made for no more
+        n_max = min(limit, self.config.longest_draft(mode) if params.n_max is None else params.n_max)
         types = tuple(self.seats) if params.types is None else params.types
+        loaded = tuple(dict.fromkeys(name for name in types if name in self.seats))
         reason = self.unusable or ("" if self.seats else "no speculator is loaded")
-        if not reason and (mode is SequenceMode.OFF or n_max == 0 or not any(t in self.seats for t in types)):
-            reason = "off" if params == SpeculativeParams() else "disabled by request"
+        if not reason and (mode is SequenceMode.OFF or n_max == 0 or not loaded):
+            reason = "off" if params == SpeculativeParams() or not limit else "disabled by request"
         return Policy(
             mode,
-            tuple(name for name in types if name in self.seats),
+            loaded,
             n_max,
             self.config.draft_min if params.n_min is None else params.n_min,
             self.config.draft_p_min if params.p_min is None else params.p_min,
@@ -114,9 +141,13 @@ class Drafting:
     def drop(self, slots: Sequence[Slot]) -> None:
         """The cache has no cells for drafts: verify none in this step."""
         for slot in slots:
-            if slot.run is not None and slot.run.proposal.head.tokens:
-                slot.run.proposal = NO_PROPOSAL
-                self._note_reason(slot.run, "context full")
+            run = slot.run
+            if run is not None and run.proposal.head.tokens:
+                for draft in (run.proposal.head, run.proposal.tail):
+                    if draft.tokens:
+                        self._note_miss(run, draft.speculator, "context full")
+                self._note_reason(run, "context full")
+                run.proposal = NO_PROPOSAL
 
     def observe(self, decoded: Decoded) -> None:
         """Show the verified rows to the speculators that asked for them."""
@@ -131,7 +162,7 @@ class Drafting:
             return
         if run.proposal.head.tokens:
             run.count_draft(num_accepted)
-            self._book(run.proposal, num_accepted)
+            self._book(run, num_accepted)
         for outcome in run.shadows.follow(slot.slot_id, emitted):
             self.controller.record(outcome)
         for seat in self.seats.values():
@@ -157,14 +188,14 @@ class Drafting:
             "n_min": self.config.draft_min,
             "p_min": self.config.draft_p_min,
             "unusable": self.unusable,
-            "speculators": {name: seat.speculator.describe() for name, seat in self.seats.items()},
+            "speculators": {name: seat.describe() for name, seat in self.seats.items()},
         }
 
     def close(self) -> None:
         """Write what is durable."""
         self.save()
         for seat in self.seats.values():
-            seat.speculator.close()
+            seat.close()
 
     def save(self) -> None:
         """Keep what control learned; a failure costs only that."""
@@ -182,6 +213,8 @@ class Drafting:
             run.policy = self.policy(run.request.speculative)
             if not run.policy.reason:
                 self.controller.begin(slot.slot_id, run.request.namespace)
+                for name in run.policy.types:
+                    run.tallies.setdefault(name, Tally())  # of before, if it was put back into the queue
                 for seat in self.seats.values():
                     seat.begin(slot.slot_id, run.tokens, run.request.namespace)
         run.proposal = NO_PROPOSAL
@@ -200,8 +233,7 @@ class Drafting:
             if not asked:
                 continue
             for desk, draft in zip(asked, seat.propose([d.request() for d in asked]), strict=True):
-                desk.reason = draft.reason or desk.reason
-                if draft.tokens:
+                if self._book_answer(desk, seat, draft):
                     desk.drafts[name] = draft
 
     def _choose_text(self, desk: Desk, step: Step) -> None:
@@ -232,25 +264,32 @@ class Drafting:
                 continue
             allowances = self.controller.plan_model(seat.name, [d.model_slot(seat) for d in candidates], step)
             for desk, allowance in zip(candidates, allowances, strict=True):
-                desk.grant = allowance
-                if not allowance.max_tokens and not desk.survival:
-                    desk.reason = "below break-even"
+                has_failed = not seat.can_draft(desk.seq_id)  # to say its backlog
+                desk.grant = NO_ALLOWANCE if has_failed else allowance
+                if not desk.grant.max_tokens:
+                    desk.miss(seat, FAILED if has_failed else BELOW_BREAK_EVEN)
             if granted := [d for d in candidates if d.grant.max_tokens]:
                 spent += self._run_model(seat, granted, step)
         return spent
 
     def _run_model(self, seat: Seat, desks: Sequence[Desk], step: Step) -> float:
-        backlog = sum(seat.speculator.backlog(d.seq_id, d.run.tokens) for d in desks)
+        num_read = sum(desk.backlog(seat) for desk in desks)
         with model_requests(desks) as requests:
             drafts = seat.propose(requests)
         milliseconds = 1000.0 * seat.last_seconds
-        seq_ids, grants, scores = [d.seq_id for d in desks], [d.grant for d in desks], [d.confidence for d in drafts]
-        self.controller.observe_draft(DraftRun(seat.name, seq_ids, grants, scores, backlog, milliseconds), step)
+        seq_ids, grants, scores = [], [], []
         for desk, draft in zip(desks, drafts, strict=True):
-            if draft.tokens:
+            if draft.is_ready:
+                seq_ids.append(desk.seq_id)
+                grants.append(desk.grant)
+                scores.append(draft.confidence)
+                num_read += len(desk.proposal.head.tokens) if desk.continues else 0
+            else:
+                num_read -= desk.backlog(seat)  # what it left for later
+        self.controller.observe_draft(DraftRun(seat.name, seq_ids, grants, scores, num_read, milliseconds), step)
+        for desk, draft in zip(desks, drafts, strict=True):
+            if self._book_answer(desk, seat, draft):
                 self._choose_model(desk, seat, draft)
-            elif not desk.survival:
-                desk.reason = draft.reason or desk.reason
         return milliseconds
 
     def _choose_model(self, desk: Desk, seat: Seat, draft: Draft) -> None:
@@ -268,17 +307,39 @@ class Drafting:
         elif sum(survival) > sum(desk.survival):
             desk.take(Proposal(draft), survival)
 
-    def _book(self, proposal: Proposal, num_accepted: int) -> None:
-        in_head = len(proposal.head.tokens)
-        self.seats[proposal.head.speculator].count(0, in_head, min(num_accepted, in_head))
-        if proposal.tail.tokens:
-            tail = self.seats[proposal.tail.speculator]
-            tail.count(in_head, len(proposal.tail.tokens), max(0, num_accepted - in_head))
+    def _book_answer(self, desk: Desk, seat: Seat, draft: Draft) -> bool:
+        """Count what a speculator answered; returns whether there is a draft."""
+        has_draft = len(draft.tokens) > 0
+        desk.run.tallies[seat.name].ask(has_draft)
+        seat.tally.ask(has_draft)
+        if not has_draft:
+            desk.miss(seat, draft.reason or "no match")
+        return has_draft
+
+    def _book(self, run: Run, num_accepted: int) -> None:
+        """Count the draft that was verified for those who made it."""
+        start = 0
+        for draft in (run.proposal.head, run.proposal.tail):
+            if num_drafted := len(draft.tokens):
+                outcome = (start, num_drafted, max(0, min(num_drafted, num_accepted - start)))
+                run.tallies[draft.speculator].verify(outcome)
+                self.seats[draft.speculator].tally.verify(outcome)
+                start += num_drafted
 
     def _note_reasons(self, desks: Sequence[Desk]) -> None:
+        """Say of every slot and speculator why nothing of it is verified in this step."""
         for desk in desks:
-            if not desk.run.proposal.head.tokens:
-                self._note_reason(desk.run, desk.reason or "no match")
+            run, proposal, seats = desk.run, desk.run.proposal, [self.seats[name] for name in desk.policy.types]
+            if not proposal.head.tokens:
+                self._note_reason(run, desk.reason or desk.why_not(seats[0]))
+            if not desk.policy.reason:
+                for seat in seats:
+                    if seat.name not in (proposal.head.speculator, proposal.tail.speculator):
+                        self._note_miss(run, seat.name, desk.why_not(seat))
+
+    def _note_miss(self, run: Run, speculator: str, reason: str) -> None:
+        run.tallies[speculator].miss(reason)
+        self.seats[speculator].tally.miss(reason)
 
     def _note_reason(self, run: Run, reason: str) -> None:
         run.reasons[reason] += 1

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headstart.errors import CapacityError, RequestError
+from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.report import SlotReport, WorkerReport
 from headstart.scheduler.request import Event, Request, error_event
 from headstart.scheduler.scheduler import Scheduler
@@ -19,7 +20,7 @@ from headstart.scheduler.slot import Slot
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25  # between reports while requests run
-SAVE_SECONDS = 60.0  # between two writes of what control learned, when idle
+SAVE_SECONDS = 60.0  # between two writes of what control learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +46,60 @@ class Message:
     report: WorkerReport | None = None
 
 
+class _Keeper:
+    """Has what control learned written: when work ends, but not twice in SAVE_SECONDS, and while it does not end.
+
+    So whatever kills the engine costs a minute's learning.
+    """
+
+    def __init__(self, drafting: Drafting, now: float) -> None:
+        self._drafting = drafting
+        self._earliest = now  # when it may be written
+        self._latest: float | None = None  # when it has to be, busy or not; None: nothing was learned
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until it is written if no work comes."""
+        return None if self._latest is None else max(0.0, self._earliest - now)
+
+    def note(self, now: float, *, has_worked: bool, is_idle: bool) -> None:
+        """A step is over."""
+        if has_worked and self._latest is None:
+            self._latest = now + SAVE_SECONDS
+        if self._latest is not None and now >= (self._earliest if is_idle else self._latest):
+            self._drafting.save()
+            self._earliest, self._latest = now + SAVE_SECONDS, None
+
+
 def run_loop(
-    scheduler: Scheduler, receive: Callable[[bool], Sequence[Command]], send: Callable[[Message], None]
+    scheduler: Scheduler,
+    receive: Callable[[float | None], Sequence[Command]],
+    send: Callable[[Message], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Serve until a Stop command.
 
     Args:
-        receive: returns waiting commands; blocks for at least one if its argument is true.
+        receive: returns waiting commands; if there are none, waits for one for so many seconds (None: for ever).
         send: hands a message over; must not block for long.
     """
-    last_report, last_save = 0.0, time.monotonic()
+    last_report, keeper = 0.0, _Keeper(scheduler.drafting, clock())
     send(Message(report=make_report(scheduler)))
     while True:
-        if not scheduler.has_work and time.monotonic() - last_save > SAVE_SECONDS:
-            scheduler.drafting.save()
-            last_save = time.monotonic()
-        for command in receive(not scheduler.has_work):
+        for command in receive(0.0 if scheduler.has_work else keeper.seconds_left(clock())):
             if isinstance(command, Stop):
                 scheduler.drafting.close()
                 return
             _obey(scheduler, command, send)
+        has_work = scheduler.has_work
         scheduler.step()
         events = scheduler.take_events()
-        now = time.monotonic()
+        now = clock()
         is_due = now - last_report > REPORT_SECONDS or any(not hasattr(e, "tokens") for e in events)
         if is_due:
             last_report = now
         if events or is_due:
             send(Message(events, make_report(scheduler) if is_due else None))
+        keeper.note(now, has_worked=has_work, is_idle=not scheduler.has_work)
 
 
 def _obey(scheduler: Scheduler, command: Request | Cancel, send: Callable[[Message], None]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headstart.scheduler.request import DraftCounts
 from headstart.types import ModelInfo
 
 
@@ -37,30 +38,18 @@ class SlotReport:
     max_tokens: int | None = None
     num_drafted: int = 0
     num_accepted: int = 0
-    drafted_by: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # speculator -> drafted, accepted
+    drafted_by: Mapping[str, DraftCounts] = field(default_factory=dict)  # by speculator
     reasons: Mapping[str, int] = field(default_factory=dict)  # why steps had no draft -> steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculatorReport:
+class SpeculatorReport(DraftCounts):
     """One speculator since the start. Times in seconds."""
 
     name: str
-    calls: int = 0  # of propose, per sequence
-    drafts: int = 0  # non-empty drafts that were verified
-    drafts_accepted: int = 0  # with at least one accepted token
-    drafted: int = 0  # tokens verified
-    accepted: int = 0  # tokens
-    accepted_by_position: tuple[int, ...] = ()
-    drafted_by_position: tuple[int, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)  # begin, propose, observe, accept
     failure: str = ""  # why it was switched off
     details: Mapping[str, Any] = field(default_factory=dict)  # its own `describe()`
-
-    @property
-    def rows_wasted(self) -> int:
-        """Rows of the target's batches that held rejected draft tokens."""
-        return self.drafted - self.accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from headstart.errors import InvalidParameterError
 from headstart.sampling.params import SamplingParams
@@ -92,6 +93,49 @@ class ProgressEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCounts:
+    """What one speculator did, for one request or since the start.
+
+    Each step of a slot in which it might have drafted counts as a draft verified or under a reason.
+    """
+
+    calls: int = 0  # times it was asked, per sequence
+    offered: int = 0  # drafts it made
+    drafts: int = 0  # of them verified, all of their tokens or the first ones
+    drafts_accepted: int = 0  # with at least one accepted token
+    drafted: int = 0  # tokens verified
+    accepted: int = 0  # tokens
+    drafted_by_position: tuple[int, ...] = ()
+    accepted_by_position: tuple[int, ...] = ()
+    reasons: Mapping[str, int] = field(default_factory=dict)  # why no draft of it was verified -> steps
+
+    @property
+    def rows_wasted(self) -> int:
+        """Rows of the target's batches that held rejected draft tokens."""
+        return self.drafted - self.accepted
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        reasons = dict(self.reasons)
+        for reason, count in other.reasons.items():
+            reasons[reason] = reasons.get(reason, 0) + count
+        return DraftCounts(
+            calls=self.calls + other.calls,
+            offered=self.offered + other.offered,
+            drafts=self.drafts + other.drafts,
+            drafts_accepted=self.drafts_accepted + other.drafts_accepted,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+            drafted_by_position=_added(self.drafted_by_position, other.drafted_by_position),
+            accepted_by_position=_added(self.accepted_by_position, other.accepted_by_position),
+            reasons=reasons,
+        )
+
+
+def _added(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     """Counts and times of one request. Times in seconds."""
 
@@ -105,7 +149,7 @@ class RequestStats:
     num_drafted: int = 0  # draft tokens that were verified
     num_accepted: int = 0
     accepted_histogram: tuple[int, ...] = ()  # [n] = drafts of which n tokens were accepted
-    drafted_by: dict[str, tuple[int, int]] = field(default_factory=dict)  # speculator -> drafted, accepted
+    drafted_by: Mapping[str, DraftCounts] = field(default_factory=dict)  # by speculator
     reasons: dict[str, int] = field(default_factory=dict)  # why a step had no draft -> steps
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
@@ -140,12 +184,13 @@ class ErrorEvent:
     error: str
     message: str
     details: Mapping[str, int] = field(default_factory=dict)  # attributes of the exception
+    stats: RequestStats | None = None  # None: it was refused before it ran
 
 
-def error_event(request_id: str, error: Exception) -> ErrorEvent:
+def error_event(request_id: str, error: Exception, stats: RequestStats | None = None) -> ErrorEvent:
     """The event for an exception that ended a request."""
     details = {k: v for k, v in vars(error).items() if isinstance(v, int)}
-    return ErrorEvent(request_id, type(error).__name__, str(error), details)
+    return ErrorEvent(request_id, type(error).__name__, str(error), details, stats)
 
 
 Event = TokenEvent | ProgressEvent | FinishEvent | ErrorEvent

@@ -62,6 +62,7 @@ class Scheduler:
         """Measure what steps of some sizes cost; nothing stays in the cache."""
         if samples := time_decodes(self.engine, self.clock, seconds):
             self.drafting.controller.learn_costs(samples)
+        self.drafting.time_models(self.clock)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -142,11 +143,11 @@ class Scheduler:
 
     def _draft(self) -> None:
         """Give every generating run its draft for this step."""
-        generating = [s for s in self.slots if s.run is not None and s.run.num_pending == 1]
+        generating = [s for s in self.slots if s.run is not None and s.run.is_generating]
         if not generating:
             return
         rooms = batching.draft_rooms(generating, self.engine, len(self.slots))
-        reading = sum(s.run.num_pending for s in self.slots if s.run is not None and s.run.num_pending > 1)
+        reading = sum(s.run.num_pending for s in self.slots if s.run is not None and not s.run.is_generating)
         limits = (self.engine.max_batch_tokens, self.engine.max_outputs)
         self.drafting.propose(generating, rooms, min(reading, self.config.prefill_chunk), limits)
 
@@ -200,7 +201,8 @@ class Scheduler:
     def _fail_slot(self, slot: Slot, error: EngineError) -> None:
         if slot.run is None:
             return
-        self._events.append(error_event(slot.run.request.request_id, error))
+        stats = slot.run.stats(slot.slot_id, self.clock())
+        self._events.append(error_event(slot.run.request.request_id, error, stats))
         self.drafting.end(slot)
         self.counters.requests_failed += 1
         self.engine.clear(slot.slot_id)
@@ -215,17 +217,18 @@ class Scheduler:
         self.drafting.controller.observe_step(num_rows, attended // num_rows, milliseconds)
 
     def _observed(self, logits: Logits) -> Decoded:
+        """The rows for speculators. They must not write to the logits: these are sampled afterwards."""
+        if not self.drafting.observes:
+            return _NOTHING_OBSERVED
         batch = self._batch
         rows = batch.wants_logits[: batch.num_rows].astype(bool)
-        return (
-            Decoded(
-                batch.seq_ids[: batch.num_rows][rows],
-                batch.positions[: batch.num_rows][rows],
-                batch.tokens[: batch.num_rows][rows],
-                logits,
-            )
-            if self.drafting.observes
-            else _NOTHING_OBSERVED
+        view = logits.view()
+        view.flags.writeable = False
+        return Decoded(
+            batch.seq_ids[: batch.num_rows][rows],
+            batch.positions[: batch.num_rows][rows],
+            batch.tokens[: batch.num_rows][rows],
+            view,
         )
 
     def _commit(self, logits: Logits) -> int:

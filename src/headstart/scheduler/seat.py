@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from math import inf
+from operator import index
 from typing import Any
 
+import numpy as np
+import orjson
+
 from headstart.scheduler.report import SpeculatorReport
+from headstart.scheduler.request import DraftCounts
+from headstart.scheduler.tally import Tally
 from headstart.speculators.base import Speculator
-from headstart.types import NO_DRAFT, Capability, Decoded, Draft, DraftRequest
+from headstart.types import Capability, Decoded, Draft, DraftRequest
 
 log = logging.getLogger(__name__)
 
+FAILED = "speculator failed"
+_MOST_REASONS = 64  # told apart: each takes memory and a line of /metrics for ever
+_TIMED_AS = {"end": "accept", "time_decodes": "begin"}
+_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+_COUNTS = tuple(field.name for field in fields(DraftCounts))
+_INTS, _FLOATS = {int}, {float}
+
 
 class Seat:
-    """One speculator. When it raises it is switched off for the sequences concerned, logged once."""
+    """One speculator. When it raises it is switched off for the sequences concerned, logged once.
+
+    What is asked for people to read (`describe`) or when all is over (`close`) switches nothing off.
+    """
 
     def __init__(self, speculator: Speculator, clock: Callable[[], float] = time.perf_counter) -> None:
         self.speculator = speculator
@@ -25,13 +42,13 @@ class Seat:
         self.wants_logits = Capability.LOGITS in speculator.needs
         self.vocab_size = 2**31  # the scheduler sets the target's
         self.failure = ""
+        self.tally = Tally()
         self.last_seconds = 0.0  # of the last propose
         self._clock = clock
         self._failed: set[int] = set()
         self._seconds = dict.fromkeys(("begin", "propose", "observe", "accept"), 0.0)
-        self._calls = self._drafts = self._drafts_accepted = 0
-        self._drafted_at: Counter[int] = Counter()
-        self._accepted_at: Counter[int] = Counter()
+        self._empties: dict[tuple[str, bool], Draft] = {}
+        self._has_told = False  # that `describe` fails
 
     def can_draft(self, seq_id: int) -> bool:
         """Whether it did not fail on this sequence."""
@@ -43,60 +60,116 @@ class Seat:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, no longer than asked for; empty where it failed."""
-        self._calls += len(requests)
         drafts: list[Draft] | None = self._guarded(
             "propose", [r.seq_id for r in requests], lambda: self._checked(self.speculator.propose(requests), requests)
         )
-        return [Draft(reason="speculator failed")] * len(requests) if drafts is None else drafts
+        return [Draft(reason=FAILED, is_ready=False)] * len(requests) if drafts is None else drafts
 
     def _checked(self, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._cut(draft, request.max_tokens) for draft, request in zip(drafts, requests, strict=True)]
 
     def _cut(self, draft: Draft, max_tokens: int) -> Draft:
-        """Make the draft fit; a token that does not exist would fail the whole batch, so it raises."""
-        length = min(len(draft.tokens), max_tokens)
-        if not length:
-            return draft if draft.reason else NO_DRAFT
-        if min(draft.tokens) < 0 or max(draft.tokens) >= self.vocab_size:
-            raise ValueError(f"draft {list(draft.tokens)} leaves the vocabulary (0 to {self.vocab_size - 1})")
-        confidence = list(draft.confidence[:length])
-        confidence += [1.0] * (length - len(confidence))
-        return Draft(draft.tokens[:length], confidence, self.name, num_granted=draft.num_granted)
+        """The draft in plain numbers and no longer than asked for.
+
+        What would fail the whole batch or mislead control for ever raises: a token that does not exist, a score
+        that is no number.
+        """
+        tokens = draft.tokens[:max_tokens]
+        if not len(tokens):
+            return self._empty(draft)
+        if type(tokens) is not list or set(map(type, tokens)) != _INTS:
+            tokens = [index(token) for token in tokens]
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            raise ValueError(f"draft {tokens} leaves the vocabulary (0 to {self.vocab_size - 1})")
+        scores = list(draft.confidence[: len(tokens)])
+        if scores:
+            if set(map(type, scores)) != _FLOATS:
+                scores = [float(score) for score in scores]
+            # A NaN fails one of the two, but so does a sum that overflows.
+            if not (min(scores) >= 0.0 and sum(scores) < inf) and not all(0.0 <= score < inf for score in scores):
+                raise ValueError(f"scores {scores} are not all finite and 0 or more")
+        scores += [1.0] * (len(tokens) - len(scores))
+        granted = draft.num_granted
+        if granted is not None:
+            if not self.speculator.skips_verification:
+                raise ValueError(f"num_granted is {granted} but only a class with skips_verification = True may set it")
+            granted = max(0, min(index(granted), len(tokens)))
+        return Draft(tokens, scores, self.name, num_granted=granted)
+
+    def _empty(self, draft: Draft) -> Draft:
+        """No draft, with its reason; the same object each time."""
+        key = (draft.reason, draft.is_ready)
+        known = self._empties.get(key)
+        if known is None:
+            if not isinstance(draft.reason, str):
+                raise TypeError(f"reason is {draft.reason!r} but must be a text")
+            if len(self._empties) >= _MOST_REASONS:
+                return Draft(reason="other", is_ready=bool(draft.is_ready))
+            known = self._empties[key] = Draft(reason=str(draft.reason), is_ready=bool(draft.is_ready))
+        return known
+
+    def backlog(self, seq_id: int, history: Sequence[int]) -> int:
+        """Tokens a model has to read first; 0 where it failed."""
+        try:
+            return max(0, int(self.speculator.backlog(seq_id, history)))
+        except Exception as error:
+            self._fail("backlog", [seq_id], error)
+            return 0
+
+    def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
+        """Milliseconds of a round and of a token read; None for text speculators."""
+        prices: tuple[float, float] | None = self._guarded(
+            "time_decodes", [], lambda: _prices(self.speculator.time_decodes(clock))
+        )
+        return prices
 
     def observe(self, decoded: Decoded) -> None:
-        if self.wants_logits:
-            self._guarded("observe", set(decoded.seq_ids.tolist()), lambda: self.speculator.observe(decoded))
+        """Show it the rows, but for those of sequences that it failed on."""
+        if not self.wants_logits:
+            return
+        seq_ids = set(decoded.seq_ids.tolist())
+        if not self._failed.isdisjoint(seq_ids):
+            decoded = _without(decoded, self._failed)
+            seq_ids -= self._failed
+        if seq_ids:
+            self._guarded("observe", seq_ids, lambda: self.speculator.observe(decoded))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         if seq_id not in self._failed:
             self._guarded("accept", [seq_id], lambda: self.speculator.accept(seq_id, emitted, num_accepted))
 
     def end(self, seq_id: int) -> None:
-        self._guarded("accept", [seq_id], lambda: self.speculator.end(seq_id))
+        self._guarded("end", [seq_id], lambda: self.speculator.end(seq_id))
 
-    def count(self, start: int, num_drafted: int, num_accepted: int) -> None:
-        """Book a verified draft whose first token stood at position `start` of the step's draft."""
-        self._drafts += 1
-        self._drafts_accepted += num_accepted > 0
-        for position in range(start, start + num_drafted):
-            self._drafted_at[position] += 1
-        for position in range(start, start + num_accepted):
-            self._accepted_at[position] += 1
+    def close(self) -> None:
+        """The server stops; the others are closed too if this one cannot be."""
+        try:
+            self.speculator.close()
+        except Exception as error:
+            log.exception("speculator %s failed in close; what it keeps may not be written", self.name)
+            self.failure = _failure("close", error)
+
+    def describe(self) -> dict[str, Any]:
+        """What it says about itself, in plain JSON values: they go to another process and into /props."""
+        try:
+            details = orjson.loads(orjson.dumps(self.speculator.describe(), option=_JSON))
+            if not isinstance(details, dict):
+                raise TypeError(f"describe() returned {details!r} but must return a dict")
+            return details
+        except Exception as error:
+            if not self._has_told:
+                log.exception("speculator %s failed in describe", self.name)
+            self._has_told = True
+            return {"error": f"{type(error).__name__}: {error}"}
 
     def report(self) -> SpeculatorReport:
-        length = max(self._drafted_at, default=-1) + 1
+        counts = self.tally.counts()
         return SpeculatorReport(
             name=self.name,
-            calls=self._calls,
-            drafts=self._drafts,
-            drafts_accepted=self._drafts_accepted,
-            drafted=self._drafted_at.total(),
-            accepted=self._accepted_at.total(),
-            drafted_by_position=tuple(self._drafted_at[i] for i in range(length)),
-            accepted_by_position=tuple(self._accepted_at[i] for i in range(length)),
             seconds=dict(self._seconds),
             failure=self.failure,
-            details=self.speculator.describe(),
+            details=self.describe(),
+            **{name: getattr(counts, name) for name in _COUNTS},
         )
 
     def _guarded(self, phase: str, seq_ids: Sequence[int] | set[int], call: Callable[[], Any]) -> Any:
@@ -104,11 +177,34 @@ class Seat:
         try:
             return call()
         except Exception as error:  # a guess is never worth a request
-            self._failed.update(seq_ids)
-            if not self.failure:
-                log.exception("speculator %s failed in %s and is off for sequences %s", self.name, phase, list(seq_ids))
-            self.failure = f"{phase}: {type(error).__name__}: {error}"
+            self._fail(phase, seq_ids, error)
             return None
         finally:
             self.last_seconds = self._clock() - started
-            self._seconds[phase] += self.last_seconds
+            self._seconds[_TIMED_AS.get(phase, phase)] += self.last_seconds
+
+    def _fail(self, phase: str, seq_ids: Sequence[int] | set[int], error: Exception) -> None:
+        """Called while the exception is handled."""
+        self._failed.update(seq_ids)
+        if not self.failure:
+            log.exception("speculator %s failed in %s and is off for sequences %s", self.name, phase, list(seq_ids))
+        self.failure = _failure(phase, error)
+
+
+def _failure(phase: str, error: Exception) -> str:
+    return f"{phase}: {type(error).__name__}: {error}"
+
+
+def _prices(prices: tuple[float, float] | None) -> tuple[float, float] | None:
+    """What a model said its decodes cost, checked."""
+    if prices is None:
+        return None
+    round_ms, token_ms = map(float, prices)
+    if not (0.0 <= round_ms < inf and 0.0 <= token_ms < inf):
+        raise ValueError(f"time_decodes returned {prices} but must return finite milliseconds")
+    return round_ms, token_ms
+
+
+def _without(decoded: Decoded, seq_ids: set[int]) -> Decoded:
+    kept = ~np.isin(decoded.seq_ids, list(seq_ids))
+    return Decoded(decoded.seq_ids[kept], decoded.positions[kept], decoded.tokens[kept], decoded.logits[kept])

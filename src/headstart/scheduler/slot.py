@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal, Shadows
-from headstart.scheduler.request import Request, RequestStats
+from headstart.scheduler.request import DraftCounts, Request, RequestStats
+from headstart.scheduler.tally import Tally
 from headstart.structures.indentation import Indentation
 from headstart.structures.stop_strings import StopStrings
 
@@ -45,7 +46,7 @@ class Run:
     num_drafted: int = 0
     num_accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
-    drafted_by: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)  # of each speculator that may draft for it
     reasons: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,15 @@ class Run:
         return len(self.tokens) - self.num_decoded
 
     @property
+    def is_generating(self) -> bool:
+        """Whether only a token that it emitted is left to decode, so that it may draft.
+
+        The last token of a prompt is no such token, also where all before it came from the cache.
+        """
+        num_tokens = len(self.tokens)
+        return num_tokens - self.num_decoded == 1 and num_tokens > len(self.request.prompt)
+
+    @property
     def num_left(self) -> int:
         """Tokens this request may still emit; huge without max_tokens."""
         limit = self.request.max_tokens
@@ -74,15 +84,16 @@ class Run:
 
     def count_draft(self, num_accepted: int) -> None:
         """Book the verified proposal."""
-        sources = self.proposal.sources
         self.num_drafts += 1
-        self.num_drafted += len(sources)
+        self.num_drafted += len(self.proposal.head.tokens) + len(self.proposal.tail.tokens)
         self.num_accepted += num_accepted
         self.accepted_histogram += [0] * (num_accepted + 1 - len(self.accepted_histogram))
         self.accepted_histogram[num_accepted] += 1
-        for position, name in enumerate(sources):
-            drafted, accepted = self.drafted_by.get(name, (0, 0))
-            self.drafted_by[name] = (drafted + 1, accepted + (position < num_accepted))
+
+    @property
+    def drafted_by(self) -> dict[str, DraftCounts]:
+        """What each speculator that might draft for it did."""
+        return {name: tally.counts() for name, tally in self.tallies.items()}
 
     def stats(self, slot_id: int, now: float) -> RequestStats:
         admitted = now if self.admitted is None else self.admitted
@@ -98,7 +109,7 @@ class Run:
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,
             accepted_histogram=tuple(self.accepted_histogram),
-            drafted_by=dict(self.drafted_by),
+            drafted_by=self.drafted_by,
             reasons=dict(self.reasons),
             queue_seconds=admitted - self.submitted,
             prompt_seconds=first - admitted,

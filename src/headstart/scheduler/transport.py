@@ -6,6 +6,7 @@ interpreter away from decode steps (0.3 ms became 1.8 ms when measured with one 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -24,6 +25,9 @@ from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+STOP_SECONDS = 30.0  # an engine has to end its step and to write what was learned; a prompt's chunk may take long
+QUIET_SECONDS = 5.0  # of them, before the log says what is waited for
 
 Build = Callable[[], tuple[Scheduler, WorkerInfo]]
 """Loads the models. Runs where the loop runs; picklable for a process."""
@@ -72,8 +76,11 @@ class ThreadTransport:
                 log.exception("the engine thread stopped")
         receiver.on_end(error)
 
-    def _receive(self, block: bool) -> list[Command]:
-        commands: list[Command] = [self._commands.get()] if block else []
+    def _receive(self, seconds: float | None) -> list[Command]:
+        commands: list[Command] = []
+        if seconds != 0.0:
+            with contextlib.suppress(queue.Empty):
+                commands.append(self._commands.get(timeout=seconds))
         while not self._commands.empty():
             commands.append(self._commands.get())
         return commands
@@ -88,6 +95,7 @@ class ProcessTransport:
         self._lock = threading.Lock()
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._is_ready = False
 
     @property
     def pid(self) -> int | None:
@@ -114,12 +122,24 @@ class ProcessTransport:
                 log.debug("the engine process is gone; a command was dropped")
 
     def close(self) -> None:
+        """Stop the engine between two steps; one that takes too long, or still loads, is killed."""
         self.send(Stop())
+        if self._process is None:
+            return
+        self._process.join(QUIET_SECONDS)
+        if self._process.is_alive() and self._is_ready:
+            left = STOP_SECONDS - QUIET_SECONDS
+            log.warning("the engine is in a long step; it has %g s more to end it and to keep what it learned", left)
+            self._process.join(left)
+        if self._process.is_alive():
+            log.warning("the engine did not stop in time and is killed")
+            self.kill()
+        self._process.join()
+
+    def kill(self) -> None:
+        """End the engine at once; a `close` that waits for it in another thread returns."""
         if self._process is not None:
-            self._process.join(5.0)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
+            self._process.kill()
 
     def _listen(self, receiver: Receiver) -> None:
         pipe = self._pipe
@@ -132,6 +152,7 @@ class ProcessTransport:
                 if isinstance(item, Message):
                     receiver.on_message(item)
                 elif isinstance(item, WorkerInfo):
+                    self._is_ready = True
                     receiver.on_ready(item)
                 else:
                     error, stopped = item, True
@@ -173,8 +194,8 @@ class _PipeReader:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    def receive(self, block: bool) -> Sequence[Command]:
+    def receive(self, seconds: float | None) -> Sequence[Command]:
         commands: list[Command] = []
-        while (block and not commands) or self._pipe.poll():
+        while self._pipe.poll(0.0 if commands else seconds):
             commands.append(pickle.loads(self._pipe.recv_bytes()))
         return commands

@@ -68,6 +68,7 @@ async def _load(
         service.model = await asyncio.to_thread(load_model)
     except Exception as error:  # the server's own start: everything that goes wrong is told
         failure, service.load_failure = error, str(error)
-        logger.error("the model could not be loaded: %s", error)
     if on_loaded:
-        on_loaded(failure)
+        on_loaded(failure)  # who starts the server says why it ends; said here as well it would be read twice
+    elif failure:
+        logger.error("the model could not be loaded: %s", failure)

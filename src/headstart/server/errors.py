@@ -16,17 +16,20 @@ from headstart.errors import CapacityError, ContextLengthError, HeadstartError, 
 
 logger = logging.getLogger(__name__)
 
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    500: "server_error",
-    501: "not_supported_error",
-    503: "unavailable_error",
-}
+# Every answer that is an error: its status, the `type` in its body, and when; docs/errors.md is made from it.
+ANSWERS = (
+    (400, "invalid_request_error", "the body or the value of a field; the message names it, the value and the limit"),
+    (400, "exceed_context_size_error", "the prompt does not fit the context; has `n_prompt_tokens` and `n_ctx`"),
+    (400, "not_supported_error", "a field asks for what is not built, for instance a grammar or tools; leave it out"),
+    (401, "authentication_error", "no API key, or a wrong one"),
+    (404, "not_found_error", "no such path or model"),
+    (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
+    (413, "invalid_request_error", "the body is larger than `--max-body-mb`"),
+    (500, "server_error", "libllama failed, the engine process ended, or a fault of the server; see its log"),
+    (501, "not_supported_error", "this server or model cannot do it: `/slots` off, no markers to fill in the middle"),
+    (503, "unavailable_error", "loading, restarting, or too many requests wait; try again after `Retry-After` seconds"),
+)
+TYPES = {status: type for status, type, _ in reversed(ANSWERS)}  # of a status with several, the first
 
 
 _repr = reprlib.Repr()

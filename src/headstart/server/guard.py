@@ -96,7 +96,8 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
             lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {config.api_key_file} cannot be read: {error}") from error
-        if not any(line.strip() for line in lines):
+        lines = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not lines:
             raise ConfigError(f"--api-key-file {config.api_key_file} holds no key; put one on each line")
         keys = [*keys, *lines]
     return tuple(key.strip().encode() for key in keys if key.strip())

@@ -24,11 +24,10 @@ from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Dialect
 from headstart.server.model import service_of
-from headstart.server.native import NativeDialect
+from headstart.server.native import NativeDialect, num_logprobs
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
 from headstart.server.routing import post
 from headstart.server.schemas import InfillBody, InfillExtra, read_body
-from headstart.server.translate import check_num_logprobs
 from headstart.types import Vocab
 
 REPOSITORY, FILE = "myproject\n", "filename\n"  # llama-server's; the request does not say
@@ -46,10 +45,9 @@ async def infill(http: HttpRequest) -> Response:
 
     def prepare() -> Dialect:
         vocab = call.model.vocab
-        num_logprobs = check_num_logprobs("n_probs", body.n_probs or None, vocab)
         tokens = infill_prompt(body, vocab, call.info)
         prompt = Prompt(tokens, tokens_text(tokens, vocab), echo="")
-        return NativeDialect(call, body, make_choices(body, [prompt], call, num_logprobs))
+        return NativeDialect(call, body, make_choices(body, [prompt], call, num_logprobs(body, vocab)))
 
     return await answer(http, service, prepare)
 

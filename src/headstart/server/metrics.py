@@ -31,6 +31,7 @@ class Metric:
     kind: str  # counter or gauge
     help: str
     read: Callable[[WorkerReport], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
 
 
 @get(router, "/metrics")
@@ -86,6 +87,14 @@ def _positions(read: Callable[[SpeculatorReport], Iterable[int]]) -> Callable[[W
     ]
 
 
+def _reasons(report: WorkerReport) -> Iterable[Sample]:
+    return [
+        ({"speculator": one.name, "reason": reason}, count)
+        for one in report.speculators
+        for reason, count in one.reasons.items()
+    ]
+
+
 def _seconds(report: WorkerReport) -> Iterable[Sample]:
     return [
         ({"speculator": one.name, "phase": phase}, seconds)
@@ -94,21 +103,47 @@ def _seconds(report: WorkerReport) -> Iterable[Sample]:
     ]
 
 
+_SPECULATOR = ("speculator",)
+_POSITION = ("speculator", "position")
+
 METRICS = (
     Metric(
-        "llamacpp:prompt_tokens_total", "counter", "Prompt tokens decoded, cached ones excluded", _one("prompt_tokens")
+        "llamacpp:prompt_tokens_total",
+        "counter",
+        "Prompt tokens decoded for requests that ended, cached ones excluded",
+        _one("prompt_tokens"),
     ),
     Metric(
         "llamacpp:prompt_tokens_cached_total",
         "counter",
-        "Prompt tokens reused from the cache",
+        "Prompt tokens of requests that ended, reused from the cache",
         _one("prompt_tokens_cached"),
     ),
-    Metric("llamacpp:prompt_seconds_total", "counter", "Seconds of reading prompts", _one("prompt_seconds")),
-    Metric("llamacpp:tokens_predicted_total", "counter", "Tokens generated", _one("tokens_predicted")),
-    Metric("llamacpp:tokens_predicted_seconds_total", "counter", "Seconds of generating", _one("predicted_seconds")),
+    Metric(
+        "llamacpp:prompt_seconds_total",
+        "counter",
+        "Seconds of reading the prompts of requests that ended",
+        _one("prompt_seconds"),
+    ),
+    Metric(
+        "llamacpp:tokens_predicted_total",
+        "counter",
+        "Tokens generated for requests that ended",
+        _one("tokens_predicted"),
+    ),
+    Metric(
+        "llamacpp:tokens_predicted_seconds_total",
+        "counter",
+        "Seconds of generating for requests that ended",
+        _one("predicted_seconds"),
+    ),
     Metric("llamacpp:n_decode_total", "counter", "Decodes of the target model", _one("num_decodes")),
-    Metric("llamacpp:n_tokens_max", "counter", "Most tokens in the cache at once", _one("max_tokens_in_cache")),
+    Metric(
+        "llamacpp:n_tokens_max",
+        "counter",
+        "Most tokens of one request that ended, prompt and answer",
+        _one("max_tokens_in_cache"),
+    ),
     Metric("llamacpp:spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified", _one("drafted")),
     Metric("llamacpp:spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted", _one("accepted")),
     Metric("llamacpp:spec_decode_num_drafts_total", "counter", "Verify steps with a draft", _one("drafts")),
@@ -117,14 +152,18 @@ METRICS = (
         "counter",
         "Draft tokens accepted by position",
         lambda report: [({"position": str(i)}, count) for i, count in enumerate(report.accepted_by_position)],
+        ("position",),
     ),
     Metric(
-        "llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens per second", _ratio("prompt_tokens", "prompt_seconds")
+        "llamacpp:prompt_tokens_seconds",
+        "gauge",
+        "Prompt tokens per second, average since the start",
+        _ratio("prompt_tokens", "prompt_seconds"),
     ),
     Metric(
         "llamacpp:predicted_tokens_seconds",
         "gauge",
-        "Generated tokens per second",
+        "Generated tokens per second of a request, average since the start",
         _ratio("tokens_predicted", "predicted_seconds"),
     ),
     Metric("llamacpp:requests_processing", "gauge", "Requests that hold a slot", _one("num_processing")),
@@ -132,7 +171,7 @@ METRICS = (
     Metric(
         "llamacpp:n_busy_slots_per_decode",
         "gauge",
-        "Average of busy slots per decode",
+        "Busy slots per decode, average since the start",
         _ratio("busy_slots", "num_decodes"),
     ),
     Metric("headstart_requests_total", "counter", "Requests that ended", _one("requests")),
@@ -144,47 +183,85 @@ METRICS = (
         _one("preemptions"),
     ),
     Metric("headstart_engine_restarts_total", "counter", "Restarts of the engine process", _one("engine_restarts")),
-    Metric("headstart_proposals_total", "counter", "Times a speculator was asked", _each(lambda one: one.calls)),
-    Metric("headstart_drafts_total", "counter", "Drafts verified", _each(lambda one: one.drafts)),
+    Metric(
+        "headstart_proposals_total",
+        "counter",
+        "Times a speculator was asked",
+        _each(lambda one: one.calls),
+        _SPECULATOR,
+    ),
+    Metric(
+        "headstart_drafts_offered_total",
+        "counter",
+        "Drafts that a speculator made",
+        _each(lambda one: one.offered),
+        _SPECULATOR,
+    ),
+    Metric("headstart_drafts_total", "counter", "Drafts verified", _each(lambda one: one.drafts), _SPECULATOR),
     Metric(
         "headstart_drafts_accepted_total",
         "counter",
         "Drafts of which a token was accepted",
         _each(lambda one: one.drafts_accepted),
+        _SPECULATOR,
     ),
-    Metric("headstart_draft_tokens_total", "counter", "Draft tokens verified", _each(lambda one: one.drafted)),
     Metric(
-        "headstart_draft_tokens_accepted_total", "counter", "Draft tokens accepted", _each(lambda one: one.accepted)
+        "headstart_draft_tokens_total", "counter", "Draft tokens verified", _each(lambda one: one.drafted), _SPECULATOR
+    ),
+    Metric(
+        "headstart_draft_tokens_accepted_total",
+        "counter",
+        "Draft tokens accepted",
+        _each(lambda one: one.accepted),
+        _SPECULATOR,
     ),
     Metric(
         "headstart_rows_wasted_total",
         "counter",
         "Rows of the target that held rejected draft tokens",
         _each(lambda one: one.rows_wasted),
+        _SPECULATOR,
     ),
     Metric(
         "headstart_draft_tokens_by_position_total",
         "counter",
         "Draft tokens verified by position in the draft",
         _positions(lambda one: one.drafted_by_position),
+        _POSITION,
     ),
     Metric(
         "headstart_draft_tokens_accepted_by_position_total",
         "counter",
         "Draft tokens accepted by position in the draft",
         _positions(lambda one: one.accepted_by_position),
+        _POSITION,
     ),
-    Metric("headstart_speculator_seconds_total", "counter", "Seconds in a speculator by phase", _seconds),
+    Metric(
+        "headstart_speculator_reasons_total",
+        "counter",
+        "Steps of a slot in which no draft of a speculator was verified, by its reason",
+        _reasons,
+        ("speculator", "reason"),
+    ),
+    Metric(
+        "headstart_speculator_seconds_total",
+        "counter",
+        "Seconds in a speculator by phase",
+        _seconds,
+        ("speculator", "phase"),
+    ),
     Metric(
         "headstart_speculator_failed",
         "gauge",
         "1 if the speculator was switched off by an error",
         _each(lambda one: float(bool(one.failure))),
+        _SPECULATOR,
     ),
     Metric(
         "headstart_steps_without_draft_total",
         "counter",
         "Steps of a slot without a draft by reason",
         lambda report: [({"reason": reason}, count) for reason, count in report.reasons.items()],
+        ("reason",),
     ),
 )

@@ -18,6 +18,7 @@ from headstart.server.results import speculative_metrics, timings
 from headstart.server.routing import post
 from headstart.server.schemas import NativeBody, read_body
 from headstart.server.translate import Call, check_num_logprobs, generation_settings
+from headstart.types import Vocab
 
 STOP_TYPES = {"eos": "eos", "word": "word", "length": "limit", "cancelled": "none"}
 
@@ -33,11 +34,21 @@ async def completion(http: HttpRequest) -> Response:
 
     def prepare() -> Dialect:
         vocab = call.model.vocab
-        num_logprobs = check_num_logprobs("n_probs", body.n_probs or None, vocab)
-        choices = make_choices(body, read_prompts(body.prompt, vocab), call, num_logprobs)
+        choices = make_choices(body, read_prompts(body.prompt, vocab), call, num_logprobs(body, vocab))
         return NativeDialect(call, body, choices)
 
     return await answer(http, service, prepare)
+
+
+def num_logprobs(body: NativeBody, vocab: Vocab) -> int | None:
+    """Return how many alternatives to show per token; None for no log probabilities.
+
+    Raises:
+        ApiError: more than the vocabulary has.
+    """
+    if body.n_probs is None and body.logprobs is not None:
+        return check_num_logprobs("logprobs", body.logprobs or None, vocab)
+    return check_num_logprobs("n_probs", body.n_probs or None, vocab)
 
 
 class NativeDialect(Dialect):

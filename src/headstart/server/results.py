@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from headstart.scheduler.request import RequestStats, TokenLogprob
+from headstart.scheduler.request import DraftCounts, RequestStats, TokenLogprob
 from headstart.text.utf8 import text_or_bytes
 from headstart.types import Vocab
 
@@ -60,18 +60,26 @@ def speculative_metrics(stats: RequestStats) -> dict[str, Any]:
             "num_steps": stats.num_steps,
             "num_draft_tokens": stats.num_drafted,
             "num_accepted_draft_tokens": stats.num_accepted,
-            "by_speculator": by_speculator(stats.drafted_by),
+            "by_speculator": {name: draft_counts(counts) for name, counts in stats.drafted_by.items()},
             "reasons_not_drafted": dict(stats.reasons),
             **({} if stats.is_valid else {"output_is_valid": False}),
         }
     }
 
 
-def by_speculator(drafted_by: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
-    """Counts of draft tokens by the speculator that guessed them."""
+def draft_counts(counts: DraftCounts) -> dict[str, Any]:
+    """What one speculator did; the same names in answers, /slots and /props."""
     return {
-        name: {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
-        for name, (drafted, accepted) in drafted_by.items()
+        "num_proposals": counts.calls,
+        "num_drafts_offered": counts.offered,
+        "num_drafts": counts.drafts,
+        "num_drafts_accepted": counts.drafts_accepted,
+        "num_draft_tokens": counts.drafted,
+        "num_accepted_draft_tokens": counts.accepted,
+        "num_rows_wasted": counts.rows_wasted,
+        "draft_tokens_by_position": counts.drafted_by_position,
+        "accepted_draft_tokens_by_position": counts.accepted_by_position,
+        "reasons_not_drafted": dict(counts.reasons),
     }
 
 
@@ -81,12 +89,11 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
         return stats[0]
     length = max((len(one.accepted_histogram) for one in stats), default=0)
     padded = [one.accepted_histogram + (0,) * (length - len(one.accepted_histogram)) for one in stats]
-    drafted_by: dict[str, tuple[int, int]] = {}
+    drafted_by: dict[str, DraftCounts] = {}
     reasons: dict[str, int] = {}
     for one in stats:
-        for name, (drafted, accepted) in one.drafted_by.items():
-            before = drafted_by.get(name, (0, 0))
-            drafted_by[name] = (before[0] + drafted, before[1] + accepted)
+        for name, counts in one.drafted_by.items():
+            drafted_by[name] = drafted_by.get(name, DraftCounts()) + counts
         for reason, count in one.reasons.items():
             reasons[reason] = reasons.get(reason, 0) + count
     return RequestStats(

@@ -25,6 +25,7 @@ def _whole(value: Any) -> Any:
 
 MAX_INT = 2**53  # beyond it JSON's numbers are not exact, and what echoes them back cannot write them
 Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
+Count = Annotated[Int, BeforeValidator(lambda value: int(value) if isinstance(value, bool) else value)]
 
 
 class Body(BaseModel):
@@ -113,6 +114,10 @@ class GenerationBody(SamplingBody):
     echo: bool = False
     speculative: SpeculativeBody = SpeculativeBody()
     mirostat: Int = Field(0, description="only 0")
+    adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
+    lora: Any = Field(default=None, description="only an empty list, or scales of 0")
+    reasoning_budget_tokens: Int | None = Field(default=None, description="only -1, which is no limit")
+    thinking_budget_tokens: Int | None = Field(default=None, description="the same as reasoning_budget_tokens")
     grammar: Any = Field(default=None, description="refused")
     json_schema: Any = Field(default=None, description="refused")
     response_format: dict[str, Any] | None = Field(default=None, description="only type text")
@@ -160,6 +165,7 @@ class NativeBody(GenerationBody):
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     response_fields: list[str] = Field(default_factory=list)
+    logprobs: Count | None = Field(default=None, description="the same as n_probs; true is 1")
 
 
 class InfillExtra(Body):

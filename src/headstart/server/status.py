@@ -13,7 +13,7 @@ from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerRepor
 from headstart.scheduler.request import Request
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
-from headstart.server.results import by_speculator
+from headstart.server.results import draft_counts
 from headstart.server.routing import get
 from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo
@@ -129,14 +129,7 @@ def _speculator(one: SpeculatorReport) -> dict[str, Any]:
     return {
         "name": one.name,
         "failure": one.failure,
-        "num_proposals": one.calls,
-        "num_drafts": one.drafts,
-        "num_drafts_accepted": one.drafts_accepted,
-        "num_draft_tokens": one.drafted,
-        "num_accepted_draft_tokens": one.accepted,
-        "num_rows_wasted": one.rows_wasted,
-        "draft_tokens_by_position": one.drafted_by_position,
-        "accepted_draft_tokens_by_position": one.accepted_by_position,
+        **draft_counts(one),
         "seconds": dict(one.seconds),
         "details": dict(one.details),
     }
@@ -157,6 +150,6 @@ def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
         "next_token": [{"has_next_token": slot.is_processing, "n_remain": left, "n_decoded": slot.num_emitted}],
         "draft_n": slot.num_drafted,
         "draft_n_accepted": slot.num_accepted,
-        "by_speculator": by_speculator(slot.drafted_by),
+        "by_speculator": {name: draft_counts(counts) for name, counts in slot.drafted_by.items()},
         "reasons_not_drafted": dict(slot.reasons),
     }

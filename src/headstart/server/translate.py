@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.config import MULTI_TOKEN_HEADS, SPECULATOR_ALIASES
 from headstart.sampling.params import MAX_SEED, SAMPLER_ALIASES, SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
@@ -155,6 +156,13 @@ def _refuse(body: GenerationBody) -> None:
         raise not_supported(
             f"mirostat is {body.mirostat} but only 0 is supported: its state cannot be rolled back with a draft"
         )
+    if body.adaptive_target is not None and body.adaptive_target >= 0:
+        raise not_supported(f"adaptive_target is {body.adaptive_target} but only less than 0, off, is supported")
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+        if getattr(body, name) not in (None, -1):
+            raise not_supported(f"{name} is {getattr(body, name)} but only -1, no limit, is supported")
+    if body.lora and not _is_without_adapters(body.lora):
+        raise not_supported(f"lora is {shorten(body.lora)} but adapters are not supported; leave it out")
     for name in ("grammar", "json_schema"):
         if getattr(body, name) not in (None, ""):
             raise not_supported(f"{name} is not supported yet; leave it out")
@@ -163,6 +171,11 @@ def _refuse(body: GenerationBody) -> None:
         raise not_supported(f"response_format of type {kind} is not supported yet; use text")
     if kind != "text":
         raise ApiError(400, f"response_format.type is {shorten(kind)} but must be text")
+
+
+def _is_without_adapters(lora: Any) -> bool:
+    """Whether every entry of the list has the scale 0."""
+    return isinstance(lora, list) and all(isinstance(one, dict) and one.get("scale") == 0 for one in lora)
 
 
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
@@ -229,7 +242,12 @@ def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
     types = _names("speculative.types", body.type if body.types is None else body.types)
     if types and "none" in types and len(types) > 1:
         raise ApiError(400, f"speculative.types is {', '.join(types)} but none cannot stand beside others")
-    return types
+    if types is None:
+        return None
+    for name in types:
+        if name in MULTI_TOKEN_HEADS:
+            raise not_supported(f"speculative.types names {name}: multi-token heads are not supported yet")
+    return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in types))
 
 
 def _logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:

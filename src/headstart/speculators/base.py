@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from headstart.errors import ConfigError
@@ -32,6 +32,7 @@ class Speculator(ABC):
     needs: ClassVar[frozenset[Capability]] = frozenset()
     scores_are_probabilities: ClassVar[bool] = False  # of acceptance, given the tokens before: believed from the start
     is_model: ClassVar[bool] = False  # drafting costs decodes: control prices it before it drafts
+    skips_verification: ClassVar[bool] = False  # may set Draft.num_granted: for measurements, the text is not valid
 
     Options: ClassVar[type | None] = None  # a frozen dataclass; its fields become flags --spec-<name>-<field>
 
@@ -45,6 +46,10 @@ class Speculator(ABC):
     def backlog(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens a model speculator has to read before it can draft, the newest one not counted."""
         return 0
+
+    def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
+        """Model speculators: milliseconds of a draft round and of a token read, timed before the first request."""
+        return None
 
     def observe(self, decoded: Decoded) -> None:
         """The target decoded these rows (only called when `needs` asks for something)."""

@@ -11,8 +11,9 @@ Timor et al. 2025, https://arxiv.org/abs/2502.05202 (other vocabularies).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.types import NO_DRAFT, Batch, ContextFullError, Draft, DraftRequest, Engine
 from headstart.vocabulary.bridge import VocabularyBridge
 from headstart.vocabulary.voice import Growth, Voice, make_voice
+
+_SAMPLE, _SAMPLES = 64, 2  # tokens read to time reading, and how often
 
 
 @dataclass(slots=True)
@@ -38,6 +41,10 @@ class _Line:
     tokens: list[int] = field(default_factory=list)
     synced: int = 0
     num_history: int = 0  # target tokens of the history, as far as accepted
+    num_heard: int = 0  # of them, told to the voice; what it heard beyond may be a draft that was rejected
+    num_read: int = 0  # of them, in the cache; an estimate where the vocabularies differ
+    is_new: bool = True  # nothing was drafted for this request yet
+    last_used: int = 0  # number of the call
     start: int = 0  # where the last draft began: beyond the history if it continued another's draft
     last: Growth | None = None  # the last draft
     is_open: bool = False
@@ -73,17 +80,22 @@ class DraftModelSpeculator(Speculator):
         self._bridge = bridge
         self._make_voice = make_voice(bridge, self.options.sampling)
         self._lines: dict[int, _Line] = {}
+        self._num_calls = 0
         self._batch = Batch(engine.max_batch_tokens)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        """Take over what another sequence already decoded of this prompt, if it is more."""
+        """Nothing is read or translated yet: perhaps no draft will be asked for."""
         line = self._line(seq_id)
-        line.is_open, line.num_history = True, len(prompt)
-        history = line.voice.listen(prompt, 0)
+        line.is_open, line.is_new, line.num_history = True, True, len(prompt)
+        line.num_read = max(
+            min(other.num_read, common_prefix_length(other.voice.heard(other.tokens), prompt))
+            for other in self._lines.values()
+        )
+
+    def _share(self, seq_id: int, line: _Line, history: Sequence[int]) -> None:
+        """Take over what another sequence already decoded of this history, if it is more."""
+        line.is_new = False
         line.synced = common_prefix_length(line.tokens, history)
-        if line.synced < len(line.tokens):  # of another text: `backlog` must not count it as read
-            self.engine.truncate(seq_id, line.synced)
-            del line.tokens[line.synced :]
         for other_id, other in self._lines.items():
             shared = common_prefix_length(other.tokens, history)
             if other_id != seq_id and shared > line.synced and self.engine.copy_prefix(other_id, seq_id, shared):
@@ -94,29 +106,41 @@ class DraftModelSpeculator(Speculator):
         try:
             return self._propose(requests)
         except ContextFullError:
+            for request in requests:
+                line = self._line(request.seq_id)
+                line.num_read = min(line.num_read, len(line.tokens))
             self._make_room({r.seq_id for r in requests})
-            return [Draft(reason="draft context full")] * len(requests)
+            return [Draft(reason="draft context full", is_ready=False)] * len(requests)
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self._num_calls += 1
         speeches = [_Speech(r, self._line(r.seq_id)) for r in requests]
-        room = max(self.options.catch_up, 2 * len(requests))
         for speech in speeches:
-            room -= self._catch_up(speech, room)
+            self._prepare(speech)
+        room = max(self.options.catch_up, 2 * len(requests))
+        for speech in sorted(speeches, key=lambda s: len(s.pending)):  # who reads a prompt does not hold up the others
+            self._read(speech, room)
+            room -= len(speech.pending)
         while active := [s for s in speeches if s.is_active]:
             for speech, logits in zip(active, self._decode(active), strict=True):
                 speech.extend(logits)
         return [s.finish(self.name) for s in speeches]
 
-    def _catch_up(self, speech: _Speech, room: int) -> int:
-        """Cut the cache to what it shares with the history and queue the rest; returns rows queued."""
+    def _prepare(self, speech: _Speech) -> None:
+        """Cut the cache to what it shares with the history; the rest is pending."""
         request, line = speech.request, speech.line
-        history = line.voice.listen(request.tokens, min(line.num_history, len(request.tokens)))
+        line.last_used = self._num_calls
+        is_new = line.is_new
+        history = line.voice.listen(request.tokens, 0 if is_new else min(line.num_heard, len(request.tokens)))
+        line.num_heard = line.num_history
+        if is_new:
+            self._share(request.seq_id, line, history)
         known = min(line.synced, line.voice.num_stable, len(line.tokens))
         shared = min(common_prefix_length(line.tokens, history, known), len(history) - 1)
         line.last, line.start = None, len(request.tokens)
         if shared < 0 or not line.voice.can_draft:
             speech.reason = "draft model has no text to continue"
-            return 0
+            return
         if shared < len(line.tokens):
             self.engine.truncate(request.seq_id, shared)
             del line.tokens[shared:]
@@ -124,14 +148,22 @@ class DraftModelSpeculator(Speculator):
         limit = min(line.voice.num_draft_tokens(request.max_tokens), self.engine.context_size - len(history))
         if limit <= 0:
             speech.reason = "draft context full"
-            return 0
+            return
         speech.growth = line.last = line.voice.begin(request, limit)
-        speech.pending = list(history[shared : shared + max(0, room)])
-        if shared + len(speech.pending) < len(history):
-            speech.reason = "draft model is reading the prompt"
-            if speech.pending:
-                self._decode([speech])
-        return len(speech.pending)
+        speech.pending = list(history[shared:])
+        line.num_read = len(request.tokens)
+
+    def _read(self, speech: _Speech, room: int) -> None:
+        """If not all that is pending fits into this call, read a part and draft another time."""
+        line, num_pending = speech.line, len(speech.pending)
+        if num_pending <= room:
+            return
+        speech.reason = "draft model is reading the prompt"
+        del speech.pending[max(0, room) :]
+        if speech.pending:
+            self._decode([speech])
+        num_known = len(line.tokens)
+        line.num_read = line.num_read * num_known // (num_known + num_pending - len(speech.pending))
 
     def _decode(self, active: Sequence[_Speech]) -> NDArray[np.float32]:
         """Decode what is pending; one row of logits for each that is still drafting."""
@@ -151,7 +183,7 @@ class DraftModelSpeculator(Speculator):
 
     def backlog(self, seq_id: int, history: Sequence[int]) -> int:
         line = self._lines.get(seq_id)
-        return max(0, len(history) - 1 - (len(line.tokens) if line else 0))
+        return max(0, len(history) - 1 - (line.num_read if line else 0))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """Let the voice learn which way of picking tokens is accepted."""
@@ -159,6 +191,7 @@ class DraftModelSpeculator(Speculator):
         if line is None:
             return
         offset = line.start - line.num_history  # tokens of the draft that this one continued
+        line.num_read = min(line.num_read, line.num_history + num_accepted)
         line.num_history += len(emitted)
         if line.last is not None and offset <= num_accepted:
             line.last.learn(emitted[offset:])
@@ -176,12 +209,31 @@ class DraftModelSpeculator(Speculator):
         return line
 
     def _make_room(self, busy: set[int]) -> None:
-        """Forget closed sequences; if there are none, all (they catch up again later)."""
+        """Forget the closed sequences that were used longest ago; if there are none, all (they catch up again)."""
         closed = [s for s, line in self._lines.items() if not line.is_open and line.tokens and s not in busy]
-        for seq_id in closed or list(self._lines):
+        closed.sort(key=lambda seq_id: self._lines[seq_id].last_used)
+        for seq_id in closed[: len(closed) // 2 + 1] or list(self._lines):
+            line = self._lines[seq_id]
             self.engine.clear(seq_id)
-            self._lines[seq_id].tokens.clear()
-            self._lines[seq_id].synced = 0
+            line.tokens.clear()
+            line.synced = line.num_read = 0
+
+    def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
+        size = min(_SAMPLE, self.engine.max_batch_tokens, self.engine.context_size)
+        one, many = [], []
+        for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
+            one.append(self._time_decode(1, clock))
+            many.append(self._time_decode(size, clock))
+        round_ms = median(one[1:])
+        return round_ms, max(0.0, median(many[1:]) - round_ms) / max(1, size - 1)
+
+    def _time_decode(self, rows: int, clock: Callable[[], float]) -> float:
+        started = clock()
+        self._batch.clear()
+        self._batch.add(0, 0, [0] * rows, 1)
+        self.engine.decode(self._batch)
+        self.engine.clear(0)
+        return 1000.0 * (clock() - started)
 
     def describe(self) -> dict[str, Any]:
         vocabulary = "identical" if self._bridge is None else self._bridge.describe()
@@ -221,8 +273,9 @@ class _Speech:
 
     def finish(self, name: str) -> Draft:
         if self.growth is None or self.reason:
-            return Draft(reason=self.reason)
+            return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.growth.finish()
         if not tokens:
             return NO_DRAFT if self.has_begun else Draft(reason="draft model is unsure")
+        self.line.num_read += len(tokens) - 1  # of the draft all but the last, if they are accepted
         return Draft(tokens, confidence, name)

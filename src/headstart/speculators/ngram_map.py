@@ -3,7 +3,7 @@
 `ngram-map-k` copies from the newest place of the key (the last n tokens). `ngram-map-k4v` compares
 the m tokens after each place and copies the continuation that dominates, or declines.
 
-Each key remembers how far its drafts held. The statistics learn from every step, whoever drafted:
+Each key remembers how far its drafts held in this request. The statistics learn from every step, whoever drafted:
 a miss after a tokens lowers the key's reach to a + 1, a draft that held to its end doubles it, and
 a draft cut short by somebody else says nothing, so a reach can always grow again. Scores: n / (n + i)
 for the i-th token (see `structures/shares.py`); for k4v h * n / (h * n + 1) ... with the h places that
@@ -35,9 +35,9 @@ _MAX_PLACES = 8  # of a key that are compared, newest first
 class NgramMapOptions:
     """Lengths in tokens."""
 
-    size_n: int = 12  # of a key
-    size_m: int = 48  # longest draft, and what continuations are compared by
-    min_hits: int = 1  # earlier places a key needs
+    size_n: int = 12  # tokens of a key
+    size_m: int = 48  # longest draft, in tokens; ngram-map-k4v compares continuations of this length
+    min_hits: int = 1  # places where a key must have occurred before
 
     def __post_init__(self) -> None:
         if self.size_n < 1 or self.size_m < 1:

@@ -45,9 +45,9 @@ class NgramModSpeculator(Speculator):
     class Options:
         """Lengths in tokens."""
 
-        n_match: int = 24  # tokens that must have occurred before
-        n_max: int = 64  # longest draft
-        n_min: int = 0  # shorter drafts are dropped
+        n_match: int = 24  # last tokens that must have occurred before
+        n_max: int = 64  # longest draft, in tokens
+        n_min: int = 0  # drafts of fewer tokens than this are dropped
         table_bits: int = 22  # 2^bits entries of 8 bytes: 22 = 32 MiB
 
         def __post_init__(self) -> None:

@@ -31,8 +31,8 @@ class NgramSimpleSpeculator(Speculator):
     class Options:
         """Lengths in tokens."""
 
-        size_n: int = 12  # that must have occurred before
-        size_m: int = 48  # longest draft
+        size_n: int = 12  # last tokens that must have occurred before
+        size_m: int = 48  # longest draft, in tokens
 
         def __post_init__(self) -> None:
             if self.size_n < 1 or self.size_m < 1:

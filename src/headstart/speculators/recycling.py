@@ -36,9 +36,9 @@ class RecyclingSpeculator(Speculator):
     class Options:
         """Counts in tokens."""
 
-        width: int = 8  # successors kept per token
-        n_max: int = 8  # longest draft
-        min_share: float = 0.1  # a draft ends before its score falls below
+        width: int = 8  # likely successors kept per token
+        n_max: int = 8  # longest draft, in tokens
+        min_share: float = 0.1  # a draft ends before its score (0 to 1) falls below this
 
         def __post_init__(self) -> None:
             if not 1 <= self.width <= 64 or self.n_max < 1 or not 0.0 <= self.min_share < 1.0:

@@ -10,8 +10,8 @@ the expected number of accepted tokens. The source with the largest sum drafts. 
 from stays a place to look at, so a long copy is not lost in passages that occur everywhere; once it
 is as long as a match can be, no other place is looked at.
 
-Past texts are kept per namespace and only shown to it; the public namespace is shown to all. An
-earlier answer to the very same prompt is not copied: a repeated request drafts as the first did.
+Past texts are kept per namespace and only shown to it; the public namespace and added files are
+shown to all. An earlier answer to the very same prompt is not copied: a repeated request drafts as the first did.
 
 Sources: Oliaro et al. 2024, "SuffixDecoding", https://arxiv.org/abs/2411.04975; escape
 probabilities of PPM (Cleary and Witten 1984).
@@ -79,11 +79,11 @@ class SuffixSpeculator(Speculator):
     class Options:
         """Counts in tokens unless they say otherwise."""
 
-        factor: float = 4.0  # longest draft per token of the longest match
-        min_share: float = 0.1  # a draft ends before its expected acceptance falls below
-        max_places: int = 3  # that vote
-        corpus_tokens: int = 2_000_000  # kept of past texts, over all namespaces; 0: none
-        file: str | None = None  # keeps the corpus over restarts
+        factor: float = 4.0  # longest draft, in tokens per token of the longest match
+        min_share: float = 0.1  # a draft ends before its expected acceptance (0 to 1) falls below this
+        max_places: int = 3  # places that vote on the next token
+        corpus_tokens: int = 2_000_000  # tokens of past texts kept, over all namespaces; 0: none
+        file: str | None = None  # file that keeps the corpus of past texts over restarts
 
         def __post_init__(self) -> None:
             if self.factor <= 0 or not 0.0 <= self.min_share < 1.0 or self.max_places < 1 or self.corpus_tokens < 0:
@@ -151,12 +151,13 @@ class SuffixSpeculator(Speculator):
         """The copy worth most, over all texts that this sequence may see."""
         tail, best, alignment = own.tail(), None, running.alignment
         answer = self._answers.get(running.prompt)
+        known = self.corpus.where(answer) if answer is not None else None
         for index in (own, *self.corpus.indexes(running.namespace)):
             places = index.find(tail, self._options.max_places)
             if len(places) > 1:
                 places.sort(reverse=True)  # longest match first, newest first among equals
-            if answer is not None and answer.index is index:
-                places = [place for place in places if not answer.start <= place[1] < answer.end]
+            if known is not None and known[0] is index:
+                places = [place for place in places if place[1] not in known[1]]
             here = alignment.place(places[0][0] if places else 0) if alignment.index is index else None
             if here is not None:
                 places.insert(0, here)
@@ -209,6 +210,7 @@ class SuffixSpeculator(Speculator):
         return {
             "corpus_tokens": len(self.corpus),
             "corpus_texts": self.corpus.num_texts,
+            "corpus_tokens_of_files": self.corpus.num_file_tokens,
             "corpus_bytes": self.corpus.num_bytes,
             "corpus_file": self._options.file,
         }

@@ -23,15 +23,16 @@ class SyntheticSpeculator(Speculator):
     """Repeats the last token and has a chosen share of the repeats accepted."""
 
     name = "synthetic"
+    skips_verification = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
         """What the coin is worth."""
 
-        rate: float = 0.8  # each draft token is accepted with this probability, given those before it
+        rate: float = 0.8  # probability (0 to 1) that a draft token is accepted, given those before it
         length: float | None = None  # instead: tokens emitted per step on average, the target's own included
-        n_max: int = 8  # draft tokens a step
-        seed: int = 0  # of the coin
+        n_max: int = 8  # longest draft, in tokens
+        seed: int = 0  # seed of the coin that decides
 
         def __post_init__(self) -> None:
             if not 0.0 <= self.rate <= 1.0 or self.n_max < 1:

@@ -1,8 +1,9 @@
 """Texts of the past, by namespace: where else did the last tokens occur?
 
-A namespace sees its own texts and the public ones (namespace ""), nothing else. Memory is bounded
-by tokens: when they are too many, the namespace that holds most loses its oldest text, so a busy
-tenant forgets its own texts and not those of others.
+A namespace sees its own texts, the public ones (namespace "") and the added files, nothing else.
+Memory is bounded by tokens: when they are too many, the namespace that holds most loses its oldest
+text, so a busy tenant forgets its own texts and not those of others. Added files go last: somebody
+chose them, and no traffic pushes them out.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from headstart.errors import ConfigError
 from headstart.structures.rolling import namespace_id
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 from headstart.structures.token_log import Record, TokenLog, VocabularyId
 
 log = logging.getLogger(__name__)
 
-SIZES = (2, 4)  # n-grams that are looked up: short ones for reach, long ones for the better place
+SIZES = (2, 4, 8)  # n-grams that are looked up: short ones for reach, long ones for the better place
 MAX_MATCH = 16
 _key_of = lru_cache(maxsize=1024)(namespace_id)  # asked for in every step
 _PUBLIC = _key_of("")
+_FILES = b"\xff" * 16  # key of the added files; a namespace's hash is as unlikely to equal it as the zeros
 _BLOCK = 64  # tokens; how finely known beginnings are told
 
 
@@ -39,9 +42,12 @@ def _marks(text: array[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Where a text stands in an index, as long as that index is the one in use."""
+    """A text, by where it begins and ends among all tokens that its namespace ever added.
 
-    index: SuffixIndex
+    It holds no index: that would keep a large one alive after it was replaced.
+    """
+
+    key: bytes
     start: int
     end: int
 
@@ -49,7 +55,9 @@ class Answer:
 class _Shelf:
     """The texts of one namespace, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_before: int) -> None:
+        """`num_before` is at least what all shelves of this namespace held before."""
+        self.num_before = num_before  # the first token in the index, counted over all that came and went
         self.index = SuffixIndex(SIZES, MAX_MATCH)
         self.starts: deque[int] = deque()  # of the live texts in the index
         self.marks: deque[list[int]] = deque()  # that each of them added to `known`
@@ -87,6 +95,7 @@ class _Shelf:
             live, dropped = index.tokens[index.floor :], index.floor
             self.index = SuffixIndex(SIZES, MAX_MATCH)
             self.index.extend(live)
+            self.num_before += dropped
             self.starts = deque(start - dropped for start in self.starts)
 
     def texts(self) -> Iterator[array[int]]:
@@ -106,6 +115,7 @@ class SuffixCorpus:
     def __init__(self, capacity: int = 2_000_000, token_log: TokenLog | None = None) -> None:
         self._capacity = capacity
         self._shelves: dict[bytes, _Shelf] = {}
+        self._num_added = 0  # tokens ever
         self._log: TokenLog | None = None
         self._num_logged = 0  # tokens in the file, dead ones included
         if token_log is not None:
@@ -113,6 +123,14 @@ class SuffixCorpus:
                 self._add(record.namespace, record.tokens)
                 self._num_logged += len(record.tokens)
             self._log = token_log
+            if 2 * self.num_file_tokens > capacity:
+                log.warning(
+                    "added files take %d of the %d tokens that corpus %s keeps, which leaves little for answers; "
+                    "raise --spec-suffix-corpus-tokens",
+                    self.num_file_tokens,
+                    capacity,
+                    token_log.path,
+                )
 
     @classmethod
     def open(cls, path: Path, vocabulary: VocabularyId, capacity: int = 2_000_000) -> SuffixCorpus:
@@ -121,6 +139,11 @@ class SuffixCorpus:
 
     def __len__(self) -> int:
         return sum(shelf.num_tokens for shelf in self._shelves.values())
+
+    @property
+    def num_file_tokens(self) -> int:
+        """Of added files."""
+        return self._shelves[_FILES].num_tokens if _FILES in self._shelves else 0
 
     @property
     def num_texts(self) -> int:
@@ -132,17 +155,25 @@ class SuffixCorpus:
 
     def add(self, tokens: Sequence[int], namespace: str = "") -> bool:
         """Keep a text; False if it was known."""
+        return self._add(_key_of(namespace), self._fitting(tokens))
+
+    def add_file(self, tokens: Sequence[int]) -> bool:
+        """Keep a text that all namespaces see and that goes last; False if it was added before."""
+        return self._add(_FILES, self._fitting(tokens))
+
+    def _fitting(self, tokens: Sequence[int]) -> array[int]:
         text = array("i", tokens)
-        return self._add(_key_of(namespace), text[max(0, len(text) - self._capacity + 1) :])
+        return text[max(0, len(text) - self._capacity + 1) :]
 
     def _add(self, key: bytes, text: array[int]) -> bool:
         marks = _marks(text)
-        shelf = self._shelves.get(key) or _Shelf()
+        shelf = self._shelves.get(key) or _Shelf(self._num_added)
         part = shelf.unknown_part(text, marks)
         if not part:
             return False
         self._shelves[key] = shelf
         shelf.add(part, [*marks, _marks(part)[-1]])
+        self._num_added += len(part) + 1
         self._make_room()
         if self._log is not None:
             self._write(self._log, Record(key, part))
@@ -151,7 +182,7 @@ class SuffixCorpus:
     def _make_room(self) -> None:
         excess = len(self) - self._capacity
         while excess > 0:
-            key, shelf = max(self._shelves.items(), key=lambda item: item[1].num_tokens)
+            key, shelf = max(self._shelves.items(), key=lambda item: (item[0] != _FILES, item[1].num_tokens))
             before = shelf.num_tokens
             shelf.drop_oldest()
             excess -= before - shelf.num_tokens
@@ -164,7 +195,7 @@ class SuffixCorpus:
             self._num_logged += len(record.tokens)
             if self._num_logged > 2 * self._capacity:
                 self._compact(token_log)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             log.error("corpus file %s is not written any more: %s", token_log.path, error)
             self.close()
 
@@ -173,19 +204,27 @@ class SuffixCorpus:
         self._num_logged = len(self)
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:
-        """What a namespace may see: its own index, then the public one."""
+        """What a namespace may see: its own index, the public one, that of the added files."""
         shelves = self._shelves
         if not shelves:
             return []
-        keys = (_key_of(namespace), _PUBLIC) if namespace else (_PUBLIC,)
+        keys = (_key_of(namespace), _PUBLIC, _FILES) if namespace else (_PUBLIC, _FILES)
         return [shelves[key].index for key in keys if key in shelves]
 
     def newest(self, namespace: str) -> Answer | None:
-        """Where the text that was added last to this namespace stands; None if it had to make room at once."""
-        shelf = self._shelves.get(_key_of(namespace))
+        """The text that was added last to this namespace; None if it had to make room at once."""
+        key = _key_of(namespace)
+        shelf = self._shelves.get(key)
         if shelf is None:
             return None
-        return Answer(shelf.index, shelf.starts[-1], len(shelf.index))
+        return Answer(key, shelf.num_before + shelf.starts[-1], shelf.num_before + len(shelf.index))
+
+    def where(self, answer: Answer) -> tuple[SuffixIndex, range] | None:
+        """The index that has a text, and its positions there; None once it is forgotten."""
+        shelf = self._shelves.get(answer.key)
+        if shelf is None or answer.start - shelf.num_before < shelf.index.floor:
+            return None
+        return shelf.index, range(answer.start - shelf.num_before, answer.end - shelf.num_before)
 
     def close(self) -> None:
         """Flush and close the file; the texts stay usable."""

@@ -29,10 +29,10 @@ class AddReport:
     unread: tuple[Path, ...] = ()  # the huge and the unreadable ones
 
 
-def add_files(
-    corpus: SuffixCorpus, tokenize: Callable[[bytes], Sequence[int]], paths: Iterable[Path], namespace: str = ""
-) -> AddReport:
+def add_files(corpus: SuffixCorpus, tokenize: Callable[[bytes], Sequence[int]], paths: Iterable[Path]) -> AddReport:
     """Add text files, and those in folders, to a corpus; binary and huge ones are skipped.
+
+    In folders also hidden ones: all users may be served guesses from these texts, and `.env` is no source.
 
     Raises:
         ConfigError: a path does not exist; nothing was added.
@@ -45,7 +45,7 @@ def add_files(
     unread = []
     for path in _files(paths):
         outcome, tokens = _read(path, tokenize)
-        if outcome == "num_added" and not corpus.add(tokens, namespace):
+        if outcome == "num_added" and not corpus.add_file(tokens):
             outcome = "num_known"
         counts[outcome] += 1
         counts["num_tokens"] += len(tokens) if outcome == "num_added" else 0
@@ -55,7 +55,7 @@ def add_files(
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    """All files below, in a stable order, and folders that cannot be read.
+    """These files and those below, in a stable order, and folders that cannot be read; no hidden ones below.
 
     Symbolic links to folders are not followed.
     """
@@ -66,7 +66,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         closed: list[OSError] = []
         for folder, names, files in os.walk(path, onerror=closed.append):
             names[:] = sorted(name for name in names if not name.startswith(".") and name not in _SKIPPED_FOLDERS)
-            yield from (Path(folder, name) for name in sorted(files))
+            yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
         yield from (Path(error.filename) for error in closed)
 
 

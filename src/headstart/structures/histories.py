@@ -18,7 +18,7 @@ class Histories:
         self._indexes: dict[int, SuffixIndex] = {}
 
     def begin(self, seq_id: int, prompt: Sequence[int]) -> SuffixIndex:
-        """Index a prompt; what an earlier history of this sequence shares with it is kept."""
+        """Index a prompt; of a sequence that did not end, only what differs is indexed anew."""
         index = self._indexes.get(seq_id)
         if index is None:
             index = self._indexes[seq_id] = SuffixIndex(self._sizes, self._max_match)

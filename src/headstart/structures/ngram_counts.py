@@ -3,7 +3,8 @@
 The file (its `lookup` examples write and read it) repeats, in int32 of the machine's order: the
 four tokens of the n-gram, -1 where it is shorter; a number k; k pairs of token and count. It does
 not say whose tokens these are, so we add an n-gram of no tokens, which llama.cpp reads and never
-looks up: it is followed by the mark of the vocabulary.
+looks up: it is followed by the mark of the vocabulary. What was read from a file without the mark is
+written without it again: nobody knows whose tokens those are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headstart.errors import ModelError
 from headstart.structures.atomic import replace_file
 from headstart.structures.token_log import VocabularyId
@@ -21,6 +25,8 @@ MAX_NGRAM = 4
 _WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1
 _MASKS = tuple((1 << _WIDTH * n) - 1 for n in range(1, MAX_NGRAM + 1))
 _ABSENT = -1
+_COUNT = (1 << 32) - 1  # the bits of a count
+_MOST = 2**31 - 1  # that the file can say
 
 
 def pack(ngram: Iterable[int]) -> int:
@@ -48,6 +54,17 @@ def unpack(key: int) -> tuple[int, ...]:
         ngram.append((key & (1 << _WIDTH) - 1) - 1)
         key >>= _WIDTH
     return tuple(reversed(ngram))
+
+
+def _ngrams(keys: Sequence[int]) -> NDArray[np.int32]:
+    """Packed n-grams as the file has them, shape (len(keys), MAX_NGRAM)."""
+    size = _WIDTH // 8
+    data = b"".join([key.to_bytes(MAX_NGRAM * size, "big") for key in keys])
+    digits = np.frombuffer(data, np.uint8).reshape(len(keys), MAX_NGRAM, size).astype(np.int32)
+    tokens = (digits[..., 0] << 16 | digits[..., 1] << 8 | digits[..., 2]) - 1
+    num_absent = (tokens == _ABSENT).sum(axis=1)  # they come first here, last in the file
+    order = (np.arange(MAX_NGRAM) + num_absent[:, None]) % MAX_NGRAM
+    return np.take_along_axis(tokens, order, axis=1)
 
 
 class _Several:
@@ -80,14 +97,15 @@ class NgramCounts:
     others pay for an object: a third of the memory.
 
     Args:
-        limit: n-grams kept; beyond it the oldest eighth is dropped. None: all.
+        limit: n-grams kept; beyond it the rarest eighth is dropped. None: all.
     """
 
-    __slots__ = ("_limit", "_table")
+    __slots__ = ("_limit", "_table", "is_marked")
 
     def __init__(self, limit: int | None = None) -> None:
         self._table: dict[int, int | _Several] = {}
         self._limit = limit
+        self.is_marked = True  # false: read from a file that does not say whose tokens these are
 
     def __len__(self) -> int:
         return len(self._table)
@@ -122,19 +140,24 @@ class NgramCounts:
             if found >> 32 == token:
                 self._table[key] = found + count
                 return
-            self._table[key] = found = _Several(found >> 32, found & 0xFFFFFFFF)
+            self._table[key] = found = _Several(found >> 32, found & _COUNT)
         found.add(token, count)
 
     def _trim(self) -> None:
-        if self._limit is not None and len(self._table) > self._limit:
-            for key in list(self._table)[: len(self._table) - self._limit + self._limit // 8]:
-                del self._table[key]
+        """Make room if there are too many: drop the rarest, of equals the oldest. 0.1 s for 500 000."""
+        table, limit = self._table, self._limit
+        if limit is None or len(table) <= limit:
+            return
+        totals = [found & _COUNT if isinstance(found, int) else found.total for found in table.values()]
+        rarest, keys = np.argsort(np.array(totals), kind="stable"), list(table)
+        for at in rarest[: len(table) - limit + limit // 8].tolist():
+            del table[keys[at]]
 
     def after(self, key: int) -> Mapping[int, int] | None:
         """Counts by token after a packed n-gram; None if it was never seen."""
         found = self._table.get(key)
         if isinstance(found, int):
-            return {found >> 32: found & 0xFFFFFFFF}
+            return {found >> 32: found & _COUNT}
         return None if found is None else found.counts
 
     def clearest(
@@ -159,7 +182,7 @@ class NgramCounts:
                 continue
             min_samples, min_percent = thresholds[n - 1]
             if isinstance(found, int):
-                count = found & 0xFFFFFFFF
+                count = found & _COUNT
                 if count < min_samples:
                     continue
                 return found >> 32, count / (count + 1 / n)
@@ -177,20 +200,34 @@ class NgramCounts:
             yield unpack(key), dict(self.after(key) or {})
 
     def save(self, path: Path, vocabulary: VocabularyId) -> None:
-        """Write llama.cpp's file, atomically."""
-        numbers = array("i", (*[_ABSENT] * MAX_NGRAM, 1, vocabulary.mark, 1))
-        for ngram, counts in self.items():
+        """Write llama.cpp's file, atomically; with the mark of the vocabulary if `is_marked`."""
+        mark = array("i", (*[_ABSENT] * MAX_NGRAM, 1, vocabulary.mark, 1) if self.is_marked else ())
+        replace_file(path, mark.tobytes() + self._encode_lone() + self._encode_several())
+
+    def _encode_lone(self) -> bytes:
+        """The n-grams with one successor. They are most, so numpy writes them."""
+        lone = {key: found for key, found in self._table.items() if isinstance(found, int)}
+        pairs = np.array(list(lone.values()), np.int64)
+        rows = np.ones((len(lone), MAX_NGRAM + 3), np.int32)
+        rows[:, :MAX_NGRAM] = _ngrams(list(lone))
+        rows[:, -2] = pairs >> 32
+        rows[:, -1] = np.minimum(pairs & _COUNT, _MOST)
+        return rows.tobytes()
+
+    def _encode_several(self) -> bytes:
+        several = {key: found.counts for key, found in self._table.items() if not isinstance(found, int)}
+        numbers = array("i")
+        for ngram, counts in zip(_ngrams(list(several)).tolist(), several.values(), strict=True):
             numbers.extend(ngram)
-            numbers.extend([_ABSENT] * (MAX_NGRAM - len(ngram)))
             numbers.append(len(counts))
             for token, count in counts.items():
                 numbers.append(token)
-                numbers.append(min(count, 2**31 - 1))
-        replace_file(path, numbers.tobytes())
+                numbers.append(min(count, _MOST))
+        return numbers.tobytes()
 
     @classmethod
     def load(cls, path: Path, vocabulary: VocabularyId, limit: int | None = None) -> NgramCounts:
-        """Read llama.cpp's file.
+        """Read llama.cpp's file, all of it: beyond the limit something is lost only with the next text.
 
         Raises:
             ModelError: it cannot be read, is damaged, or belongs to another vocabulary (of a file
@@ -209,10 +246,10 @@ class NgramCounts:
         counts = cls(limit)
         numbers = array("i")
         numbers.frombytes(data)
+        counts.is_marked = not numbers
         position = 0
         while position < len(numbers):
             position = counts._read_record(numbers, position, vocabulary, path)
-        counts._trim()
         return counts
 
     def _read_record(self, numbers: array[int], position: int, vocabulary: VocabularyId, path: Path) -> int:
@@ -233,6 +270,7 @@ class NgramCounts:
         if not size:
             if set(pairs[0::2]) != {vocabulary.mark}:
                 raise ModelError(f"lookup cache {path} was made with another vocabulary; name another file")
+            self.is_marked = True
             return end
         for token in (*ngram[:size], *pairs[0::2]):
             if not 0 <= token < vocabulary.size:

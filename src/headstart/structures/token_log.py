@@ -7,15 +7,18 @@
 
 A record that the file's end cuts off was being written when the process died: it is dropped, and so
 are zeros up to the end, which a power failure leaves. Any other mismatch is damage and refuses the
-file. One process at a time holds the file (flock).
+file. One process at a time holds the file (flock); another waits a little, because the engine of a
+server that was killed lives until its step is over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 import sys
+import time
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -30,6 +33,10 @@ from headstart.types import Vocab
 if sys.platform != "win32":
     import fcntl
 
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 10.0  # with another process that holds the file
+_RETRY_SECONDS = 0.1
 _MAGIC = b"HSTOKENS"
 _VERSION = 1
 _HEADER = struct.Struct("<8sII16s")
@@ -81,18 +88,49 @@ def _little_endian(tokens: array[int]) -> array[int]:
     return tokens
 
 
+def _lock(descriptor: int, path: Path, patience_seconds: float) -> None:
+    """Hold a file alone, until it is closed.
+
+    Raises:
+        ConfigError: somebody else holds it, or its disk has no locks.
+    """
+    if sys.platform == "win32":
+        return
+    end, is_waiting = time.monotonic() + patience_seconds, False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() >= end:
+                raise ConfigError(
+                    f"corpus file {path} is in use by another process; stop it or name another file"
+                ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"corpus file {path} cannot be locked: {error.strerror}; name a file on a disk of this machine"
+            ) from error
+        if not is_waiting:
+            log.warning("corpus file %s is in use by another process; waiting for up to %g s", path, patience_seconds)
+            is_waiting = True
+        time.sleep(_RETRY_SECONDS)
+
+
 class TokenLog:
     """An open log. `take_records` reads what it held; `append` adds; `rewrite` replaces all.
+
+    Args:
+        patience_seconds: how long to wait for a process that holds the file.
 
     Raises (constructor):
         ModelError: the file belongs to another vocabulary, is damaged or is no token log.
         ConfigError: it cannot be opened or another process holds it.
     """
 
-    def __init__(self, path: Path, vocabulary: VocabularyId) -> None:
+    def __init__(self, path: Path, vocabulary: VocabularyId, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.path = path.resolve()  # `rewrite` replaces the file, not a link to it
         self._vocabulary = vocabulary
-        self._descriptor = self._open_current(path)
+        self._descriptor = self._open_current(path, patience_seconds)
         try:
             self._size = os.fstat(self._descriptor).st_size
             data = self._read_all()
@@ -107,17 +145,17 @@ class TokenLog:
             self.close()
             raise
 
-    def _open_current(self, path: Path) -> int:
+    def _open_current(self, path: Path, patience_seconds: float) -> int:
         """Open and hold the file of this name, not one that its holder just replaced."""
         while True:
-            descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
+            descriptor = self._open(path, os.O_RDWR | os.O_CREAT, patience_seconds)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                     return descriptor
             os.close(descriptor)
 
     @staticmethod
-    def _open(path: Path, flags: int) -> int:
+    def _open(path: Path, flags: int, patience_seconds: float = 0.0) -> int:
         try:
             descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:
@@ -125,14 +163,11 @@ class TokenLog:
                 f"corpus file {path} cannot be opened for writing: {error.strerror}; name a file in a folder that "
                 "exists and can be written"
             ) from error
-        if sys.platform != "win32":
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                os.close(descriptor)
-                raise ConfigError(
-                    f"corpus file {path} is in use by another process; stop it or name another file"
-                ) from error
+        try:
+            _lock(descriptor, path, patience_seconds)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
 
     def _read_all(self) -> bytes:

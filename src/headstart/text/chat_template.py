@@ -9,8 +9,10 @@ Source: https://huggingface.co/docs/transformers/chat_templating_writing
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -19,17 +21,45 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from headstart.errors import InvalidParameterError, ModelError
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError, InvalidParameterError, ModelError
 
 Message = Mapping[str, Any]
 """role, content (text, or a list of {"type": "text", "text": ...}) and whatever else the template reads."""
 
+CHATML_NAME = "chatml"  # as at llama-server
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+
+def template_by_hand(config: ServerConfig) -> str | None:
+    """The template that the flags give; None if they give none.
+
+    Raises:
+        ConfigError: the file cannot be read, or the template shows no message.
+        ModelError: it is not valid Jinja.
+    """
+    source = config.chat_template
+    flag = f"--chat-template {textwrap.shorten(source or '', 40)!r}"
+    if config.chat_template_file:
+        flag = f"--chat-template-file {config.chat_template_file}"
+        try:
+            source = Path(config.chat_template_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{flag} cannot be read: {reason}; name a text file in UTF-8") from error
+    elif not source:
+        return None
+    if not source or not ChatTemplate(source).shows_messages:
+        raise ConfigError(
+            f"{flag}: the chat template shows no message; --chat-template takes Jinja text, or {CHATML_NAME}, "
+            "--chat-template-file a file"
+        )
+    return source
 
 
 class ChatTemplate:
@@ -43,23 +73,25 @@ class ChatTemplate:
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile the template; `None` or an empty one stands for ChatML.
+        """Compile the template; `None`, an empty one and the name chatml stand for ChatML.
 
         Raises:
             ModelError: the template is not valid Jinja.
         """
         self.is_fallback = not source
-        self.source = source or CHATML
+        self.source = source or CHATML_NAME
+        self.stop: tuple[str, ...] = ()
+        if self.source.strip() == CHATML_NAME:
+            # a model of another template may not know ChatML's markers as tokens and spell them instead
+            self.source, self.stop = CHATML, ("<|im_end|>",)
         self.bos_token = bos_token
         self.eos_token = eos_token
-        # A model without a template may not know ChatML's markers as tokens and spell them instead.
-        self.stop: tuple[str, ...] = ("<|im_end|>",) if self.is_fallback else ()
         self._has_developer_role = "developer" in self.source
         try:
             self._template = _environment(now).from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"line {error.lineno} of the chat template is not valid Jinja: {error.message}") from error
-        self._wants_parts = self._probe_parts()
+        self._probe()
 
     def render(
         self,
@@ -97,19 +129,21 @@ class ChatTemplate:
             adapted["content"] = content_text(content)
         return adapted
 
-    def _probe_parts(self) -> bool:
-        """Whether text is lost as a string but shown as a list of parts."""
+    def _probe(self) -> None:
+        """Find out whether text is lost as a string but shown as a list of parts, or is lost as both."""
         self._wants_parts = False
-        if self._shows_probe():
-            return False
-        self._wants_parts = True
-        return self._shows_probe()
+        as_text = self._shows_probe()
+        self._wants_parts = not as_text
+        self._wants_parts = self._wants_parts and bool(self._shows_probe())
+        # a template that refuses the probe may show other messages
+        self.shows_messages = as_text is not False or self._wants_parts
 
-    def _shows_probe(self) -> bool:
+    def _shows_probe(self) -> bool | None:
+        """Whether a message of a user is in the text; None if the template refuses it."""
         try:
-            return "probe-5d1c" in self.render([{"role": "user", "content": "probe-5d1c"}])
+            return "probe-5d1c" in self.render([{"role": "user", "content": "probe-5d1c"}]).lower()
         except InvalidParameterError:
-            return False
+            return None
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:

@@ -190,7 +190,6 @@ class TextSequence(BridgeSequence):
         if length >= len(self.target_tokens):
             self.num_stable = len(self.draft_history)
             return
-        kept = self.target_tokens[:length]
         del self._snapshots[bisect_right(self._snapshots, length, key=lambda entry: entry[0]) :]
         if not self._snapshots:
             num_kept = 0
@@ -198,9 +197,9 @@ class TextSequence(BridgeSequence):
         else:
             num_kept, snapshot = self._snapshots[-1]
             self._to_draft.restore(snapshot, self.target_tokens[num_kept - 1])
-        num_stable = self._to_draft.num_stable
+        num_stable, kept = self._to_draft.num_stable, self.target_tokens[num_kept:length]
         del self.target_tokens[num_kept:]
-        self.extend(kept[num_kept:])
+        self.extend(kept)
         self.num_stable = min(num_stable, self.num_stable)
 
 

@@ -76,6 +76,10 @@ class Voice(ABC):
         """The history in draft-model tokens, given that its first `known` target tokens are as before."""
 
     @abstractmethod
+    def heard(self, read: Sequence[int]) -> Sequence[int]:
+        """Target tokens of the last history; `read`: the draft-model tokens in its cache."""
+
+    @abstractmethod
     def begin(self, request: DraftRequest, limit: int) -> Growth:
         """Start a draft of at most `limit` draft-model tokens."""
 
@@ -101,6 +105,9 @@ class DirectVoice(Voice):
     def listen(self, tokens: Sequence[int], known: int) -> Sequence[int]:
         self.num_stable = known
         return tokens
+
+    def heard(self, read: Sequence[int]) -> Sequence[int]:
+        return read
 
     def begin(self, request: DraftRequest, limit: int) -> Growth:
         return DirectGrowth(request, limit, self._preference)
@@ -167,6 +174,9 @@ class BridgedVoice(Voice):
             sequence.extend(tokens[shared:])
             self.num_stable = min(self.num_stable, sequence.num_stable)
         return sequence.draft_history
+
+    def heard(self, read: Sequence[int]) -> Sequence[int]:
+        return self.sequence.target_tokens
 
     def begin(self, request: DraftRequest, limit: int) -> Growth:
         return BridgedGrowth(request, limit, self)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from headstart.cli.generate import show, summary
+from headstart.cli.generate import most_drafted, show, summary
+from headstart.config import SpeculationConfig
 from headstart.errors import EngineError
 from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, RequestStats, TokenEvent
 
@@ -92,6 +93,23 @@ def test_the_summary_counts_what_was_decoded_not_what_was_cached() -> None:
         "seed": "5",
     }
     assert "no match (2 steps)" in text
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        (SpeculationConfig(), "auto"),
+        (SpeculationConfig(draft_max=8), "8"),
+        (SpeculationConfig(spec="fixed"), "16"),
+        (SpeculationConfig(spec="fixed", draft_max=8), "8"),
+        (SpeculationConfig(spec="off", draft_max=8), "0"),
+        (SpeculationConfig(spec_type="none"), "0"),
+    ],
+    ids=str,
+)
+def test_the_summary_says_auto_only_where_control_chooses(config: SpeculationConfig, shown: str) -> None:
+    text = summary(FinishEvent("r", "length", STATS), most_drafted(config), seed=5)
+    assert f"n_draft   = {shown}\n" in text
 
 
 def test_the_summary_of_nothing_divides_by_nothing() -> None:

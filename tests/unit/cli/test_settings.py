@@ -49,6 +49,13 @@ def test_nothing_given_is_the_default_config() -> None:
         (["--spec-draft-n-max", "7"], "speculation", "draft_max", 7),
         (["--draft-p-min", "0.5"], "speculation", "draft_p_min", 0.5),
         (["--main-gpu", "-1"], "engine", "main_gpu", -1),
+        (["-np", "-1"], "scheduler", "parallel", 4),
+        (["-t", "-1"], "engine", "threads", None),
+        (["-tb", "-1"], "engine", "threads_batch", None),
+        (["-td", "-1"], "draft_engine", "draft_threads", None),
+        (["--spec-draft-threads-batch", "3"], "draft_engine", "draft_threads_batch", 3),
+        (["--spec-draft-type-k", "q8_0"], "draft_engine", "draft_cache_type_k", "q8_0"),
+        (["--spec-draft-type-v", "q8_0"], "draft_engine", "draft_cache_type_v", "q8_0"),
     ],
 )
 def test_a_flag_reaches_its_config_field(argv: list[str], part: str, name: str, value: object) -> None:
@@ -136,6 +143,13 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: str, message: s
         read("--config", str(file))
 
 
+def test_minus_one_is_llama_servers_default_in_the_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "headstart.toml"
+    file.write_text("threads = -1\nparallel = -1")
+    config = read("--config", str(file)).config()
+    assert (config.engine.threads, config.scheduler.parallel) == (None, 4)
+
+
 def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the config file"):
         read("--config", str(tmp_path / "none.toml"))
@@ -165,6 +179,14 @@ def test_the_help_page_explains_every_setting_within_the_width(monkeypatch: pyte
     words = " ".join(lines).split()
     for setting in SETTINGS:
         assert setting.flag in words or setting.flag.replace("--", "--[no-]", 1) in words
+
+
+def test_the_help_page_shows_every_spelling_unbroken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    with pytest.raises(HelpRequested) as page:
+        read("--help")
+    words = {word.strip("(),") for word in str(page.value).split()}
+    assert [alias for setting in SETTINGS for alias in setting.aliases if alias not in words] == []
 
 
 def test_options_of_a_speculator_reach_it_and_its_other_defaults_stay_its_own() -> None:

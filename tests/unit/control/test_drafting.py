@@ -105,6 +105,39 @@ def test_a_model_that_became_good_is_found_by_probes() -> None:
     pytest.fail("still off")
 
 
+def test_calls_that_only_read_teach_the_price_of_reading_and_nothing_about_drafts() -> None:
+    """A long prompt is read over several calls; before its last one there is no draft to learn from."""
+    controller = learned((4, 4))
+    before = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+    for _ in range(60):
+        controller.observe_draft(DraftRun("model", [], [], [], 256, 256 * 0.2), STEP)
+    assert controller.plan_model("model", [ModelSlot(1, 16)], STEP) == before
+    assert controller.describe()["draft_models"]["model"]["catch_up_ms"] == pytest.approx(0.2, rel=0.05)
+
+
+def test_prices_timed_before_the_first_request_are_used() -> None:
+    controller = Controller()
+    controller.declare_model("model")
+    controller.learn_draft_costs("model", 3.0, 0.05)
+    prices = controller.describe()["draft_models"]["model"]
+    assert (prices["round_ms"]["1"], prices["catch_up_ms"]) == (3.0, 0.05)
+
+
+def test_an_unread_prompt_does_not_keep_the_model_from_the_others() -> None:
+    controller = learned((4, 4))
+    step = Step(2, 2, 100)
+    unread, ready = ModelSlot(1, 16, catch_up=20000), ModelSlot(2, 12)
+    first, second = controller.plan_model("model", [unread, ready], step)
+    assert (first.max_tokens, second.max_tokens > 0) == (0, True)
+
+
+@pytest.mark.parametrize("room", range(1, 34))
+def test_any_room_in_the_batch_is_planned_for(room: int) -> None:
+    """Longer drafts may be asked for than the batch has rows."""
+    step = Step(1, 1, 100, max_rows=1 + room)
+    assert learned((4, 4)).plan_model("model", [ModelSlot(1, 32)], step)[0].max_tokens <= 32
+
+
 def test_draft_prices_follow_measurements() -> None:
     controller = learned((4, 4), round_ms=8.0)
     assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(8.0, rel=0.1)

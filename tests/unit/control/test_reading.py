@@ -41,7 +41,8 @@ def test_drafts_per_token_are_counted_from_the_first_use_on() -> None:
     reading = Reading()
     for seq_id in range(100):
         for at in range(50, 90, 2):
-            reading.use(ModelSlot(seq_id, 16, num_answered=at))
+            reading.grant(ModelSlot(seq_id, 16, num_answered=at))
+            reading.drafted(seq_id)
         reading.end(seq_id, 90)
     assert reading.num_drafts(ModelSlot(0, 16), 80.0) == pytest.approx(40.0, rel=0.05)
 
@@ -49,7 +50,8 @@ def test_drafts_per_token_are_counted_from_the_first_use_on() -> None:
 def test_a_model_that_is_not_used_gets_another_chance() -> None:
     reading = Reading()
     for seq_id in range(20):
-        reading.use(ModelSlot(seq_id, 16))
+        reading.grant(ModelSlot(seq_id, 16))
+        reading.drafted(seq_id)
         reading.end(seq_id, 1000)
     assert reading.uses < 0.1 * USES
     for seq_id in range(200):
@@ -60,8 +62,26 @@ def test_a_model_that_is_not_used_gets_another_chance() -> None:
 def test_a_gap_is_paid_by_the_drafts_until_the_next_one() -> None:
     reading = Reading()
     slot = ModelSlot(1, 16)
-    reading.use(slot)
+    reading.grant(slot)
+    reading.drafted(1)
     assert reading.num_drafts(slot, 1000.0) == GAP_DRAFTS
     for i in range(200):
-        reading.use(ModelSlot(1, 16, catch_up=20 if i % 10 == 0 else 1))
+        reading.grant(ModelSlot(1, 16, catch_up=20 if i % 10 == 0 else 1))
+        reading.drafted(1)
     assert reading.num_drafts(slot, 1000.0) == pytest.approx(10.0, rel=0.05)
+
+
+def test_a_long_prompt_is_one_reading_over_several_steps() -> None:
+    """What was read is paid for: the rest must not look dearer than the beginning, nor count as drafts."""
+    reading = Reading()
+    unread = ModelSlot(1, 16, catch_up=1000)
+    share = reading.num_drafts(unread, 100.0)
+    for left in (1000, 744, 488, 232):
+        assert reading.num_drafts(ModelSlot(1, 16, catch_up=left), 100.0) == share
+        reading.grant(ModelSlot(1, 16, catch_up=left))
+    reading.drafted(1)
+    assert reading.num_drafts(ModelSlot(1, 16), 100.0) == GAP_DRAFTS
+    for seq_id in range(2, 40):  # read, and never drafted for
+        reading.grant(ModelSlot(seq_id, 16, catch_up=1000))
+        reading.end(seq_id, 100)
+    assert reading.uses < 0.1 * USES

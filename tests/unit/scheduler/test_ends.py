@@ -215,7 +215,8 @@ def test_stats_agree_with_what_was_emitted() -> None:
         stats = got.finish.stats
         assert stats.num_emitted == len(got.tokens)
         assert stats.num_accepted == sum(source == "oracle" for source in got.sources)
-        assert stats.drafted_by == {"oracle": (stats.num_drafted, stats.num_accepted)}
+        by_oracle = stats.drafted_by["oracle"]
+        assert (by_oracle.drafted, by_oracle.accepted) == (stats.num_drafted, stats.num_accepted)
         assert sum(n * count for n, count in enumerate(stats.accepted_histogram)) == stats.num_accepted
         assert sum(stats.accepted_histogram) == stats.num_drafts
         assert stats.num_steps == 1 + stats.num_drafts + sum(stats.reasons.values())

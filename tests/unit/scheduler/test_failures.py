@@ -52,18 +52,6 @@ class Raising(Speculator):
         self._call("end")
 
 
-class Careless(Speculator):
-    """Returns drafts that break the contract."""
-
-    name = "careless"
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft] * len(requests)
-
-
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
 @pytest.mark.parametrize("phase", ["begin", "propose", "accept", "end"])
 def test_a_speculator_that_raises_is_off_for_those_requests_and_counted(phase, spec, caplog) -> None:
@@ -79,39 +67,6 @@ def test_a_speculator_that_raises_is_off_for_those_requests_and_counted(phase, s
     later = make_requests(2, seed=1)
     check(engine, later, play(scheduler, later))
     assert seat.report().calls > first.calls  # new requests are drafted for again
-
-
-@pytest.mark.parametrize(
-    "draft",
-    [
-        Draft([1, 2, 3], [], "careless"),  # no scores
-        Draft([1, 2, 3], [0.5, 0.5, 0.5, 0.5, 0.5], "other"),  # too many, under a false name
-        Draft([1] * 500, [1.0] * 500, "careless"),  # far too long
-        Draft([99], [1.0], "careless"),  # no such token
-        Draft([-1], [1.0], "careless"),
-        Draft([1, 2], [float("nan"), 7.0], "careless"),
-        Draft([1, 2], [-3.0, float("inf")], "careless"),
-    ],
-    ids=["no scores", "many scores", "long", "beyond the vocabulary", "negative", "nan", "out of range"],
-)
-@pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
-def test_a_draft_that_breaks_the_contract_costs_no_request(draft: Draft, spec) -> None:
-    requests = make_requests(5)
-    engine = Model()
-    scheduler = make_scheduler(engine, [Careless(draft)], spec)
-    check(engine, requests, play(scheduler, requests))
-
-
-@pytest.mark.parametrize("num_drafts", [0, 2])
-def test_a_wrong_number_of_drafts_switches_the_speculator_off(num_drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    speculator = Careless(Draft([1], [1.0]))
-    monkeypatch.setattr(speculator, "propose", lambda requests: [Draft([1], [1.0])] * num_drafts)
-    requests = make_requests(1)
-    engine = Model()
-    scheduler = make_scheduler(engine, [speculator])
-    answers = play(scheduler, requests)
-    check(engine, requests, answers)
-    assert answers["r0"].finish.stats.reasons["speculator failed"] == 1
 
 
 def test_a_failed_decode_fails_its_requests_only() -> None:

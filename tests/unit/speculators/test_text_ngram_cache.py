@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.unit.speculators.text_support import VOCABULARY, accept, propose, tok
 
 from headstart.errors import ConfigError, ModelError
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
-from headstart.structures.ngram_counts import NgramCounts
+from headstart.structures.ngram_counts import NgramCounts, pack
 from headstart.structures.token_log import VocabularyId
 
 
@@ -86,6 +87,80 @@ def test_the_dynamic_file_is_written_while_running(tmp_path: Path) -> None:
     speculator.accept(0, [1, 2, 3], 0)
     speculator.end(0)
     assert len(NgramCounts.load(path, VOCABULARY)) > 0
+
+
+def generate(speculator: NgramCacheSpeculator, tokens: list[int], namespace: str = "", seq_id: int = 0) -> None:
+    """One request from begin to end."""
+    speculator.begin(seq_id, [0], namespace)
+    speculator.accept(seq_id, tokens, 0)
+    speculator.end(seq_id)
+
+
+def test_the_dynamic_file_is_written_when_nobody_generates_or_when_it_is_overdue(tmp_path: Path) -> None:
+    """Everybody waits while it is written."""
+    path = tmp_path / "dynamic"
+    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=3)
+    speculator = NgramCacheSpeculator(options, VOCABULARY)
+    speculator.begin(1, [0], "somebody")
+    generate(speculator, [1, 2, 3])
+    assert not path.exists()
+    speculator.end(1)
+    assert path.exists()
+    path.unlink()
+    speculator._seen = None
+    speculator.begin(1, [0], "somebody")
+    for num_texts in range(1, 5):
+        assert not path.exists()
+        generate(speculator, [num_texts, 2, 3])
+    assert path.exists()
+
+
+def test_a_dynamic_file_with_more_ngrams_than_are_kept_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Else the first write would replace a collection of somebody's by a part of it."""
+    path = tmp_path / "collection"
+    counts = NgramCounts()
+    counts.learn(list(range(50)), 0)
+    counts.save(path, VOCABULARY)
+    before = path.read_bytes()
+    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), max_ngrams=len(counts) - 1)
+    with pytest.raises(ConfigError, match=f"holds {len(counts)} .*but {len(counts) - 1} are kept.*raise --spec-ngram"):
+        NgramCacheSpeculator(options, VOCABULARY)
+    assert path.read_bytes() == before
+    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), max_ngrams=len(counts))
+    assert NgramCacheSpeculator(options, VOCABULARY).describe()["dynamic_ngrams"] == len(counts)
+    options = NgramCacheSpeculator.Options(lookup_cache_static=str(path), max_ngrams=1)  # is only read, and held whole
+    assert NgramCacheSpeculator(options, VOCABULARY).describe()["static_ngrams"] == len(counts)
+
+
+def test_a_dynamic_file_of_unknown_vocabulary_is_not_certified(tmp_path: Path) -> None:
+    path = tmp_path / "llama-cpp"
+    path.write_bytes(struct.pack("=7i", 1, -1, -1, -1, 1, 2, 5))
+    speculator = NgramCacheSpeculator(NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path)), VOCABULARY)
+    generate(speculator, [1, 2, 3])
+    speculator.close()
+    other = VocabularyId(VOCABULARY.size, b"another one" + bytes(5))
+    assert NgramCounts.load(path, other).after(pack([1])) == {2: 6}
+
+
+def test_a_server_with_keys_says_that_the_dynamic_file_learns_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "dynamic"
+    speculator = NgramCacheSpeculator(NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path)), VOCABULARY)
+    for _ in range(3):
+        generate(speculator, [1, 2, 3], "alice")
+    assert caplog.text.count("dynamic learns from requests without an API key only") == 1
+    described = speculator.describe()
+    assert (described["dynamic_texts_learned"], described["dynamic_file_is_written"]) == (0, False)
+    generate(speculator, [1, 2, 3])
+    described = speculator.describe()
+    assert (described["dynamic_texts_learned"], described["dynamic_file_is_written"]) == (1, True)
+    assert described["dynamic_learns"] == "requests without an API key only"
+
+
+def test_no_warning_about_keys_without_a_dynamic_file(caplog: pytest.LogCaptureFixture) -> None:
+    generate(NgramCacheSpeculator(), [1, 2, 3], "alice")
+    assert caplog.text == ""
 
 
 def test_a_file_that_cannot_be_written_does_not_stop_the_server(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from random import Random
+from typing import ClassVar
+from weakref import WeakSet
 
 import pytest
 from hypothesis import assume, given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.speculators.text_support import propose
 
 from headstart.speculators.suffix import SuffixSpeculator, _partings, _weigh, _winner
+from headstart.structures import corpus
 from headstart.structures.corpus import MAX_MATCH, SIZES
 from headstart.structures.shares import agreeing_shares, worth
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
@@ -143,6 +146,56 @@ def test_a_repeated_request_does_not_copy_its_own_answer() -> None:
         assert propose(speculator, [*prompt, answer[0]]).reason == "no match"
         speculator.accept(0, answer[1:], 0)
         speculator.end(0)
+    speculator.begin(0, [0, *prompt, answer[0]])
+    assert propose(speculator, [0, *prompt, answer[0]]).tokens == answer[1:]
+
+
+class Watched(SuffixIndex):
+    """An index that can be seen to be alive."""
+
+    alive: ClassVar[WeakSet[Watched]] = WeakSet()
+
+    def __init__(self, *arguments: int) -> None:
+        super().__init__(*arguments)
+        self.alive.add(self)
+
+
+def answer_to(speculator: SuffixSpeculator, prompt: list[int], answer: list[int]) -> None:
+    """One request from begin to end."""
+    speculator.begin(0, [*prompt, answer[0]])
+    speculator.accept(0, answer[1:], 0)
+    speculator.end(0)
+
+
+def test_indexes_that_were_replaced_are_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is as large as the corpus, and thousands of answers are remembered."""
+    monkeypatch.setattr(corpus, "SuffixIndex", Watched)
+    Watched.alive.clear()
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(corpus_tokens=200))
+    for turn in range(100):
+        answer_to(speculator, [turn * 10, 1, 2, 3], [turn * 10 + i for i in range(4, 10)])
+        assert len(Watched.alive) == 1
+    assert speculator._answers
+
+
+def test_an_answer_stays_known_when_its_text_moves_to_another_index() -> None:
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(corpus_tokens=200))
+    prompt, answer, num_moves = [1, 2, 3, 4, 5, 6], [7, 8, 9, 10], 0
+
+    def fill(first: int) -> None:
+        answer_to(speculator, list(range(first, first + 10)), list(range(first + 10, first + 19)))
+
+    for first in range(1000, 1240, 20):  # these go first, and the index with them
+        fill(first)
+    answer_to(speculator, prompt, answer)
+    (before,) = speculator.corpus.indexes("")
+    for first in range(2000, 2160, 20):
+        fill(first)
+        num_moves += speculator.corpus.indexes("")[0] is not before
+    assert num_moves
+    speculator.begin(0, [*prompt, answer[0]])
+    assert propose(speculator, [*prompt, answer[0]]).reason == "no match"
+    speculator.end(0)
     speculator.begin(0, [0, *prompt, answer[0]])
     assert propose(speculator, [0, *prompt, answer[0]]).tokens == answer[1:]
 

@@ -9,7 +9,7 @@ import pytest
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.errors import ConfigError
-from headstart.speculation import wanted_types
+from headstart.speculation import capped_options, wanted_types
 from headstart.speculators import SPECULATORS
 
 
@@ -23,6 +23,8 @@ from headstart.speculators import SPECULATORS
         ("off", "suffix", False, ()),
         (None, "none", False, ()),
         (None, "ngram-mod, suffix,ngram-mod", False, ("ngram-mod", "suffix")),
+        (None, "suffix,draft-simple", True, ("suffix", "draft-model")),
+        (None, "draft-model,draft-simple", True, ("draft-model",)),
     ],
 )
 def test_the_defaults_and_what_is_named(
@@ -49,6 +51,10 @@ def test_synthetic_runs_only_when_it_is_named() -> None:
         ("suffix,none", False, "'suffix,none' but must name speculators, or none alone"),
         ("draft-model", False, "add --draft-model FILE"),
         ("suffix", True, "does not name draft-model"),
+        ("draft-simple", False, "add --draft-model FILE"),
+        ("draft-eagle3", True, "draft-eagle3, but multi-token heads are not supported yet"),
+        ("suffix,draft-mtp", False, "draft-mtp, but multi-token heads are not supported yet"),
+        ("draft-dflash", False, "draft-dflash, but multi-token heads are not supported yet"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused(spec_type: str, has_draft_model: bool, says: str) -> None:
@@ -63,6 +69,24 @@ def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy
         wanted_types(SpeculationConfig(options=options), has_draft_model=False)
     for spec, spec_type in ((None, "ngram-cache"), ("off", None), (None, "none")):
         wanted_types(SpeculationConfig(spec=spec, spec_type=spec_type, options=options), has_draft_model=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("suffix", {"min_share": 2.0}), ("ngram-mod", {"table_bits": 99}), ("suffix", {"nope": 1})]
+)
+def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(name: str, options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=name):
+        wanted_types(SpeculationConfig(spec_type=name, options={name: options}), has_draft_model=False)
+
+
+def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() -> None:
+    options = {"ngram-mod": {"n_max": 64, "n_match": 99}, "ngram-simple": {"size_m": 17}}
+    (told,) = capped_options(SpeculationConfig(options=options))
+    assert told == "--spec-ngram-mod-n-max is 64 but no draft is longer than 32 tokens; raise --draft-max to 64"
+    assert len(capped_options(SpeculationConfig(options=options, draft_max=64))) == 0
+    assert len(capped_options(SpeculationConfig(options=options, spec="fixed"))) == 2
+    for config in (SpeculationConfig(), SpeculationConfig(options=options, spec="off")):
+        assert capped_options(config) == []
 
 
 def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:

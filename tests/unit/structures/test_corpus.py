@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import subprocess
 import sys
-from array import array
 from pathlib import Path
 
 import pytest
 
-from headstart.errors import ConfigError, ModelError
+from headstart.errors import ConfigError
 from headstart.structures.corpus import SIZES, SuffixCorpus
 from headstart.structures.corpus_files import MAX_FILE_BYTES, AddReport, add_files
-from headstart.structures.rolling import namespace_id
 from headstart.structures.suffix_index import SuffixIndex
-from headstart.structures.token_log import Record, TokenLog, VocabularyId
+from headstart.structures.token_log import VocabularyId
 from headstart.testing import ByteVocab
 
 VOCABULARY = VocabularyId.of(ByteVocab())
-HEADER_SIZE, RECORD_SIZE = 36, 28
+RECORD_SIZE = 28
 
 
 def look_up(corpus: SuffixCorpus, tail: list[int], namespace: str = "") -> list[int]:
@@ -56,6 +53,30 @@ def test_the_fullest_namespace_loses_its_oldest_text() -> None:
     assert look_up(corpus, [7, 8], "quiet") == [9]
     assert look_up(corpus, [100, 101], "busy") == []
     assert 192 in look_up(corpus, [190, 191], "busy")
+
+
+def test_added_files_are_seen_by_all_and_outlast_all_traffic() -> None:
+    corpus = SuffixCorpus(capacity=100)
+    assert corpus.add_file([7, 8, 9])
+    assert not corpus.add_file([7, 8, 9])
+    for turn in range(40):
+        for namespace in ("", "alice"):
+            corpus.add([turn * 20 + i for i in range(19)], namespace)
+    assert len(corpus) <= 100
+    for namespace in ("", "alice", "bob"):
+        assert look_up(corpus, [7, 8], namespace) == [9]
+    assert corpus.num_file_tokens == 4
+
+
+def test_only_when_they_alone_are_too_many_the_oldest_added_file_goes() -> None:
+    corpus = SuffixCorpus(capacity=50)
+    corpus.add(list(range(100, 120)))
+    for first in (0, 20, 40):
+        corpus.add_file(list(range(first, first + 19)))
+    assert look_up(corpus, [100, 101]) == []
+    assert look_up(corpus, [0, 1]) == []
+    assert look_up(corpus, [20, 21]) == [22]
+    assert look_up(corpus, [40, 41]) == [42]
 
 
 def test_memory_does_not_grow_with_what_was_forgotten() -> None:
@@ -112,117 +133,44 @@ def test_a_file_of_texts_long_forgotten_is_rewritten(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["corpus"]
 
 
-def write_log(path: Path, *texts: list[int]) -> None:
-    log = TokenLog(path, VOCABULARY)
-    for text in texts:
-        log.append(Record(namespace_id(""), array("i", text)))
-    log.close()
-
-
-def read_log(path: Path) -> list[list[int]]:
-    log = TokenLog(path, VOCABULARY)
-    texts = [record.tokens.tolist() for record in log.take_records()]
-    log.close()
-    return texts
-
-
-def test_a_file_cut_anywhere_opens_with_every_whole_record(tmp_path: Path) -> None:
+def test_added_files_stay_in_the_file_when_traffic_has_it_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "corpus"
-    write_log(path, [1, 2, 3], [4, 5])
-    whole = path.read_bytes()
-    first_end = HEADER_SIZE + RECORD_SIZE + 12
-    for size in range(0, len(whole), 3):
-        path.write_bytes(whole[:size])
-        assert read_log(path) == ([[1, 2, 3]] if size >= first_end else [])
-        write_log(path, [6])  # and goes on behind them
-        assert read_log(path)[-1] == [6]
+    corpus = SuffixCorpus.open(path, VOCABULARY, capacity=100)
+    corpus.add_file([251, 252, 253])
+    sizes = []
+    for turn in range(50):
+        corpus.add([(turn * 7 + i) % 250 for i in range(19)])
+        sizes.append(path.stat().st_size)
+    assert sizes != sorted(sizes), "it was rewritten"
+    corpus.close()
+    corpus = SuffixCorpus.open(path, VOCABULARY, capacity=100)
+    assert look_up(corpus, [251, 252], "anyone") == [253]
+    assert not corpus.add_file([251, 252, 253])
+    corpus.close()
 
 
-@pytest.mark.parametrize("num_bytes", [5, 60])
-def test_zeros_that_a_power_failure_left_at_the_end_are_dropped(tmp_path: Path, num_bytes: int) -> None:
-    path = tmp_path / "corpus"
-    write_log(path, [1, 2, 3], [4, 5])
-    whole = path.read_bytes()
-    path.write_bytes(whole + bytes(num_bytes))
-    assert read_log(path) == [[1, 2, 3], [4, 5]]
-    assert path.read_bytes() == whole
-    path.write_bytes(whole[:-8] + bytes(8))  # the head of the second record was written, its tokens not
-    assert read_log(path) == [[1, 2, 3]]
-
-
-def test_a_rewrite_goes_through_a_link_to_the_file(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "disk" / "corpus")
-    log = TokenLog(tmp_path / "link", VOCABULARY)
-    log.rewrite([Record(namespace_id(""), array("i", [1, 2]))])
-    log.close()
-    assert (tmp_path / "link").is_symlink()
-    assert read_log(tmp_path / "disk" / "corpus") == [[1, 2]]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_a_file_that_is_replaced_while_it_is_opened_is_opened_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_that_leave_little_room_for_answers_are_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else the second process would hold a file without a name, and its texts would be lost."""
-    path = tmp_path / "corpus"
-    first = TokenLog(path, VOCABULARY)
-    real_open, opened = os.open, []
-
-    def slow_open(name: Path, flags: int, mode: int = 0o777) -> int:
-        descriptor = real_open(name, flags, mode)
-        opened.append(name)
-        if len(opened) == 1:  # between its open and its lock
-            first.rewrite([Record(namespace_id(""), array("i", [7]))])
-            first.close()
-        return descriptor
-
-    monkeypatch.setattr(os, "open", slow_open)
-    second = TokenLog(path, VOCABULARY)
-    assert [record.tokens.tolist() for record in second.take_records()] == [[7]]
-    second.append(Record(namespace_id(""), array("i", [8])))
-    second.close()
-    monkeypatch.undo()
-    assert read_log(path) == [[7], [8]]
+    for size, is_told in ((40, False), (60, True)):
+        path = tmp_path / str(size)
+        corpus = SuffixCorpus.open(path, VOCABULARY, capacity=100)
+        corpus.add_file(list(range(size)))
+        corpus.close()
+        SuffixCorpus.open(path, VOCABULARY, capacity=100).close()
+        assert ("raise --spec-suffix-corpus-tokens" in caplog.text) is is_told
 
 
-def test_a_damaged_byte_anywhere_refuses_the_file_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "corpus"
-    write_log(path, [1, 2, 3], [4, 5])
-    whole = path.read_bytes()
-    for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
-        with pytest.raises(ModelError, match="corpus"):
-            TokenLog(path, VOCABULARY)
-    path.write_bytes(whole)
-    assert read_log(path) == [[1, 2, 3], [4, 5]]
-
-
-def test_a_file_of_another_vocabulary_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "corpus"
-    write_log(path, [1])
-    before = path.read_bytes()
-    for other in (VocabularyId(999, VOCABULARY.digest), VocabularyId(VOCABULARY.size, bytes(16))):
-        with pytest.raises(ModelError, match="another vocabulary"):
-            TokenLog(path, other)
-    assert path.read_bytes() == before
-
-
-def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "novel.txt"
-    path.write_text("It was a dark and stormy night")
-    with pytest.raises(ModelError, match=r"novel\.txt is not a corpus"):
-        TokenLog(path, VOCABULARY)
-    assert path.read_text().startswith("It was")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_two_processes_cannot_hold_one_file(tmp_path: Path) -> None:
-    log = TokenLog(tmp_path / "corpus", VOCABULARY)
-    with pytest.raises(ConfigError, match="in use"):
-        TokenLog(tmp_path / "corpus", VOCABULARY)
-    log.close()
-    TokenLog(tmp_path / "corpus", VOCABULARY).close()
+def test_a_rewrite_that_fails_costs_the_file_and_not_the_texts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".corpus.tmp").mkdir()  # where the new file would be written
+    corpus = SuffixCorpus.open(tmp_path / "corpus", VOCABULARY, capacity=100)
+    for turn in range(50):
+        corpus.add([(turn * 7 + i) % 250 for i in range(19)])
+    assert "is not written any more" in caplog.text
+    assert set(look_up(corpus, [93, 94])) == {95}
+    corpus.close()
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +189,9 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: p
     monkeypatch.undo()
     assert look_up(corpus, [4, 5]) == [6]
     corpus.close()
-    assert read_log(path) == [[1, 2, 3]]
+    corpus = SuffixCorpus.open(path, VOCABULARY)
+    assert (corpus.num_texts, look_up(corpus, [1, 2])) == (1, [3])
+    corpus.close()
 
 
 WRITER = """
@@ -284,6 +234,7 @@ def test_files_of_a_project_are_added_without_binaries_and_huge_ones(tmp_path: P
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "config").write_text("secret")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / ".env").write_text("secret")
     corpus = SuffixCorpus()
     (tmp_path / "nothing").touch()
     report = add_files(corpus, list, [tmp_path])
@@ -298,6 +249,14 @@ def test_files_of_a_project_are_added_without_binaries_and_huge_ones(tmp_path: P
         unread=(tmp_path / "gone", tmp_path / "huge.txt"),
     )
     assert look_up(corpus, list(b"def alph")) == [ord("a")]
+    assert look_up(corpus, list(b"secre")) == []
+
+
+def test_a_hidden_file_is_added_when_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".clang-format").write_text("IndentWidth: 4")
+    corpus = SuffixCorpus()
+    assert add_files(corpus, list, [tmp_path / ".clang-format"]).num_added == 1
+    assert look_up(corpus, list(b"IndentWidt"), "anyone") == [ord("h")]
 
 
 def test_nothing_is_added_when_a_path_is_wrong(tmp_path: Path) -> None:
@@ -320,12 +279,3 @@ def test_a_folder_that_cannot_be_read_is_counted(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "scandir", scandir)
     report = add_files(SuffixCorpus(), list, [tmp_path])
     assert report == AddReport(num_unreadable=1, unread=(tmp_path / "closed",))
-
-
-def test_the_vocabulary_id_tells_spellings_apart() -> None:
-    class Other(ByteVocab):
-        def token_text(self, token: int) -> bytes:
-            return super().token_text(token ^ 1 if token < 2 else token)
-
-    assert VocabularyId.of(Other()).digest != VOCABULARY.digest
-    assert struct.calcsize("<8sII16sI") == HEADER_SIZE

@@ -117,7 +117,54 @@ def test_a_file_of_odd_size_and_a_missing_file_are_refused(tmp_path: Path) -> No
         NgramCounts.load(tmp_path / "absent", VOCABULARY)
 
 
-def test_the_oldest_ngrams_go_first_when_there_are_too_many() -> None:
+@given(text=st.lists(st.integers(0, 9), min_size=2, max_size=60), is_marked=st.booleans())
+def test_only_what_is_known_to_be_of_this_vocabulary_is_marked(
+    tmp_path_factory: pytest.TempPathFactory, text: list[int], is_marked: bool
+) -> None:
+    """A file of llama.cpp may be another model's; our mark would certify it for ever."""
+    path = tmp_path_factory.mktemp("lookup") / "cache.bin"
+    counts = NgramCounts()
+    counts.learn(text, 0)
+    counts.is_marked = is_marked
+    counts.save(path, VOCABULARY)
+    for _ in range(2):
+        loaded = NgramCounts.load(path, VOCABULARY)
+        assert loaded.is_marked is is_marked
+        loaded.learn([1, 2, 3], 0)
+        loaded.save(path, VOCABULARY)
+
+
+def test_an_empty_file_is_nobodys(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert NgramCounts.load(tmp_path / "empty", VOCABULARY).is_marked
+
+
+def test_the_rarest_ngrams_go_first_when_there_are_too_many() -> None:
+    counts = NgramCounts(limit=80)
+    for _ in range(3):
+        counts.learn([1000, 1001, 1002], 0)
+    for start in range(0, 400, 10):
+        counts.learn(range(start, start + 10), 0)
+        assert len(counts) <= 80
+    assert counts.after(pack([1000])) == {1001: 3}
+    assert counts.after(pack([1000, 1001])) == {1002: 3}
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12), st.integers(1, 30))
+def test_those_that_are_kept_are_the_commonest_of_them_the_newest(texts: list[list[int]], limit: int) -> None:
+    counts, twin = NgramCounts(limit), dict[tuple[int, ...], Counter[int]]()
+    for text in texts:
+        counts.learn(text, 0)
+        for ngram, added in count_by_hand(text).items():
+            twin.setdefault(ngram, Counter()).update(added)
+        if len(twin) > limit:
+            rarest = sorted(twin, key=lambda ngram: twin[ngram].total())
+            for ngram in rarest[: len(twin) - limit + limit // 8]:
+                del twin[ngram]
+        assert dict(counts.items()) == twin
+
+
+def test_of_equally_rare_ngrams_the_oldest_go_first() -> None:
     counts = NgramCounts(limit=80)
     for start in range(0, 400, 10):
         counts.learn(range(start, start + 10), 0)

@@ -4,8 +4,9 @@ from datetime import datetime
 
 import pytest
 
-from headstart.errors import InvalidParameterError, ModelError
-from headstart.text.chat_template import ChatTemplate, content_text
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError, InvalidParameterError, ModelError
+from headstart.text.chat_template import CHATML, ChatTemplate, content_text, template_by_hand
 
 USER = {"role": "user", "content": "hi <b>"}
 
@@ -20,6 +21,56 @@ def test_no_template_means_chatml_and_a_stop_for_its_marker():
     assert template.stop == ("<|im_end|>",)
     assert template.render([USER]) == "<|im_start|>user\nhi <b><|im_end|>\n<|im_start|>assistant\n"
     assert ChatTemplate("x").stop == ()
+
+
+def test_the_name_chatml_means_that_template_and_not_the_word():
+    template = ChatTemplate("chatml")
+    assert (template.source, template.stop, template.is_fallback) == (CHATML, ("<|im_end|>",), False)
+    assert "hi <b>" in template.render([USER])
+
+
+@pytest.mark.parametrize(
+    ("source", "shows"),
+    [
+        (None, True),
+        ("{{ messages[0].content }}", True),
+        ("{{ messages[0].content | upper }}", True),
+        ("{% for p in messages[0].content %}{{ p.text }}{% endfor %}", True),
+        ("{{ raise_exception('a system message first') }}", True),  # it may show others
+        ("llama3", False),
+        ("{{ messages[0].role }}", False),
+    ],
+)
+def test_a_template_that_loses_every_message_is_noticed(source, shows):
+    assert ChatTemplate(source).shows_messages is shows
+
+
+def test_a_template_by_hand_that_shows_no_message_is_refused(tmp_path):
+    (tmp_path / "empty").touch()
+    for config in (
+        ServerConfig(chat_template="llama3"),
+        ServerConfig(chat_template_file=str(tmp_path / "empty")),
+    ):
+        with pytest.raises(ConfigError, match="shows no message; --chat-template takes Jinja text, or chatml"):
+            template_by_hand(config)
+    with pytest.raises(ModelError, match="line 1"):
+        template_by_hand(ServerConfig(chat_template="{% if %}"))
+
+
+def test_a_template_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "latin").write_bytes(b"\xff{{ messages[0].content }}")
+    for name, says in (("missing", "No such file"), ("latin", "codec can't decode")):
+        with pytest.raises(ConfigError, match=rf"--chat-template-file .*{name} cannot be read: .*{says}"):
+            template_by_hand(ServerConfig(chat_template_file=str(tmp_path / name)))
+
+
+def test_the_template_by_hand_is_the_file_else_the_text_else_none(tmp_path):
+    (tmp_path / "file").write_text("{{ messages[0].content }}!")
+    text = "{{ messages[0].content }}"
+    assert template_by_hand(ServerConfig()) is None
+    assert template_by_hand(ServerConfig(chat_template="")) is None
+    assert template_by_hand(ServerConfig(chat_template=text)) == text
+    assert template_by_hand(ServerConfig(chat_template_file=str(tmp_path / "file"))) == text + "!"
 
 
 def test_blocks_leave_no_blank_lines_and_nothing_is_escaped():

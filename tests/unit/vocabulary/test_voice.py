@@ -75,6 +75,24 @@ def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> N
             assert speculator.engine.cache.get(seq_id, []) == line.tokens
 
 
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_of_a_rejected_text_draft_nothing_stays_in_what_the_model_heard(pair: Pair, num_steps: int) -> None:
+    """It heard history and draft; then the text went another way, and more steps went by without it."""
+    speculator, history = pair.drafter(), [*range(1, 21)]
+    speculator.begin(0, history)
+    speculator.propose([DraftRequest(0, history, 2)])
+    speculator.accept(0, [3], 0)
+    history.append(3)
+    speculator.propose([DraftRequest(0, [*history, 5, 6, 7, 8], 2)])
+    for emitted in ([5, 6, 9], [4], [8], [2, 1], [7])[:num_steps]:
+        history += emitted
+        speculator.accept(0, emitted, len(emitted) - 1)
+    speculator.propose([DraftRequest(0, history, 2)])
+    line = speculator._lines[0]
+    assert list(line.voice.heard(line.tokens))[: len(history)] == history
+    assert pair.bridge.target.join(history).startswith(pair.bridge.draft.join(line.voice.listen(history, 0)[:10]))
+
+
 def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_out(pair: Pair) -> None:
     sampling = replace(ENDLESS, temperature=1.0)
     requests = [replace(REQUEST, request_id=str(i), sampling=replace(sampling, seed=i)) for i in range(4)]

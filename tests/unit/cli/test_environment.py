@@ -1,0 +1,71 @@
+"""What is set in the environment is read, refused or told; it is never ignored in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from headstart.cli.environment import check_environment
+from headstart.cli.flags import read_flags
+from headstart.cli.resolve import resolve
+from headstart.cli.settings import Setting, all_settings
+from headstart.errors import ConfigError
+
+SERVE = all_settings()
+
+
+def check(environment: dict[str, str], *, settings: list[Setting] = SERVE) -> str | None:
+    return check_environment(environment, settings, resolve(settings, {}, environment).values)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("LLAMA_API_KEY", "HEADSTART_API_KEY"), ("LLAMA_ARG_API_KEY_FILE", "HEADSTART_API_KEY_FILE")],
+)
+def test_llama_servers_key_without_one_of_ours_does_not_start_an_open_server(name: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is set but not read here.*use {ours}, or unset {name}"):
+        check({name: "secret"})
+    assert check({name: ""}) is None
+    told = check({name: "secret", "HEADSTART_API_KEY": "k"})
+    assert told is not None
+    assert name in told
+    assert "secret" not in told
+
+
+def test_a_command_that_does_not_serve_needs_no_key() -> None:
+    assert check({"LLAMA_API_KEY": "secret"}, settings=all_settings(["model"])) is None
+
+
+def test_llama_servers_names_are_listed_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "4096")
+    monkeypatch.setenv("LLAMA_ARG_HOST", "0.0.0.0")
+    monkeypatch.setenv("LLAMA_ARG_PORT", "")
+    monkeypatch.setenv("LLAMA_CACHE", "/models")  # read by the hub
+    read_flags("serve", "About.", SERVE, [])
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("headstart: warning: not read: LLAMA_ARG_CTX_SIZE, LLAMA_ARG_HOST; these are llama-server's")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("HEADSTART_PARALEL", "did you mean HEADSTART_PARALLEL"),
+        ("HEADSTART_CTX_SIZE", "did you mean HEADSTART_CONTEXT"),
+        ("HEADSTART_NP", "did you mean HEADSTART_PARALLEL"),
+        ("HEADSTART_BANANA", r"no such setting \(all names"),
+    ],
+)
+def test_an_unknown_name_of_ours_is_refused_with_the_closest(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is set but there is no such setting.*"):
+        check({name: "1"})
+    with pytest.raises(ConfigError, match=says):
+        check({name: "1"})
+    assert check({name: ""}) is None
+
+
+@pytest.mark.parametrize("settings", [SERVE, all_settings(["engine"]), []], ids=["serve", "engine", "none"])
+def test_names_of_other_commands_and_of_tools_are_fine(settings: list[Setting]) -> None:
+    names = ("CACHE", "CONFIG", "URL", "VOCABS", "PROMPT", "TOP_K", "HOST", "SPEC_SUFFIX_FILE")
+    assert check({f"HEADSTART_{name}": "1" for name in names}, settings=settings) is None
