@@ -3,10 +3,11 @@
     python benchmarks/against_llama_server.py --llama-server build/bin/llama-server --models models/
 
 llama-server runs without speculation, with its draft model at four lengths and with three n-gram speculators: somebody
-tunes it by hand. Headstart runs off and as it starts by itself. One server at a time, same threads, context, batch and
-cache types; every round starts each server once, with texts that no server saw before. Prompts are read before the
-clock starts (both servers keep them in their slots), so the rate is that of generation, all users together. At
-temperature 1 the two programs draw different texts: more rounds, less noise.
+tunes it by hand. Headstart runs off and as it starts by itself. All servers are loaded, with the same threads, context,
+batch and cache types, and answer each group of texts in turn, each time another first, while the others wait: what
+slows the machine down slows all of them. Prompts are read before the clock starts (both programs keep them in their
+slots), so the rate is that of generation, all users together. At temperature 1 the two programs draw different texts:
+more groups, less noise.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from headstart.types import Vocab
 
 LENGTHS = (2, 4, 8, 16)
 NGRAMS = ("ngram-simple", "ngram-mod", "ngram-map-k")
+WARM_UP_TOKENS = 32
 OURS = ("headstart off", "headstart auto")
 
 
@@ -101,20 +104,19 @@ class Score:
 Key = tuple[str, float]  # workload, temperature
 
 
-def measure(bench: Bench, port: int, users: int, key: Key, options: argparse.Namespace, turn: int) -> Score:
-    """One server, one workload, one round."""
+def groups(users: int, key: Key, count: int) -> list[list[Prompt]]:
+    """Texts of one workload, one a user in each group."""
     workload, temperature = key
-    score = Score()
-    seed = turn * 1000 + users * 10 + round(temperature)
-    prompts = make_prompts(workload, users * options.groups, seed)
-    for start in range(0, len(prompts), users):
-        group = prompts[start : start + users]
-        values = {"temperature": temperature, "n_predict": options.tokens}
-        bodies = [bench.body(p, slot, seed=seed + slot, **values) for slot, p in enumerate(group)]
-        complete_all(port, [body | {"n_predict": 0} for body in bodies])
-        started = time.monotonic()
-        score.add(complete_all(port, bodies), started)
-    return score
+    prompts = make_prompts(workload, users * count, users * 10 + round(temperature))
+    return [prompts[start : start + users] for start in range(0, len(prompts), users)]
+
+
+def measure(bench: Bench, port: int, group: Sequence[Prompt], score: Score, **values: Any) -> None:
+    """One server answers one group; `values` are fields of the requests."""
+    bodies = [bench.body(prompt, slot, seed=1 + slot, **values) for slot, prompt in enumerate(group)]
+    complete_all(port, [body | {"n_predict": 0} for body in bodies])
+    started = time.monotonic()
+    score.add(complete_all(port, bodies), started)
 
 
 def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
@@ -149,22 +151,24 @@ def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
 
 
 def run_users(bench: Bench, users: int, options: argparse.Namespace) -> dict[str, dict[Key, Score]]:
-    """All servers, `rounds` times in turn."""
+    """All servers, group by group in turn."""
     keys = [(w, t) for w in options.workloads.split(",") for t in map(float, options.temperatures.split(","))]
     commands = bench.commands(users)
     wanted = options.servers.split(";") if options.servers else list(commands)
     scores = {name: {key: Score() for key in keys} for name in wanted}
-    for turn in range(options.rounds):
+    with ExitStack() as stack:
+        ports: dict[str, int] = {}
         for name in wanted:
             log = bench.folder / f"{name.replace(' ', '-')}-{users}.log"
-            with running(commands[name], log) as port:
-                measure(bench, port, users, ("edit", 0.7), options, 10_000 + turn)  # warms up, not counted
-                for key in keys:
-                    one, total = measure(bench, port, users, key, options, turn), scores[name][key]
-                    total.tokens, total.seconds = total.tokens + one.tokens, total.seconds + one.seconds
-                    total.drafted, total.accepted = total.drafted + one.drafted, total.accepted + one.accepted
-                    total.rates += one.rates
-                print(f"{name}, {users} users, round {turn + 1}: done", file=sys.stderr, flush=True)
+            ports[name] = stack.enter_context(running(commands[name], log))
+            warm_up = groups(users, ("edit", 0.7), 1)[0]
+            measure(bench, ports[name], warm_up, Score(), temperature=0.7, n_predict=WARM_UP_TOKENS)
+        for key in keys:
+            for turn, group in enumerate(groups(users, key, options.groups)):
+                start = turn % len(wanted)
+                for name in wanted[start:] + wanted[:start]:
+                    measure(bench, ports[name], group, scores[name][key], temperature=key[1], n_predict=options.tokens)
+            print(f"{users} users, {key[0]} {key[1]:g}: done", file=sys.stderr, flush=True)
     return scores
 
 
@@ -179,8 +183,7 @@ def main() -> None:
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--users", default="1,8")
     parser.add_argument("--servers", help="names, separated by semicolons; default all")
-    parser.add_argument("--groups", type=int, default=2, help="texts per user, workload and round")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--groups", type=int, default=4, help="texts per user and workload")
     parser.add_argument("--tokens", type=int, default=128, help="longest answer")
     parser.add_argument("--threads", type=int, default=2, help="of every server")
     parser.add_argument("--context", type=int, default=1536, help="tokens per user")

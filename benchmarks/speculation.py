@@ -3,6 +3,7 @@
     python benchmarks/speculation.py --models models/ --quick                  about five minutes
     python benchmarks/speculation.py --models models/ -o results/spec.json     everything: hours on two cores
     python benchmarks/speculation.py --models models/ --target 0.4b-f32        a cost curve like a GPU's
+    python benchmarks/speculation.py --show results/spec.json ...              what was written with -o, an arm a column
 
 Needs the models of benchmarks/inflate.py. Prints a Markdown table after every cell;
 the JSON file has everything and is rewritten after every cell, so that a run may be stopped at any time.
@@ -180,6 +181,36 @@ def _long_table(cells: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def matrix(cells: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a line per cell, a column per arm with its speed in multiples of off; the best is bold."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell["arms"] if name != "off"))
+    lines = [
+        f"| users | workload | temp | texts | looping | off tok/s | {' | '.join(names)} |",
+        f"|{'---|' * (6 + len(names))}",
+    ]
+    for cell in cells:
+        arms = cell["arms"]
+        best = max(arms.values(), key=lambda arm: arm["ratio"])
+        shown = [_shown(arms[name], is_best=arms[name] is best) if name in arms else "-" for name in names]
+        lines.append(
+            f"| {cell['users']} | {cell['workload']} | {cell['temperature']:g} | {cell['texts']} "
+            f"| {cell['looping']:.0%} | {arms['off']['rate']:.1f} | {' | '.join(shown)} |"
+        )
+    means = [_mean([cell["arms"].get(name, {}).get("ratio", math.nan) for cell in cells]) for name in names]
+    lines.append(f"| | mean | | | | | {' | '.join(means)} |")
+    return "\n".join(lines)
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    """Of an arm that is in all cells: others would be compared on different ones."""
+    return "-" if any(map(math.isnan, ratios)) else f"{statistics.geometric_mean(ratios):.2f}"
+
+
+def _shown(arm: dict[str, Any], *, is_best: bool) -> str:
+    ratio = f"{arm['ratio']:.2f}"
+    return f"**{ratio}**" if is_best else ratio
+
+
 def parse() -> argparse.Namespace:
     """Read the command line; `--quick` fills in what was not given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -197,6 +228,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-oracle", action="store_true")
     parser.add_argument("--long", action="store_true", help="a line per arm")
     parser.add_argument("-o", "--output", type=Path, help="JSON file")
+    parser.add_argument("--show", type=Path, nargs="+", help="measure nothing: print a table of such files")
     args = parser.parse_args()
     args.workloads = args.workloads or (QUICK_WORKLOADS if args.quick else ",".join(WORKLOADS))
     args.users = args.users or ("1,4" if args.quick else "1,4,8")
@@ -216,6 +248,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure cell by cell."""
     args = parse()
+    if args.show:
+        print(matrix([cell for path in args.show for cell in json.loads(path.read_text())["cells"]]))
+        return
     target, draft = inflated_models(args.models, args.target, args.draft)
     cells: list[dict[str, Any]] = []
     for users in map(int, args.users.split(",")):

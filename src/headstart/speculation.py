@@ -15,7 +15,8 @@ from headstart.types import SequenceMode
 AUTO_TYPES = (
     "suffix",
 )  # of --spec auto. Recycling guesses too, but reading its top candidates costs more than it earns
-DRAFT_MODEL, NONE = "draft-model", "none"
+DRAFT_MODEL, SYNTHETIC, NONE = "draft-model", "synthetic", "none"
+_KEPT = (("suffix", "file"), ("ngram-cache", "lookup_cache_dynamic"))  # options that keep texts over restarts
 _LENGTHS = ("n_max", "size_m")  # options that limit how many tokens a speculator drafts
 _STATE_BEGINS = b'{"version":'  # of the file that control writes
 
@@ -98,6 +99,13 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
                 f"{_flag(name, option)} is given but {name} is not among the speculators ({', '.join(names)}); add it "
                 f"with --spec-type {','.join([*names, name])} or leave out the flag"
             )
+    if SYNTHETIC in names:
+        for name, option in _KEPT:
+            if options.get(name, {}).get(option):
+                raise ConfigError(
+                    f"{_flag(name, option)} is given with {SYNTHETIC}, whose texts are not valid and would be kept "
+                    "there; leave out one of them"
+                )
     for name in names:
         _options_of(name, options)
 

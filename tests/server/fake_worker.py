@@ -119,3 +119,6 @@ class FakeWorker:
 
     async def close(self) -> None:
         self.is_closed = True
+
+    def kill(self) -> None:
+        self.is_closed = True

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -226,6 +227,24 @@ def test_sigterm_ends_it_cleanly_and_the_engine_with_it(to_group: bool, tmp_path
     if to_group:
         os.killpg(server.process.pid, signal.SIGTERM)
     assert server.stop() == 0
+    assert not Path(f"/proc/{engine}").exists()
+    assert not any("restart" in line or "Traceback" in line for line in server.lines)
+
+
+def test_a_second_signal_does_not_wait_for_an_engine_that_does_not_answer(tmp_path: Path) -> None:
+    server = Server(["--context", "4096"], tmp_path)
+    engine = server.engine_pid()
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client, ThreadPoolExecutor(1) as pool:
+        streamed = pool.submit(client.post, "/completion", json=ENDLESS)
+        until(lambda: num_busy(client) == 1, "the request runs")
+        os.kill(engine, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(2)
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 20  # without it 30
+        assert "shutting down" in streamed.result().text.rstrip().splitlines()[-1]
     assert not Path(f"/proc/{engine}").exists()
     assert not any("restart" in line or "Traceback" in line for line in server.lines)
 

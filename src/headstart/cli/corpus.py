@@ -15,8 +15,8 @@ from headstart.errors import ConfigError
 ABOUT = (
     "Add text files, and those in folders, to the corpus of the suffix speculator "
     "(headstart serve --spec-corpus FILE). All users may be served guesses from these texts. "
-    "Skipped are files that are not UTF-8 text, files of more than 1 MiB, and folders that are hidden, __pycache__, "
-    "node_modules, target or venv. A server that runs holds its corpus: add before it starts."
+    "Skipped are files that are not UTF-8 text, files of more than 1 MiB, hidden files and folders, and folders "
+    "named __pycache__, node_modules, target or venv. A server that runs holds its corpus: add before it starts."
 )
 USAGE = "add PATH... --spec-corpus FILE [flags]"
 _SHOWN = 5  # names of files that could not be read

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from headstart.cli.settings import Setting, Value, all_settings, closest, settings_of
 from headstart.errors import ConfigError
 
 PREFIX = "HEADSTART_"
+OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")  # set for a service of our name
 NO_SETTINGS = ("CACHE", "CONFIG", "URL", "VOCABS")  # ours as well: two for any command, one each of examples and tests
 LLAMA_SERVERS = "LLAMA_ARG_"
 KEYS = {"LLAMA_API_KEY": "HEADSTART_API_KEY", "LLAMA_ARG_API_KEY_FILE": "HEADSTART_API_KEY_FILE"}
@@ -48,7 +50,7 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
     known |= {_stem(setting) for setting in every}
     spellings = {_as_name(alias): _stem(setting) for setting in every for alias in setting.aliases}
     for name in names:
-        if name in known:
+        if name in known or OF_KUBERNETES.fullmatch(name):
             continue
         hint = f"; did you mean {PREFIX}{spellings[name]}?" if name in spellings else closest(name, known, PREFIX)
         raise ConfigError(f"{PREFIX}{name} is set but there is no such setting{hint} (all names: docs/flags.md)")

@@ -67,7 +67,7 @@ class DraftCost:
         if not (rounds or run.catch_up) or run.milliseconds <= 0.0:
             return
         per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)
-        expected = rounds * per_round + run.catch_up * price
+        expected = rounds * per_round + run.catch_up * price  # above 0, as prices are
         share = rounds * per_round / expected
         ratio = run.milliseconds / expected - 1.0
         calls = self.calls[num_slots] = self.calls.get(num_slots, 0) + 1
@@ -237,7 +237,8 @@ class Drafting:
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """Prices of one slot, measured before the first request; the next calls count as much."""
-        self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, token_ms, {0: 1, 1: 1})
+        price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
+        self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
@@ -280,7 +281,7 @@ class Drafting:
             rounds = {int(n): floats([ms], 1, 1e-6, 1e6)[0] for n, ms in saved["round_ms"].items()}
             calls = dict.fromkeys([0, *rounds], YOUNG_CALLS)
             catch_up = saved["catch_up_ms"]
-            price = None if catch_up is None else floats([catch_up], 1, 0.0, 1e6)[0]
+            price = None if catch_up is None else floats([catch_up], 1, 1e-9, 1e6)[0]
             uses, gap_drafts = floats(saved["reading"], 2, 0.0, 1e6)
             reading = Reading(uses, max(1.0, gap_drafts))
             profile = Profile.from_json(saved["profile"])

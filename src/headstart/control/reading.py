@@ -78,7 +78,7 @@ class Reading:
         use.is_behind |= slot.catch_up > GAP
 
     def drafted(self, seq_id: int) -> None:
-        """It did, and was not still reading. Probes do not count."""
+        """It did, and was not still reading. Probes before the first grant do not count."""
         use = self._used.get(seq_id)
         if use is None:
             return

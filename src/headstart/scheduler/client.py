@@ -18,6 +18,7 @@ from headstart.scheduler.transport import Receiver
 
 log = logging.getLogger(__name__)
 
+_SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
 MAX_RESTARTS, RESTART_WINDOW = 3, 60.0  # deaths within so many seconds before the worker gives up
 
 
@@ -30,6 +31,8 @@ class Transport(Protocol):
 
     def close(self) -> None: ...
 
+    def kill(self) -> None: ...
+
 
 class WorkerClient:
     """`Worker` over a transport. Belongs to the loop that called `start`."""
@@ -40,6 +43,7 @@ class WorkerClient:
         self.info: WorkerInfo | None = None
         self._make_transport = make_transport
         self._transport: Transport | None = None
+        self._closing: Transport | None = None  # being closed, in another thread
         self._report = WorkerReport()
         self._queues: dict[str, asyncio.Queue[Event | HeadstartError]] = {}
         self._deaths: list[float] = []
@@ -85,10 +89,19 @@ class WorkerClient:
     async def close(self) -> None:
         """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
         self.status = "closed"
-        self._fail_all(WorkerDeadError("the server is shutting down; ask again when it is back"))
+        self._fail_all(WorkerDeadError(_SHUTTING_DOWN))
         transport, self._transport = self._transport, None
         if transport is not None:
+            self._closing = transport
             await asyncio.to_thread(transport.close)
+
+    def kill(self) -> None:
+        """Do not wait for the engine to end its step; for those who asked to stop twice. In the loop's thread."""
+        self.status = "closed"  # so that nobody restarts it
+        self._fail_all(WorkerDeadError(_SHUTTING_DOWN))
+        for transport in (self._transport, self._closing):
+            if transport is not None:
+                transport.kill()
 
     def _launch(self) -> None:
         self._transport = self._make_transport()
@@ -116,6 +129,8 @@ class WorkerClient:
 
     def _on_end(self, error: BaseException | None) -> None:
         if self.status == "closed":
+            if not self._ready.done():
+                self._ready.set_exception(WorkerDeadError(_SHUTTING_DOWN))
             return
         self.failure = str(error) if error is not None else "the engine stopped"
         if not self._ready.done():

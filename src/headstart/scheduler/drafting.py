@@ -286,7 +286,9 @@ class Drafting:
                 num_read += len(desk.proposal.head.tokens) if desk.continues else 0
             else:
                 num_read -= desk.backlog(seat)  # what it left for later
-        self.controller.observe_draft(DraftRun(seat.name, seq_ids, grants, scores, num_read, milliseconds), step)
+        if drafts[0].reason != FAILED:  # then for all, and nothing is known of what it read
+            run = DraftRun(seat.name, seq_ids, grants, scores, max(0, num_read), milliseconds)
+            self.controller.observe_draft(run, step)
         for desk, draft in zip(desks, drafts, strict=True):
             if self._book_answer(desk, seat, draft):
                 self._choose_model(desk, seat, draft)

@@ -64,6 +64,9 @@ class ThreadTransport:
         if self._thread is not None:
             self._thread.join()
 
+    def kill(self) -> None:
+        """A thread cannot be ended: it stops after its step, as for `close`."""
+
     def _run(self, receiver: Receiver) -> None:
         error: BaseException | None = None
         try:

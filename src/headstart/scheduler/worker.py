@@ -38,3 +38,6 @@ class Worker(Protocol):
 
     async def close(self) -> None:
         """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
+
+    def kill(self) -> None:
+        """End the engine in the middle of its step; what it learned since it was last saved is lost."""

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 
@@ -68,6 +69,12 @@ class _Server(uvicorn.Server):
     def __init__(self, worker: Worker, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The second signal does not wait for a long step, as the first does."""
+        if self.should_exit:
+            self._worker.kill()
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         closing = asyncio.create_task(self._close_worker())

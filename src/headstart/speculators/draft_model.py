@@ -26,7 +26,8 @@ from headstart.types import NO_DRAFT, Batch, ContextFullError, Draft, DraftReque
 from headstart.vocabulary.bridge import VocabularyBridge
 from headstart.vocabulary.voice import Growth, Voice, make_voice
 
-_SAMPLE, _SAMPLES = 64, 2  # tokens read to time reading, and how often
+_SAMPLE, _SAMPLES = 64, 2  # tokens read to time reading, and how often ...
+_SAMPLE_SECONDS = 1.5  # ... unless that takes longer
 
 
 @dataclass(slots=True)
@@ -191,7 +192,10 @@ class DraftModelSpeculator(Speculator):
         if line is None:
             return
         offset = line.start - line.num_history  # tokens of the draft that this one continued
-        line.num_read = min(line.num_read, line.num_history + num_accepted)
+        num_right = num_accepted  # of what was read; others may have drafted what was accepted
+        if line.last is not None and offset <= num_accepted:
+            num_right = min(num_right, offset + line.last.num_right(emitted[offset:]))
+        line.num_read = min(line.num_read, line.num_history + num_right)
         line.num_history += len(emitted)
         if line.last is not None and offset <= num_accepted:
             line.last.learn(emitted[offset:])
@@ -220,12 +224,14 @@ class DraftModelSpeculator(Speculator):
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         size = min(_SAMPLE, self.engine.max_batch_tokens, self.engine.context_size)
-        one, many = [], []
+        one, many, end = [], [], clock() + _SAMPLE_SECONDS
         for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
             one.append(self._time_decode(1, clock))
             many.append(self._time_decode(size, clock))
-        round_ms = median(one[1:])
-        return round_ms, max(0.0, median(many[1:]) - round_ms) / max(1, size - 1)
+            if clock() > end:
+                break
+        round_ms = median(one[1:] or one)
+        return round_ms, max(0.0, median(many[1:] or many) - round_ms) / max(1, size - 1)
 
     def _time_decode(self, rows: int, clock: Callable[[], float]) -> float:
         started = clock()

@@ -119,6 +119,7 @@ class SuffixCorpus:
         self._log: TokenLog | None = None
         self._num_logged = 0  # tokens in the file, dead ones included
         if token_log is not None:
+            self._check_size(token_log)
             for record in token_log.take_records():
                 self._add(record.namespace, record.tokens)
                 self._num_logged += len(record.tokens)
@@ -132,9 +133,22 @@ class SuffixCorpus:
                     token_log.path,
                 )
 
+    def _check_size(self, token_log: TokenLog) -> None:
+        """A file grows to twice the capacity and one text; one with more was kept for a larger corpus."""
+        if (num_tokens := token_log.num_unread) > 3 * self._capacity:
+            token_log.close()
+            raise ConfigError(
+                f"corpus {token_log.path} holds {num_tokens} tokens but --spec-suffix-corpus-tokens is "
+                f"{self._capacity}, so most would be lost; raise it, or name another file"
+            )
+
     @classmethod
     def open(cls, path: Path, vocabulary: VocabularyId, capacity: int = 2_000_000) -> SuffixCorpus:
-        """Open or create a corpus on disk; errors as `TokenLog`."""
+        """Open or create a corpus on disk.
+
+        Raises:
+            ConfigError: it holds far more than `capacity`; else as `TokenLog`.
+        """
         return cls(capacity, TokenLog(path, vocabulary))
 
     def __len__(self) -> int:

@@ -47,7 +47,7 @@ class Successors:
         else:
             for successor, share in old.shares.items():  # after the new ones: ties go to the newest
                 shares[successor] = shares.get(successor, 0.0) + 0.5 * share
-            for successor in sorted(shares, key=shares.__getitem__)[: -self._width]:
+            for successor in sorted(shares, key=shares.__getitem__, reverse=True)[self._width :]:
                 del shares[successor]
             num_rows = min(old.num_rows + 1, _MAX_ROWS)
         self._entries[token] = _Entry(max(shares, key=shares.__getitem__), num_rows, shares)

@@ -271,6 +271,11 @@ class TokenLog:
         os.close(old)
         sync_folder(self.path.parent)
 
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the records not taken yet."""
+        return sum(len(record.tokens) for record in self._records)
+
     def take_records(self) -> Iterator[Record]:
         """Yield what the file held when it was opened, and let go of it."""
         records, self._records = self._records, []

@@ -60,6 +60,10 @@ class Growth(ABC):
     def learn(self, emitted: Sequence[int]) -> None:
         """The target emitted these tokens where the draft began."""
 
+    def num_right(self, emitted: Sequence[int]) -> int:
+        """Tokens, at most, that the draft has in common with these."""
+        return len(emitted)
+
 
 class Voice(ABC):
     """One sequence as the draft model knows it."""
@@ -141,6 +145,9 @@ class DirectGrowth(Growth):
 
     def finish(self) -> tuple[list[int], list[float]]:
         return self.tokens, self._confidence
+
+    def num_right(self, emitted: Sequence[int]) -> int:
+        return common_prefix_length(self.tokens, emitted)
 
     def learn(self, emitted: Sequence[int]) -> None:
         """Compare both choices of every row that had the right history before it."""

@@ -69,3 +69,8 @@ def test_an_unknown_name_of_ours_is_refused_with_the_closest(name: str, says: st
 def test_names_of_other_commands_and_of_tools_are_fine(settings: list[Setting]) -> None:
     names = ("CACHE", "CONFIG", "URL", "VOCABS", "PROMPT", "TOP_K", "HOST", "SPEC_SUFFIX_FILE")
     assert check({f"HEADSTART_{name}": "1" for name in names}, settings=settings) is None
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_passed_over() -> None:
+    names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8080_TCP", "PORT_8080_TCP_ADDR")
+    assert check({f"HEADSTART_{name}": "1" for name in names}) is None

@@ -123,6 +123,15 @@ def test_prices_timed_before_the_first_request_are_used() -> None:
     assert (prices["round_ms"]["1"], prices["catch_up_ms"]) == (3.0, 0.05)
 
 
+def test_reading_too_fast_to_be_timed_is_guessed_and_divides_nothing_by_zero() -> None:
+    controller = Controller()
+    controller.learn_draft_costs("model", 0.0, 0.0)
+    for _ in range(3):
+        controller.observe_draft(DraftRun("model", [], [], [], 256, 0.001), STEP)
+        controller.observe_draft(DraftRun("model", [1], [Allowance(2)], [[0.9] * 2], 0, 0.001), STEP)
+    assert controller.describe()["draft_models"]["model"]["catch_up_ms"] > 0.0
+
+
 def test_an_unread_prompt_does_not_keep_the_model_from_the_others() -> None:
     controller = learned((4, 4))
     step = Step(2, 2, 100)

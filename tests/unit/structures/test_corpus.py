@@ -279,3 +279,19 @@ def test_a_folder_that_cannot_be_read_is_counted(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "scandir", scandir)
     report = add_files(SuffixCorpus(), list, [tmp_path])
     assert report == AddReport(num_unreadable=1, unread=(tmp_path / "closed",))
+
+
+def test_a_file_kept_for_a_far_larger_corpus_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Opened with a smaller one, it would soon be written anew without its oldest texts."""
+    path, vocabulary = tmp_path / "corpus", VocabularyId.of(ByteVocab())
+    large = SuffixCorpus.open(path, vocabulary, 1000)
+    for start in range(0, 900, 90):
+        large.add(list(range(start, start + 90)))
+    large.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"holds 900 tokens but --spec-suffix-corpus-tokens is 200.*raise it"):
+        SuffixCorpus.open(path, vocabulary, 200)
+    assert path.read_bytes() == before
+    again = SuffixCorpus.open(path, vocabulary, 400)
+    assert 300 < len(again) <= 400
+    again.close()
