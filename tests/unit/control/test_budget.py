@@ -9,7 +9,7 @@ from operator import mul
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.control.budget import MARGIN_OFF, Budget
+from headstart.control.budget import MARGINS, Budget
 from headstart.control.cost import CostTable
 from headstart.control.values import SlotDraft, Step
 
@@ -64,7 +64,7 @@ def test_the_plan_is_the_best_of_all_plans(conditional: list[list[float]], room:
     n = len(drafts)
     curve = cost.curve(n + 24, 100)
     lengths = plan(Budget(cost), drafts, max_rows=n + room)
-    rate = (1.0 + MARGIN_OFF) * n / curve[n]
+    rate = (1.0 + MARGINS[min(n, len(MARGINS)) - 1][1]) * n / curve[n]
 
     def value(tokens: float, rows: int) -> float:
         return tokens - rate * (curve[n + rows] - curve[n])
