@@ -65,7 +65,7 @@ class StubEngine(SilentEngine):
     """Logits from a pool: 12 positions of 16 follow from the token before, the others are new."""
 
     def __init__(self, vocab: StubVocab) -> None:
-        # the default samplers read only the size of a vocabulary
+        # No LlamaVocab, which needs a GGUF: the default samplers read only the size of a vocabulary.
         super().__init__(vocab.size, 264, lambda params: LlamaFilters(vocab, 4096, params))  # type: ignore[arg-type]
         self.seconds = 0.0  # spent here
         self.pretended = 0.0  # more, as the clock is told

@@ -19,11 +19,8 @@ from dataclasses import dataclass, field
 from headstart.control.values import ModelSlot
 
 ANSWER, ANSWER_RATE, YOUNG = 128.0, 0.05, 4  # tokens of a mean answer: prior; of the average
-USES, USES_RATE, RECOVERY = (
-    0.1,
-    0.2,
-    0.02,
-)  # drafts per token: prior; of the average; back to the prior, per answer without
+USES, USES_RATE = 0.1, 0.2  # drafts per token: prior; of the average
+RECOVERY = 0.02  # back to the prior, per answer for which it was not used
 GAP_DRAFTS, GAP_RATE = 4.0, 0.2  # drafts between two gaps: prior; of the average
 GAP = 1  # tokens; no more than that are read with any draft
 

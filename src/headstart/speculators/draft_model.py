@@ -116,10 +116,10 @@ class DraftModelSpeculator(Speculator):
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._num_calls += 1
         speeches = [_Speech(r, self._line(r.seq_id)) for r in requests]
-        for speech in speeches:
-            self._prepare(speech)
         room = max(self.options.catch_up, 2 * len(requests))
-        for speech in sorted(speeches, key=lambda s: len(s.pending)):  # who reads a prompt does not hold up the others
+        for speech in speeches:
+            self._prepare(speech, room)
+        for speech in sorted(speeches, key=lambda s: s.num_unread):  # who reads a prompt does not hold up the others
             self._read(speech, room)
             room -= len(speech.pending)
         while active := [s for s in speeches if s.is_active]:
@@ -127,8 +127,8 @@ class DraftModelSpeculator(Speculator):
                 speech.extend(logits)
         return [s.finish(self.name) for s in speeches]
 
-    def _prepare(self, speech: _Speech) -> None:
-        """Cut the cache to what it shares with the history; the rest is pending."""
+    def _prepare(self, speech: _Speech, room: int) -> None:
+        """Cut the cache to what it shares with the history; of the rest, up to `room` tokens are pending."""
         request, line = speech.request, speech.line
         line.last_used = self._num_calls
         is_new = line.is_new
@@ -151,20 +151,21 @@ class DraftModelSpeculator(Speculator):
             speech.reason = "draft context full"
             return
         speech.growth = line.last = line.voice.begin(request, limit)
-        speech.pending = list(history[shared:])
+        speech.num_unread = len(history) - shared
+        speech.pending = list(history[shared : shared + room])
         line.num_read = len(request.tokens)
 
     def _read(self, speech: _Speech, room: int) -> None:
         """If not all that is pending fits into this call, read a part and draft another time."""
-        line, num_pending = speech.line, len(speech.pending)
-        if num_pending <= room:
+        line, num_unread = speech.line, speech.num_unread
+        if num_unread <= room:
             return
         speech.reason = "draft model is reading the prompt"
         del speech.pending[max(0, room) :]
         if speech.pending:
             self._decode([speech])
         num_known = len(line.tokens)
-        line.num_read = line.num_read * num_known // (num_known + num_pending - len(speech.pending))
+        line.num_read = line.num_read * num_known // (num_known + num_unread - len(speech.pending))
 
     def _decode(self, active: Sequence[_Speech]) -> NDArray[np.float32]:
         """Decode what is pending; one row of logits for each that is still drafting."""
@@ -259,6 +260,7 @@ class _Speech:
     request: DraftRequest
     line: _Line
     growth: Growth | None = None  # of this draft; None where there can be none
+    num_unread: int = 0  # tokens of the history that the cache does not have
     pending: list[int] = field(default_factory=list)  # to decode next
     reason: str = ""  # why there is no draft
 

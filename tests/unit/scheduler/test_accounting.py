@@ -167,7 +167,7 @@ def test_a_tally_counts_positions_from_the_first_token_of_the_step() -> None:
 
 
 def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
-    client = WorkerClient(lambda: None)  # type: ignore[arg-type, return-value]
+    client = WorkerClient(lambda: None)  # type: ignore[arg-type, return-value]  # never started
     caplog.clear()
     with caplog.at_level(logging.INFO, "headstart.scheduler.client"):
         client._on_message(Message(events))

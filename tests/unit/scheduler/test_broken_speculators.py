@@ -216,7 +216,7 @@ def test_a_model_that_cannot_say_its_backlog_costs_no_request(tokens: object, sp
         def backlog(self, seq_id: int, history: Sequence[int]) -> int:
             if isinstance(tokens, Exception):
                 raise tokens
-            return tokens  # type: ignore[return-value]
+            return tokens  # type: ignore[return-value]  # the mistake under test
 
     engine, requests = Model(), make_requests(5)
     scheduler = make_scheduler(engine, [Reading(Draft([1, 2]))], spec)
