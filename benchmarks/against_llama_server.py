@@ -1,13 +1,15 @@
-"""Headstart against llama-server of the same llama.cpp, over HTTP, with the same prompts as token ids.
+"""Headstart against llama-server of the same llama.cpp, over HTTP, with the same prompts as token
+ids.
 
     python benchmarks/against_llama_server.py --llama-server build/bin/llama-server --models models/
 
-llama-server runs without speculation, with its draft model at four lengths and with three n-gram speculators: somebody
-tunes it by hand. Headstart runs off and as it starts by itself. All servers are loaded, with the same threads, context,
-batch and cache types, and answer each group of texts in turn, each time another first, while the others wait: what
-slows the machine down slows all of them. Prompts are read before the clock starts (both programs keep them in their
-slots), so the rate is that of generation, all users together. At temperature 1 the two programs draw different texts:
-more groups, less noise.
+llama-server runs without speculation, with its draft model at four lengths and with three n-gram
+speculators: somebody tunes it by hand. Headstart runs off and as it starts by itself. All servers
+are loaded, with the same threads, context, batch and cache types, and answer each group of texts in
+turn, each time another first, while the others wait: what slows the machine down slows all of them.
+Prompts are read before the clock starts (both programs keep them in their slots), so the rate is
+that of generation, all users together. At temperature 1 the two programs draw different texts: more
+groups, less noise.
 """
 
 from __future__ import annotations
@@ -55,7 +57,16 @@ class Bench:
 
     def commands(self, users: int) -> dict[str, list[str]]:
         """Command lines by name, the port left out."""
-        common = ["-m", str(self.target), "-np", str(users), "-c", str(self.context * users), "-t", str(self.threads)]
+        common = [
+            "-m",
+            str(self.target),
+            "-np",
+            str(users),
+            "-c",
+            str(self.context * users),
+            "-t",
+            str(self.threads),
+        ]
         common += ["-b", "2048", "-ub", "512"]
         theirs = [str(self.llama_server), *common, "--kv-unified", "--cache-ram", "0", "--no-webui"]
         ours = [sys.executable, "-m", "headstart", "serve", *common, "--log-level", "warning"]
@@ -74,7 +85,13 @@ class Bench:
         tokens = self.vocab.tokenize(prompt.text, add_special=False, parse_special=True)
         limit = min(values["n_predict"], prompt.max_tokens)
         room = self.context - limit - 32
-        return {**values, "prompt": tokens[-room:], "n_predict": limit, "id_slot": slot, "cache_prompt": True}
+        return {
+            **values,
+            "prompt": tokens[-room:],
+            "n_predict": limit,
+            "id_slot": slot,
+            "cache_prompt": True,
+        }
 
 
 @dataclass(slots=True)
@@ -113,7 +130,9 @@ def groups(users: int, key: Key, count: int) -> list[list[Prompt]]:
 
 def measure(bench: Bench, port: int, group: Sequence[Prompt], score: Score, **values: Any) -> None:
     """One server answers one group; `values` are fields of the requests."""
-    bodies = [bench.body(prompt, slot, seed=1 + slot, **values) for slot, prompt in enumerate(group)]
+    bodies = [
+        bench.body(prompt, slot, seed=1 + slot, **values) for slot, prompt in enumerate(group)
+    ]
     complete_all(port, [body | {"n_predict": 0} for body in bodies])
     started = time.monotonic()
     score.add(complete_all(port, bodies), started)
@@ -121,7 +140,9 @@ def measure(bench: Bench, port: int, group: Sequence[Prompt], score: Score, **va
 
 def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
     """A line per workload and server, then our ratios to the best of theirs."""
-    print(f"\n| users {users} | temp | server | tokens/s | of llama-server off | drafted | accepted |")
+    print(
+        f"\n| users {users} | temp | server | tokens/s | of llama-server off | drafted | accepted |"
+    )
     print("|---|---|---|---|---|---|---|")
     keys = list(next(iter(scores.values())))
     for workload, temperature in keys:
@@ -133,7 +154,9 @@ def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
                 f"| {workload} | {temperature:g} | {name} | {score.rate:.2f} | {ratio:.2f} "
                 f"| {score.drafted} | {score.accepted} |"
             )
-    print(f"\n| users {users} | temp | best of llama-server | tokens/s | our off / its off | our auto / its best |")
+    print(
+        f"\n| users {users} | temp | best of llama-server | tokens/s | our off / its off | our auto / its best |"
+    )
     print("|---|---|---|---|---|---|")
     shares = []
     for key in keys:
@@ -143,7 +166,10 @@ def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
         best = max(theirs, key=lambda name: theirs[name])
         off = scores["headstart off"][key].rate / theirs.get("llama-server off", math.nan)
         shares.append(scores["headstart auto"][key].rate / theirs[best])
-        print(f"| {key[0]} | {key[1]:g} | {best} | {theirs[best]:.2f} | {off:.2f} | {shares[-1]:.2f} |", flush=True)
+        print(
+            f"| {key[0]} | {key[1]:g} | {best} | {theirs[best]:.2f} | {off:.2f} | {shares[-1]:.2f} |",
+            flush=True,
+        )
     if shares:
         print(
             f"\nheadstart auto / best hand-tuned llama-server, geometric mean: {statistics.geometric_mean(shares):.2f}"
@@ -152,7 +178,11 @@ def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
 
 def run_users(bench: Bench, users: int, options: argparse.Namespace) -> dict[str, dict[Key, Score]]:
     """All servers, group by group in turn."""
-    keys = [(w, t) for w in options.workloads.split(",") for t in map(float, options.temperatures.split(","))]
+    keys = [
+        (w, t)
+        for w in options.workloads.split(",")
+        for t in map(float, options.temperatures.split(","))
+    ]
     commands = bench.commands(users)
     wanted = options.servers.split(";") if options.servers else list(commands)
     scores = {name: {key: Score() for key in keys} for name in wanted}
@@ -167,16 +197,29 @@ def run_users(bench: Bench, users: int, options: argparse.Namespace) -> dict[str
             for turn, group in enumerate(groups(users, key, options.groups)):
                 start = turn % len(wanted)
                 for name in wanted[start:] + wanted[:start]:
-                    measure(bench, ports[name], group, scores[name][key], temperature=key[1], n_predict=options.tokens)
+                    measure(
+                        bench,
+                        ports[name],
+                        group,
+                        scores[name][key],
+                        temperature=key[1],
+                        n_predict=options.tokens,
+                    )
             print(f"{users} users, {key[0]} {key[1]:g}: done", file=sys.stderr, flush=True)
     return scores
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-server", type=Path, required=True, help="binary of the same llama.cpp")
-    parser.add_argument("--models", type=Path, default=Path("models"), help="folder of inflated models")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--llama-server", type=Path, required=True, help="binary of the same llama.cpp"
+    )
+    parser.add_argument(
+        "--models", type=Path, default=Path("models"), help="folder of inflated models"
+    )
     parser.add_argument("--target", default="1b-q8", help="preset of inflate.py, or a GGUF file")
     parser.add_argument("--draft", default="draft-0.06b-q8")
     parser.add_argument("--workloads", default="edit,continue,json,chat")
@@ -195,13 +238,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.logs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(options.llama_server, target, draft, vocab, options.threads, options.context, folder)
+        bench = Bench(
+            options.llama_server, target, draft, vocab, options.threads, options.context, folder
+        )
         results: dict[str, Any] = {}
         for users in map(int, options.users.split(",")):
             scores = run_users(bench, users, options)
             print_table(users, scores)
             results[str(users)] = {
-                name: {f"{w} {t:g}": [s.rate, s.tokens, s.drafted, s.accepted, s.rates] for (w, t), s in by_key.items()}
+                name: {
+                    f"{w} {t:g}": [s.rate, s.tokens, s.drafted, s.accepted, s.rates]
+                    for (w, t), s in by_key.items()
+                }
                 for name, by_key in scores.items()
             }
             if options.output:

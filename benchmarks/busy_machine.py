@@ -2,8 +2,9 @@
 
     python benchmarks/busy_machine.py MODEL.gguf
 
-Milliseconds of a step of one and of five rows, alone and beside a second copy of the same program. 300000 is about
-libgomp's own choice; Headstart sets 3000 unless OMP_WAIT_POLICY or GOMP_SPINCOUNT is set. Needs OpenMP (Linux).
+Milliseconds of a step of one and of five rows, alone and beside a second copy of the same program.
+300000 is about libgomp's own choice; Headstart sets 3000 unless OMP_WAIT_POLICY or GOMP_SPINCOUNT
+is set. Needs OpenMP (Linux).
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from pathlib import Path
 
 SPINS = ("300000", "30000", "3000", "300")
 ROWS = (1, 5)
-COMMAND = [sys.executable, str(Path(__file__).with_name("step_costs.py")), "--rows", ",".join(map(str, ROWS))]
+COMMAND = [
+    sys.executable,
+    str(Path(__file__).with_name("step_costs.py")),
+    "--rows",
+    ",".join(map(str, ROWS)),
+]
 
 
 def measure(model: Path, spins: str, *, beside: bool, repeats: int) -> list[float]:
@@ -29,7 +35,9 @@ def measure(model: Path, spins: str, *, beside: bool, repeats: int) -> list[floa
     if beside:
         other = subprocess.Popen([*command, "1000000"], env=environment, stdout=subprocess.DEVNULL)
     try:
-        done = subprocess.run([*command, str(repeats)], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [*command, str(repeats)], env=environment, capture_output=True, text=True, check=True
+        )
     finally:
         if other is not None:
             other.kill()
@@ -40,7 +48,9 @@ def measure(model: Path, spins: str, *, beside: bool, repeats: int) -> list[floa
 
 def main() -> None:
     """Print a line per number of spins."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -48,8 +58,13 @@ def main() -> None:
     for spins in SPINS:
         cells = []
         for beside, repeats in ((False, 20), (True, 6)):
-            rounds = [measure(args.model, spins, beside=beside, repeats=repeats) for _ in range(args.rounds)]
-            cells.append(" ".join(f"{statistics.median(ms):9.1f}" for ms in zip(*rounds, strict=True)))
+            rounds = [
+                measure(args.model, spins, beside=beside, repeats=repeats)
+                for _ in range(args.rounds)
+            ]
+            cells.append(
+                " ".join(f"{statistics.median(ms):9.1f}" for ms in zip(*rounds, strict=True))
+            )
         print(f"{spins:8} {cells[0]:28} {cells[1]}", flush=True)
 
 

@@ -5,9 +5,9 @@ accepted up to the first place at or after t that does not. So all ways of draft
 text, and hindsight is known. Times are simulated; control sees them with noise (10 %, and now and
 then a step that takes three times as long), the scores are the times without it.
 
-"Oracle" knows what will be accepted. "Reachable" knows the state the text is in, all chances and the
-cost curve, but not the outcomes: nothing that only sees the past can be expected to beat it. "Cold" starts
-knowing nothing; "warm" has seen another text of the kind on this machine.
+"Oracle" knows what will be accepted. "Reachable" knows the state the text is in, all chances and
+the cost curve, but not the outcomes: nothing that only sees the past can be expected to beat it.
+"Cold" starts knowing nothing; "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0] [--model]
 """
@@ -22,7 +22,15 @@ from itertools import accumulate, product
 
 from benchmarks.simulated_texts import CURVES, WORKLOADS, Kind, Place, make_model_text, make_text
 
-from headstart.control import Allowance, Controller, DraftRun, ModelSlot, Outcome, SlotDraft, Step
+from headstart.control import (
+    Allowance,
+    Controller,
+    ModelDraftCall,
+    ModelSlot,
+    Outcome,
+    SlotDraft,
+    Step,
+)
 
 LONGEST = 16  # draft tokens that a speculator offers
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -37,7 +45,8 @@ class Slot:
     text: list[Place]
     first_id: int
     at: int = 0
-    pending: list[tuple[int, list[float], int]] = field(default_factory=list)  # place, scores, matched
+    # place, scores, matched
+    pending: list[tuple[int, list[float], int]] = field(default_factory=list)
     read: int = 0  # tokens that the draft model knows
 
     @property
@@ -57,7 +66,9 @@ class Slot:
         return max(0, self.at - max(self.read, self.at - self.at % REQUEST_TOKENS) - 1)
 
     def catch_up_to(self, drafted: int) -> None:
-        """The draft model read the text and its own draft but the last token; what is right of that stays."""
+        """The draft model read the text and its own draft but the last token; what is right of that
+        stays.
+        """
         self.read = self.at + self.run(max(0, drafted - 1))
 
 
@@ -80,12 +91,19 @@ class Score:
 class Simulation:
     """One workload on one machine. Every policy sees the same texts and noise.
 
-    growth: tokens of context per token of text (0: a constant context); a row's attention to GROWN_CONTEXT
-    tokens takes as long as a step of one row.
+    growth: tokens of context per token of text (0: a constant context); a row's attention to
+    GROWN_CONTEXT tokens takes as long as a step of one row.
     """
 
     def __init__(
-        self, workload: str, curve: str, num_slots: int, *, tokens: int = 3000, seed: int = 1, growth: int = 0
+        self,
+        workload: str,
+        curve: str,
+        num_slots: int,
+        *,
+        tokens: int = 3000,
+        seed: int = 1,
+        growth: int = 0,
     ) -> None:
         self.curve = CURVES[curve]
         self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
@@ -109,7 +127,11 @@ class Simulation:
             slots.append(Slot(text, i * 100000))
         return slots
 
-    def run(self, lengths: Lengths, after: Callable[[Sequence[Slot], list[int], float], None] | None = None) -> Score:
+    def run(
+        self,
+        lengths: Lengths,
+        after: Callable[[Sequence[Slot], list[int], float], None] | None = None,
+    ) -> Score:
         """Generate until every slot has emitted `tokens` on average."""
         noise, score, slots = random.Random(self.seed), Score(), self.slots()
         while score.tokens < self.tokens * self.num_slots:
@@ -129,7 +151,9 @@ class Simulation:
         return self.run(lambda slots: ([0] * len(slots), 0.0))
 
     def fixed(self, length: int) -> Score:
-        return self.run(lambda slots: ([length * slot.text[slot.at].has_draft for slot in slots], 0.0))
+        return self.run(
+            lambda slots: ([length * slot.text[slot.at].has_draft for slot in slots], 0.0)
+        )
 
     def oracle(self) -> Score:
         """Lengths in hindsight: only tokens that will be accepted, as many as pay at the best rate."""
@@ -150,7 +174,8 @@ class Simulation:
                 for slot, kind in zip(slots, self.kinds, strict=True)
             ]
             base = len(slots)
-            rate = speedup * base / self.cost(base)  # of this context: what a plain step would earn here, sped up
+            # of this context: what a plain step would earn here, sped up
+            rate = speedup * base / self.cost(base)
             order = sorted(((s, i) for i, offer in enumerate(offers) for s in offer), reverse=True)
             values = accumulate((s for s, _ in order), initial=0.0)
             best = max((v - rate * self.cost(base + n), -n) for n, v in enumerate(values))
@@ -197,7 +222,9 @@ class AutoText:
             slot.pending = settle(self.controller, "text", slot)
 
 
-def settle(controller: Controller, speculator: str, slot: Slot) -> list[tuple[int, list[float], int]]:
+def settle(
+    controller: Controller, speculator: str, slot: Slot
+) -> list[tuple[int, list[float], int]]:
     """Record the drafts whose fate is known; return the others."""
     waiting = []
     for at, scores, matched in slot.pending:
@@ -205,13 +232,17 @@ def settle(controller: Controller, speculator: str, slot: Slot) -> list[tuple[in
             waiting.append((at, scores, matched))
             continue
         labelled = min(matched + 1, len(scores))
-        controller.record(Outcome(slot.first_id + at // REQUEST_TOKENS, speculator, scores, matched, labelled))
+        controller.record(
+            Outcome(slot.first_id + at // REQUEST_TOKENS, speculator, scores, matched, labelled)
+        )
     return waiting
 
 
 @dataclass(frozen=True)
 class DraftModel:
-    """What a draft model costs: milliseconds per round, by plain steps of one row, and per token read."""
+    """What a draft model costs: milliseconds per round, by plain steps of one row, and per token
+    read.
+    """
 
     round_share: float = 0.12
     read_share: float = 0.01
@@ -223,20 +254,28 @@ class ModelSimulation(Simulation):
     make = staticmethod(make_model_text)
     model = DraftModel()
 
-    def draft_ms(self, grants: Sequence[Allowance], scores: Sequence[Sequence[float]], read: int) -> float:
-        rounds = max((min(g.max_tokens, len(s) + 1) for g, s in zip(grants, scores, strict=True)), default=0)
-        busy = sum(g.max_tokens > 0 for g in grants)
+    def draft_ms(
+        self, allowances: Sequence[Allowance], scores: Sequence[Sequence[float]], read: int
+    ) -> float:
+        rounds = max(
+            (min(g.max_tokens, len(s) + 1) for g, s in zip(allowances, scores, strict=True)),
+            default=0,
+        )
+        busy = sum(g.max_tokens > 0 for g in allowances)
         share = rounds * self.model.round_share * (1 + 0.08 * busy) + read * self.model.read_share
         return share * self.cost(1)
 
     def fixed_model(self, length: int, min_confidence: float) -> Score:
-        grant = Allowance(length, min_confidence)
+        allowance = Allowance(length, min_confidence)
 
         def lengths(slots: Sequence[Slot]) -> tuple[list[int], float]:
-            scores, read = [draft_scores(slot, grant) for slot in slots], sum(slot.unread for slot in slots)
+            scores, read = (
+                [draft_scores(slot, allowance) for slot in slots],
+                sum(slot.unread for slot in slots),
+            )
             for slot, s in zip(slots, scores, strict=True):
                 slot.catch_up_to(len(s))
-            return [len(s) for s in scores], self.draft_ms([grant] * len(slots), scores, read)
+            return [len(s) for s in scores], self.draft_ms([allowance] * len(slots), scores, read)
 
         return self.run(lengths)
 
@@ -245,14 +284,15 @@ class ModelSimulation(Simulation):
         return self.run(policy.lengths, policy.after)
 
 
-def draft_scores(slot: Slot, grant: Allowance) -> list[float]:
-    """Scores of what the model drafts: up to the first one below the limit, or past its first mistake.
+def draft_scores(slot: Slot, allowance: Allowance) -> list[float]:
+    """Scores of what the model drafts: up to the first one below the limit, or past its first
+    mistake.
 
     After a mistake the model goes on in a text of its own; the scores there are of places here.
     """
     scores: list[float] = []
-    for place in slot.text[slot.at : slot.at + grant.max_tokens]:
-        if place.confidence < grant.min_confidence:
+    for place in slot.text[slot.at : slot.at + allowance.max_tokens]:
+        if place.confidence < allowance.min_confidence:
             break
         scores.append(place.confidence)
     return scores
@@ -271,17 +311,21 @@ class AutoModel:
         step = Step(len(slots), len(slots), self.context)
         wanted = [ModelSlot(slot.seq_id, LONGEST, slot.unread) for slot in slots]
         allowed = self.controller.plan_model("model", wanted, step)
-        scores = [draft_scores(slot, allowance) for slot, allowance in zip(slots, allowed, strict=True)]
-        granted = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
-        read = sum(wanted[i].catch_up for i in granted)
-        for i in granted:
+        scores = [
+            draft_scores(slot, allowance) for slot, allowance in zip(slots, allowed, strict=True)
+        ]
+        forced = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
+        read = sum(wanted[i].catch_up for i in forced)
+        for i in forced:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:
                 slots[i].pending.append((slots[i].at, scores[i], slots[i].run(len(scores[i]))))
         milliseconds = self.simulation.draft_ms(allowed, scores, read)
-        if granted:
-            seq_ids, grants = [slots[i].seq_id for i in granted], [allowed[i] for i in granted]
-            run = DraftRun("model", seq_ids, grants, [scores[i] for i in granted], read, milliseconds)
+        if forced:
+            seq_ids, allowances = [slots[i].seq_id for i in forced], [allowed[i] for i in forced]
+            run = ModelDraftCall(
+                "model", seq_ids, allowances, [scores[i] for i in forced], read, milliseconds
+            )
             self.controller.observe_draft(run, step)
         drafts = [
             SlotDraft(self.controller.survival("model", s, slot.seq_id) if s else ())
@@ -334,7 +378,9 @@ def table(tokens: int, seed: int, growth: int, *, has_model: bool) -> Iterator[L
     """Every machine, text and number of slots."""
     for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
         kind = ModelSimulation if has_model else Simulation
-        run = kind(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed, growth=growth)
+        run = kind(
+            workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed, growth=growth
+        )
         if isinstance(run, ModelSimulation):
             settings = product(FIXED_LENGTHS[:7], (0.0, 0.3, 0.5, 0.7))
             fixed = {f"{k}/{p:g}": run.fixed_model(k, p).speed for k, p in settings}
@@ -345,22 +391,32 @@ def table(tokens: int, seed: int, growth: int, *, has_model: bool) -> Iterator[L
 
 def main() -> None:
     """Print the table that the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--growth", type=int, default=0, help="context tokens per token of text; 0: constant")
-    parser.add_argument("--model", action="store_true", help="with a draft model instead of a text speculator")
+    parser.add_argument(
+        "--growth", type=int, default=0, help="context tokens per token of text; 0: constant"
+    )
+    parser.add_argument(
+        "--model", action="store_true", help="with a draft model instead of a text speculator"
+    )
     args = parser.parse_args()
     lines = []
     for line in table(args.tokens, args.seed, args.growth, has_model=args.model):
         if not lines:
-            print(f"tokens a second: {', '.join(line.speeds)}; best setting by hand; cold and then warm by the others")
+            print(
+                f"tokens a second: {', '.join(line.speeds)}; best setting by hand; cold and then warm by the others"
+            )
         lines.append(line)
         print(line, flush=True)
     for policy in ("cold", "warm"):
         for other in (other for other in lines[0].speeds if other not in ("cold", "warm")):
             shares = [line.speeds[policy] / line.speeds[other] for line in lines]
-            print(f"{policy} / {other}: average {sum(shares) / len(shares):.3f}, least {min(shares):.3f}")
+            print(
+                f"{policy} / {other}: average {sum(shares) / len(shares):.3f}, least {min(shares):.3f}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Does a draft model that shares the request's random numbers guess better than one that takes the likeliest token?
+"""Does a draft model that shares the request's random numbers guess better than one that takes the
+likeliest token?
 
     python benchmarks/coupling.py [--texts 12] [--tokens 128]
 
-Acceptance rate (accepted of drafted tokens) and acceptance length (tokens a verify step, the target's own included) of
-coupled and argmax drafting with fixed lengths on the embedded demo pair, or on another pair. Counts only, no times: the
-result does not depend on the machine. Both ways leave the output alone, so both see the same texts.
+Acceptance rate (accepted of drafted tokens) and acceptance length (tokens a verify step, the
+target's own included) of coupled and argmax drafting with fixed lengths on the embedded demo pair,
+or on another pair. Counts only, no times: the result does not depend on the machine. Both ways
+leave the output alone, so both see the same texts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ WAYS = ("coupled", "argmax")
 
 def arms(lengths: list[int]) -> list[Arm]:
     """Both ways at each length."""
-    return [Arm(f"{way}@{n}", ("draft-model",), draft_max=n, sampling=way) for n in lengths for way in WAYS]
+    return [
+        Arm(f"{way}@{n}", ("draft-model",), draft_max=n, sampling=way)
+        for n in lengths
+        for way in WAYS
+    ]
 
 
 def line(workload: str, temperature: float, length: int, tallies: dict[str, Tally]) -> str:
@@ -41,7 +47,9 @@ def line(workload: str, temperature: float, length: int, tallies: dict[str, Tall
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", type=Path, default=demo.path(demo.TARGET))
     parser.add_argument("--draft", type=Path, default=demo.path(demo.DRAFT))
     parser.add_argument("--workloads", default="edit,continue,chat")
@@ -49,7 +57,9 @@ def main() -> None:
     parser.add_argument("--lengths", default="4,8")
     parser.add_argument("--texts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--users", type=int, default=4, help="texts at once: faster, no other effect")
+    parser.add_argument(
+        "--users", type=int, default=4, help="texts at once: faster, no other effect"
+    )
     args = parser.parse_args()
     lengths = [int(n) for n in args.lengths.split(",")]
     lab = Lab(Setting(target=args.target, draft=args.draft, num_users=args.users))
@@ -63,7 +73,9 @@ def main() -> None:
         prompts = make_prompts(workload, args.texts, seed=7)
         groups = [prompts[i : i + args.users] for i in range(0, len(prompts), args.users)]
         for temperature in map(float, args.temperatures.split(",")):
-            tallies = compare(lab, schedulers, groups, Sampling(temperature, seed=11, max_tokens=args.tokens))
+            tallies = compare(
+                lab, schedulers, groups, Sampling(temperature, seed=11, max_tokens=args.tokens)
+            )
             for length in lengths:
                 print(line(workload, temperature, length, tallies), flush=True)
 

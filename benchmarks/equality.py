@@ -1,11 +1,11 @@
 """Equality: the same token ids with every way of speculating and without, on the embedded models.
 
-    python -m benchmarks.equality                    200 prompts, all settings; half an hour on one core
-    python -m benchmarks.equality --prompts 20       a sample
-    python -m benchmarks.equality --other            drafts from the model of another vocabulary
+    python -m benchmarks.equality                    200 prompts, all settings; half an hour on one
+    core python -m benchmarks.equality --prompts 20       a sample python -m benchmarks.equality
+    --other            drafts from the model of another vocabulary
 
-Runs in deterministic mode: without it libllama's logits depend a little on what shares the batch, and near
-ties flip. Exit code 1 if any token differs or any request fails.
+Runs in deterministic mode: without it libllama's logits depend a little on what shares the batch,
+and near ties flip. Exit code 1 if any token differs or any request fails.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Setting:
         return Config(
             # One thread: with two, a busy machine makes them wait for each other.
             engine=EngineConfig(
-                context=self.context, deterministic=self.deterministic, threads=1, gpu_layers=0, batch=512
+                context=self.context,
+                deterministic=self.deterministic,
+                threads=1,
+                gpu_layers=0,
+                batch=512,
             ),
             scheduler=SchedulerConfig(parallel=self.num_slots, max_queue=10_000),
             speculation=SpeculationConfig(
@@ -57,7 +61,9 @@ class Setting:
                 spec_type=types,
                 draft_max=self.length,
                 spec_state="none",
-                options={name: OPTIONS[name] for name in (types or "").split(",") if name in OPTIONS},
+                options={
+                    name: OPTIONS[name] for name in (types or "").split(",") if name in OPTIONS
+                },
             ),
         )
 
@@ -116,7 +122,9 @@ def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list
             Request(
                 request_id=f"{index}",
                 prompt=tuple(vocab.tokenize(text, add_special=True, parse_special=True)),
-                sampling=SamplingParams(temperature=temperature, seed=index, **_VARIATIONS[index % len(_VARIATIONS)]),
+                sampling=SamplingParams(
+                    temperature=temperature, seed=index, **_VARIATIONS[index % len(_VARIATIONS)]
+                ),
                 max_tokens=max_tokens,
             )
         )
@@ -158,20 +166,24 @@ def gather(scheduler: Scheduler, results: dict[str, Result]) -> None:
 
 def different(expected: dict[str, Result], got: dict[str, Result]) -> tuple[str, ...]:
     """Ids of the requests whose answers are not the same."""
-    return tuple(name for name, result in expected.items() if name not in got or got[name].key != result.key)
+    return tuple(
+        name for name, result in expected.items() if name not in got or got[name].key != result.key
+    )
 
 
 def compare(
     requests: Sequence[Request], settings: Sequence[Setting], models: Models | None = None
 ) -> Iterator[Comparison]:
-    """Answer the requests with every setting; the first answers are those without speculation at one slot."""
+    """Answer the requests with every setting; the first answers are those without speculation at
+    one slot.
+    """
     expected = generate(open_setting(Setting(context=settings[0].context)), requests)
     for setting in settings:
         scheduler = open_setting(setting, models)
         started = time.perf_counter()
         wrong = different(expected, generate(scheduler, requests))
         seconds = time.perf_counter() - started
-        failures = tuple(s.failure for s in scheduler.drafting.seats.values() if s.failure)
+        failures = tuple(s.failure for s in scheduler.drafting.speculators.values() if s.failure)
         yield Comparison(
             requests[0].sampling.temperature,
             setting,
@@ -186,7 +198,10 @@ def compare(
 def all_settings() -> list[Setting]:
     """Every type, length and number of slots."""
     drafting = itertools.product(TYPES, LENGTHS, SLOTS)
-    return [Setting("off", 0, 4), *(Setting(types, length, slots) for types, length, slots in drafting)]
+    return [
+        Setting("off", 0, 4),
+        *(Setting(types, length, slots) for types, length, slots in drafting),
+    ]
 
 
 def main() -> int:
@@ -194,11 +209,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--other", action="store_true", help="draft with the model of another vocabulary")
+    parser.add_argument(
+        "--other", action="store_true", help="draft with the model of another vocabulary"
+    )
     arguments = parser.parse_args()
-    models = Models(demo.path(demo.TARGET), demo.path(demo.DRAFT_OTHER), is_demo=True) if arguments.other else None
+    models = (
+        Models(demo.path(demo.TARGET), demo.path(demo.DRAFT_OTHER), is_demo=True)
+        if arguments.other
+        else None
+    )
     num_different = 0
-    print("temperature  types                      length  slots  requests  different  drafted  accepted  seconds")
+    print(
+        "temperature  types                      length  slots  requests  different  drafted  accepted  seconds"
+    )
     for temperature in TEMPERATURES:
         requests = make_requests(arguments.prompts, temperature, max_tokens=arguments.tokens)
         requests[::9] = [replace(r, num_logprobs=2) for r in requests[::9]]

@@ -1,14 +1,18 @@
 """Give a small model the cost of a big one: same text, more arithmetic.
 
-Widening with zeros and adding layers whose output weights are zero changes no logit, but every weight is read and
-multiplied. So speculation can be measured at a realistic ratio of target to draft without a big model at hand:
+Widening with zeros and adding layers whose output weights are zero changes no logit, but every
+weight is read and multiplied. So speculation can be measured at a realistic ratio of target to draft
+without a big model at hand:
 
     python benchmarks/inflate.py 1b-q8 draft-0.06b-q8 -o models/
 
 How it stays the same function (small width d, big width D):
-  RMS norm     the mean of squares falls by d / D, so its weights shrink by sqrt(d / D) and its epsilon by d / D
-  attention    a query head moves to where it keeps its KV head; the new heads read zeros and write zeros
-  new layers   random inputs, zero `attn_output` and `ffn_down`: they add nothing to the residual stream
+  RMS norm     the mean of squares falls by d / D, so its weights shrink by sqrt(d / D) and its
+               epsilon by d / D
+  attention    a query head moves to where it keeps its KV head; the new heads read zeros and write
+               zeros
+  new layers   random inputs, zero `attn_output` and `ffn_down`: they add nothing to the residual
+               stream
 """
 
 from __future__ import annotations
@@ -39,7 +43,11 @@ from headstart import demo
 F32 = GGMLQuantizationType.F32
 RECIPE_KEY = "headstart.inflated.recipe"
 RECIPE_VERSION = 1  # raise it when the same preset gives another file
-FILE_TYPES = {"F32": LlamaFileType.ALL_F32, "F16": LlamaFileType.MOSTLY_F16, "Q8_0": LlamaFileType.MOSTLY_Q8_0}
+FILE_TYPES = {
+    "F32": LlamaFileType.ALL_F32,
+    "F16": LlamaFileType.MOSTLY_F16,
+    "Q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
 RANDOM_ROWS = 64  # a block of random rows is made once and repeated: the values never matter
 
 Floats = NDArray[np.float32]
@@ -70,7 +78,8 @@ _DRAFT_SHAPE = Shape(8, 768, 2048, 12, 2)
 PRESETS = {
     "1b-q8": Preset(demo.TARGET, Shape(22, 2048, 5632, 32, 4), "Q8_0"),
     "0.5b-q8": Preset(demo.TARGET, Shape(20, 1536, 4096, 24, 4), "Q8_0"),
-    # Few wide layers in F32 wait for memory: 2 or 3 rows cost what 1 does, 8 rows less than twice that.
+    # Few wide layers in F32 wait for memory: 2 or 3 rows cost what 1 does, 8 rows less than twice
+    # that.
     "0.4b-f32": Preset(demo.TARGET, Shape(4, 4096, 4096, 64, 8), "F32"),
     "draft-0.06b-q8": Preset(demo.DRAFT, _DRAFT_SHAPE, "Q8_0"),
     "draft-other-0.06b-q8": Preset(demo.DRAFT_OTHER, _DRAFT_SHAPE, "Q8_0"),
@@ -130,12 +139,21 @@ def _check(source: Source, shape: Shape) -> None:
     small = source.shape
     for field, value in asdict(small).items():
         if getattr(shape, field) < value:
-            raise ValueError(f"{field} is {getattr(shape, field)}, less than the {value} of {source.path.name}")
-    group, small_group = shape.num_heads // shape.num_kv_heads, small.num_heads // small.num_kv_heads
+            raise ValueError(
+                f"{field} is {getattr(shape, field)}, less than the {value} of {source.path.name}"
+            )
+    group, small_group = (
+        shape.num_heads // shape.num_kv_heads,
+        small.num_heads // small.num_kv_heads,
+    )
     if shape.num_heads % shape.num_kv_heads or group < small_group:
-        raise ValueError(f"{shape.num_heads} heads over {shape.num_kv_heads} KV heads cannot hold {small}")
+        raise ValueError(
+            f"{shape.num_heads} heads over {shape.num_kv_heads} KV heads cannot hold {small}"
+        )
     if shape.width % 32 or shape.ff_width % 32:
-        raise ValueError(f"width {shape.width} and ff_width {shape.ff_width} must be multiples of 32")
+        raise ValueError(
+            f"width {shape.width} and ff_width {shape.ff_width} must be multiples of 32"
+        )
 
 
 def _recipe(source: Source, preset: Preset) -> str:
@@ -159,7 +177,9 @@ def _write(source: Source, preset: Preset, recipe: str, output: Path) -> None:
     writer.add_string(RECIPE_KEY, recipe)
     plan = list(Inflation(source, preset).tensors())
     for tensor in plan:
-        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.num_bytes, tensor.type)
+        writer.add_tensor_info(
+            tensor.name, tensor.shape, np.dtype(np.float32), tensor.num_bytes, tensor.type
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -220,7 +240,9 @@ class Inflation:
         yield self._norm("output_norm.weight")
         yield self._padded("output.weight", vocab, self.big.width)
         for layer in range(self.big.num_layers):
-            yield from self._kept_layer(layer) if layer < self.small.num_layers else self._new_layer(layer)
+            yield from (
+                self._kept_layer(layer) if layer < self.small.num_layers else self._new_layer(layer)
+            )
 
     def _kept_layer(self, layer: int) -> Iterator[Tensor]:
         big, prefix = self.big, f"blk.{layer}."
@@ -229,7 +251,9 @@ class Inflation:
         yield self._padded(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
         yield self._padded(prefix + "attn_k.weight", kv_width, big.width)
         yield self._padded(prefix + "attn_v.weight", kv_width, big.width)
-        yield self._padded(prefix + "attn_output.weight", big.width, query_width, lambda x: self._move_heads(x.T).T)
+        yield self._padded(
+            prefix + "attn_output.weight", big.width, query_width, lambda x: self._move_heads(x.T).T
+        )
         yield self._norm(prefix + "ffn_norm.weight")
         yield self._padded(prefix + "ffn_gate.weight", big.ff_width, big.width)
         yield self._padded(prefix + "ffn_up.weight", big.ff_width, big.width)
@@ -238,12 +262,22 @@ class Inflation:
     def _new_layer(self, layer: int) -> Iterator[Tensor]:
         big, prefix = self.big, f"blk.{layer}."
         query_width, kv_width = big.num_heads * self.head_size, big.num_kv_heads * self.head_size
-        yield Tensor(prefix + "attn_norm.weight", (big.width,), F32, lambda: _bytes(np.ones(big.width, np.float32)))
+        yield Tensor(
+            prefix + "attn_norm.weight",
+            (big.width,),
+            F32,
+            lambda: _bytes(np.ones(big.width, np.float32)),
+        )
         yield self._random(prefix + "attn_q.weight", query_width, big.width)
         yield self._random(prefix + "attn_k.weight", kv_width, big.width)
         yield self._random(prefix + "attn_v.weight", kv_width, big.width)
         yield self._zeros(prefix + "attn_output.weight", big.width, query_width)
-        yield Tensor(prefix + "ffn_norm.weight", (big.width,), F32, lambda: _bytes(np.ones(big.width, np.float32)))
+        yield Tensor(
+            prefix + "ffn_norm.weight",
+            (big.width,),
+            F32,
+            lambda: _bytes(np.ones(big.width, np.float32)),
+        )
         yield self._random(prefix + "ffn_gate.weight", big.ff_width, big.width)
         yield self._random(prefix + "ffn_up.weight", big.ff_width, big.width)
         yield self._zeros(prefix + "ffn_down.weight", big.width, big.ff_width)
@@ -251,12 +285,16 @@ class Inflation:
     def _norm(self, name: str) -> Tensor:
         def make() -> Encoded:
             weights = np.zeros(self.big.width, np.float32)
-            weights[: self.small.width] = self.source.weights(name) * math.sqrt(self.small.width / self.big.width)
+            weights[: self.small.width] = self.source.weights(name) * math.sqrt(
+                self.small.width / self.big.width
+            )
             return _bytes(weights)
 
         return Tensor(name, (self.big.width,), F32, make)
 
-    def _padded(self, name: str, rows: int, columns: int, arrange: Callable[[Floats], Floats] = lambda x: x) -> Tensor:
+    def _padded(
+        self, name: str, rows: int, columns: int, arrange: Callable[[Floats], Floats] = lambda x: x
+    ) -> Tensor:
         def make() -> Encoded:
             canvas = np.zeros((rows, _row_bytes(columns, self.type)), np.uint8)
             small = self._encode(arrange(self.source.weights(name)))
@@ -268,7 +306,9 @@ class Inflation:
     def _random(self, name: str, rows: int, columns: int) -> Tensor:
         def make() -> Encoded:
             if columns not in self.random:
-                values = np.random.default_rng(columns).standard_normal((RANDOM_ROWS, columns), np.float32)
+                values = np.random.default_rng(columns).standard_normal(
+                    (RANDOM_ROWS, columns), np.float32
+                )
                 self.random[columns] = self._encode(values * np.float32(0.02))
             return np.resize(self.random[columns], (rows, _row_bytes(columns, self.type)))
 
@@ -276,7 +316,10 @@ class Inflation:
 
     def _zeros(self, name: str, rows: int, columns: int) -> Tensor:
         return Tensor(
-            name, (rows, columns), self.type, lambda: np.zeros((rows, _row_bytes(columns, self.type)), np.uint8)
+            name,
+            (rows, columns),
+            self.type,
+            lambda: np.zeros((rows, _row_bytes(columns, self.type)), np.uint8),
         )
 
     def _move_heads(self, queries: Floats) -> Floats:
@@ -305,7 +348,9 @@ def main() -> None:
     """Parse the command line and build the presets it names."""
     parser = argparse.ArgumentParser(description="Build inflated demo models for benchmarks.")
     parser.add_argument("preset", nargs="+", choices=[*PRESETS, "all"])
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder for PRESET.gguf")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder for PRESET.gguf"
+    )
     args = parser.parse_args()
     for name in PRESETS if "all" in args.preset else args.preset:
         output = args.output / f"{name}.gguf"

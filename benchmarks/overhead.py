@@ -1,11 +1,14 @@
 """What Headstart adds to libllama.
 
-    python benchmarks/overhead.py                            time per step with a model that costs nothing
-    python benchmarks/overhead.py --model models/0.5b-q8.gguf       and serving against bare llama_decode calls
+    python benchmarks/overhead.py
+        time per step with a model that costs nothing
+    python benchmarks/overhead.py --model models/0.5b-q8.gguf
+        and serving, against bare llama_decode calls
 
-Steps: the real scheduler, samplers and speculators; only `decode` is a stub that hands out prepared logits, whose time
-is taken off. Numbers are milliseconds per step, median and 95th percentile. libllama's sampler chain is called for
-real and counted. The stub pretends that a step takes 50 ms and a further row 1 ms, so that `auto` drafts.
+Steps: the real scheduler, samplers and speculators; only `decode` is a stub that hands out prepared
+logits, whose time is taken off. Numbers are milliseconds per step, median and 95th percentile.
+libllama's sampler chain is called for real and counted. The stub pretends that a step takes 50 ms
+and a further row 1 ms, so that `auto` drafts.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ class StubEngine(SilentEngine):
     """Logits from a pool: 12 positions of 16 follow from the token before, the others are new."""
 
     def __init__(self, vocab: StubVocab) -> None:
-        # No LlamaVocab, which needs a GGUF: the default samplers read only the size of a vocabulary.
+        # No LlamaVocab, which needs a GGUF: the default samplers read only the size of a
+        # vocabulary.
         super().__init__(vocab.size, 264, lambda params: LlamaFilters(vocab, 4096, params))  # type: ignore[arg-type]
         self.seconds = 0.0  # spent here
         self.pretended = 0.0  # more, as the clock is told
@@ -73,12 +77,17 @@ class StubEngine(SilentEngine):
         self._pool = random.normal(0.0, 2.5, (48, vocab.size)).astype(np.float32)
         for number, row in enumerate(self._pool):
             rivals = 1 + 4 * (number % 2)  # candidates that the default samplers leave: one or five
-            row[random.integers(vocab.size, size=rivals)] = row.max() + 4.0 - 0.5 * np.arange(rivals)
+            row[random.integers(vocab.size, size=rivals)] = (
+                row.max() + 4.0 - 0.5 * np.arange(rivals)
+            )
 
     def decode(self, batch: Batch) -> Logits:
         started = time.perf_counter()
         outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
-        positions, tokens = batch.positions[outputs].astype(np.int64), batch.tokens[outputs].astype(np.int64)
+        positions, tokens = (
+            batch.positions[outputs].astype(np.int64),
+            batch.tokens[outputs].astype(np.int64),
+        )
         keys = np.where(positions % 16 < 12, tokens, positions * 2654435761 >> 9) % len(self._pool)
         logits = self._logits[: len(keys)]
         np.take(self._pool, keys, axis=0, out=logits)
@@ -101,23 +110,31 @@ class StepCost:
     tokens: float
 
 
-def stub_scheduler(vocab_size: int, num_slots: int, arm: Arm, temperature: float) -> tuple[Scheduler, StubEngine]:
+def stub_scheduler(
+    vocab_size: int, num_slots: int, arm: Arm, temperature: float
+) -> tuple[Scheduler, StubEngine]:
     """A scheduler that is busy for a long time."""
     vocab = StubVocab(vocab_size)
     engine = StubEngine(vocab)
     machine = Machine(engine=engine, vocab=vocab, num_users=num_slots, clock=engine.clock)
     scheduler = machine.scheduler(arm)
     for slot in range(num_slots):
-        prompt = [int(token) for token in np.random.default_rng(slot).integers(vocab_size, size=200)]
+        prompt = [
+            int(token) for token in np.random.default_rng(slot).integers(vocab_size, size=200)
+        ]
         sampling = SamplingParams(temperature=temperature, seed=slot)
-        scheduler.submit(Request(request_id=f"{slot}", prompt=prompt, sampling=sampling, max_tokens=2**20))
+        scheduler.submit(
+            Request(request_id=f"{slot}", prompt=prompt, sampling=sampling, max_tokens=2**20)
+        )
     return scheduler, engine
 
 
-def step_cost(vocab_size: int, num_slots: int, arm: Arm, temperature: float, num_steps: int) -> StepCost:
+def step_cost(
+    vocab_size: int, num_slots: int, arm: Arm, temperature: float, num_steps: int
+) -> StepCost:
     """Time of `step` and `take_events` less the stub's own."""
     scheduler, engine = stub_scheduler(vocab_size, num_slots, arm, temperature)
-    while any(slot.run is None or slot.run.num_pending > 1 for slot in scheduler.slots):
+    while any(slot.active is None or slot.active.num_pending > 1 for slot in scheduler.slots):
         scheduler.step()
     costs, tokens = [], 0
     for count in range(num_steps + 50):
@@ -127,12 +144,16 @@ def step_cost(vocab_size: int, num_slots: int, arm: Arm, temperature: float, num
         if count >= 50:
             costs.append(1000.0 * (time.perf_counter() - started - engine.seconds + inside))
             tokens += stats.num_emitted
-    return StepCost(statistics.median(costs), float(np.quantile(costs, 0.95)), tokens / num_steps / num_slots)
+    return StepCost(
+        statistics.median(costs), float(np.quantile(costs, 0.95)), tokens / num_steps / num_slots
+    )
 
 
 def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
     """The table of step times, with the limits."""
-    print("| vocabulary | slots | sampling | speculation | ms a step | 95 % | tokens a step and slot | limit |")
+    print(
+        "| vocabulary | slots | sampling | speculation | ms a step | 95 % | tokens a step and slot | limit |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for vocab_size in vocabularies:
         for num_slots in (1, 4, 8):
@@ -140,7 +161,9 @@ def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
                 for arm in (OFF, AUTO):
                     cost = step_cost(vocab_size, num_slots, arm, temperature, num_steps)
                     limit = LIMITS_MS.get((num_slots, vocab_size, name)) if arm is OFF else None
-                    verdict = f"{limit} {'ok' if cost.median <= limit else 'MISSED'}" if limit else ""
+                    verdict = (
+                        f"{limit} {'ok' if cost.median <= limit else 'MISSED'}" if limit else ""
+                    )
                     print(
                         f"| {vocab_size} | {num_slots} | {name} | {arm.name} | {cost.median:.3f} | {cost.high:.3f} "
                         f"| {cost.tokens:.2f} | {verdict} |",
@@ -169,56 +192,98 @@ def bare_rate(lab: Lab, prompt: Sequence[int], answer: Sequence[int]) -> float:
     return len(answer) / seconds
 
 
-def loop_rate(lab: Lab, scheduler: Scheduler, prompt: Sequence[int], num_tokens: int) -> tuple[float, list[int]]:
+def loop_rate(
+    lab: Lab, scheduler: Scheduler, prompt: Sequence[int], num_tokens: int
+) -> tuple[float, list[int]]:
     """Tokens per second through the scheduler, the prompt's step not counted; and the tokens."""
     for slot in scheduler.slots:
         slot.kept = []  # the bare loop emptied the cache
     sampling = SamplingParams(temperature=0.8, ignore_eos=True)
-    run = lab.run(scheduler, [Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=num_tokens)])
+    run = lab.run(
+        scheduler, [Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=num_tokens)]
+    )
     return (num_tokens - 1) / sum(step.step_seconds for step in run.steps[1:]), list(run.texts[0])
 
 
 def server_rate(port: int, prompt: Sequence[int], num_tokens: int) -> float:
     """Tokens per second that a streaming client sees."""
-    body = {"prompt": list(prompt), "n_predict": num_tokens, "temperature": 0.8, "seed": 0, "ignore_eos": True}
+    body = {
+        "prompt": list(prompt),
+        "n_predict": num_tokens,
+        "temperature": 0.8,
+        "seed": 0,
+        "ignore_eos": True,
+    }
     answer = complete(port, body)
     return (len(answer.tokens) - 1) / (answer.last - answer.first)
 
 
 def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | None) -> None:
-    """Bare calls, the scheduler's loop and the HTTP server in turn; ratios of medians and of each turn."""
+    """Bare calls, the scheduler's loop and the HTTP server in turn; ratios of medians and of each
+    turn.
+    """
     lab = Lab(Setting(target=model, threads=threads, context=1024))
     scheduler = lab.arm(OFF)
     (request,) = lab.requests([Prompt(make_prompts("continue", 1, 0)[0].text)], Sampling(0.8))
     prompt = request.prompt
     _, answer = loop_rate(lab, scheduler, prompt, num_tokens)
-    command = [sys.executable, "-m", "headstart", "serve", "-m", str(model), "--spec", "off", "-np", "1", "-c", "1024"]
+    command = [
+        sys.executable,
+        "-m",
+        "headstart",
+        "serve",
+        "-m",
+        str(model),
+        "--spec",
+        "off",
+        "-np",
+        "1",
+        "-c",
+        "1024",
+    ]
     command += ["-t", str(threads)] if threads else []
-    rates: dict[str, list[float]] = {"bare llama_decode": [], "scheduler": [], "HTTP, streaming": []}
-    with tempfile.TemporaryDirectory() as folder, running(command, Path(folder) / "server.log") as port:
+    rates: dict[str, list[float]] = {
+        "bare llama_decode": [],
+        "scheduler": [],
+        "HTTP, streaming": [],
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(command, Path(folder) / "server.log") as port,
+    ):
         server_rate(port, prompt, num_tokens)
         for _ in range(repeats):
             rates["bare llama_decode"].append(bare_rate(lab, prompt, answer))
             rates["scheduler"].append(loop_rate(lab, scheduler, prompt, num_tokens)[0])
             rates["HTTP, streaming"].append(server_rate(port, prompt, num_tokens))
     bare = rates["bare llama_decode"]
-    print(f"\n| {model.stem}, {num_tokens} tokens, {repeats} turns | tokens/s | of bare | turn by turn | limit |")
+    print(
+        f"\n| {model.stem}, {num_tokens} tokens, {repeats} turns | tokens/s | of bare | turn by turn | limit |"
+    )
     print("|---|---|---|---|---|")
     for name, values in rates.items():
         ratios = [ours / theirs for ours, theirs in zip(values, bare, strict=True)]
         ratio = statistics.median(ratios)
-        verdict = "" if values is bare else f"{SERVING_LIMIT} {'ok' if ratio >= SERVING_LIMIT else 'MISSED'}"
+        verdict = (
+            ""
+            if values is bare
+            else f"{SERVING_LIMIT} {'ok' if ratio >= SERVING_LIMIT else 'MISSED'}"
+        )
         turns = " ".join(f"{one:.3f}" for one in ratios)
         print(f"| {name} | {statistics.median(values):.2f} | {ratio:.3f} | {turns} | {verdict} |")
 
 
 def main() -> None:
     """Measure steps, then serving if a model is named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--vocabularies", default=",".join(map(str, VOCABULARIES)))
     parser.add_argument("--skip-steps", action="store_true")
-    parser.add_argument("--model", type=Path, help="a GGUF file, for instance 0.5b-q8 of inflate.py")
+    parser.add_argument(
+        "--model", type=Path, help="a GGUF file, for instance 0.5b-q8 of inflate.py"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)

@@ -1,14 +1,18 @@
-"""Ways of drafting on texts that the demo model wrote, in simulated time: seconds instead of hours, and no noise.
+"""Ways of drafting on texts that the demo model wrote, in simulated time: fast, and without noise.
 
-    python benchmarks/replay.py                                     record the texts on the first call, then compare
+    python benchmarks/replay.py
+        record the texts on the first call, then compare
     python benchmarks/replay.py --arms "suffix@8;auto:suffix" --users 4 --oracle
-    python benchmarks/replay.py --curve 1:10,8:11,16:17,32:19        of your machine: see benchmarks/step_costs.py
+    python benchmarks/replay.py --curve 1:10,8:11,16:17,32:19
+        the cost curve of your machine: see benchmarks/step_costs.py
 
-Scheduler, control, speculators and the draft model are real; only the target's decode is replaced by its known answer.
-"all busy" is the ratio over the steps in which every user's text was being written.
+Scheduler, control, speculators and the draft model are real; only the target's decode is replaced
+by its known answer. "all busy" is the ratio over the steps in which every user's text was being
+written.
 
-With --oracle a line "hindsight" follows each auto arm: the same speculators on the same texts, with draft lengths that
-one would choose who knows the answer (see `headstart.bench.oracle`); the last column is auto's share of that rate.
+With --oracle a line "hindsight" follows each auto arm: the same speculators on the same texts, with
+the draft lengths that somebody would choose who knows the answer (see `oracle`); the last column is
+auto's share of that rate.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ from headstart.errors import ConfigError
 
 CURVE = "1:48,2:64,4:97,8:172,16:314,32:637"  # of the 1b-q8 target on two cores
 DRAFT_CURVE = "1:3.6,2:4.6,8:11,64:60"
-ARMS = "off;suffix@4;suffix@8;draft-model@4;suffix,draft-model@4;auto:suffix;auto:suffix,draft-model"
+ARMS = (
+    "off;suffix@4;suffix@8;draft-model@4;suffix,draft-model@4;auto:suffix;auto:suffix,draft-model"
+)
 SEED = 7
 
 
@@ -44,11 +50,15 @@ def record(workload: str, temperature: float, count: int, num_tokens: int) -> li
         lab.read([prompt], requests)
         answer = lab.run(scheduler, requests).texts[0]
         sampling = requests[0].sampling
-        texts.append(Text(workload, sampling.temperature, sampling.seed, requests[0].prompt, answer))
+        texts.append(
+            Text(workload, sampling.temperature, sampling.seed, requests[0].prompt, answer)
+        )
     return texts
 
 
-def compare(replay: Replay, texts: list[Text], arms: list[Arm], *, with_oracle: bool) -> dict[str, float]:
+def compare(
+    replay: Replay, texts: list[Text], arms: list[Arm], *, with_oracle: bool
+) -> dict[str, float]:
     """Print a line per arm; returns which share of hindsight each auto arm reaches."""
     off, shares = replay.run(OFF, texts), {}
     label = f"{texts[0].workload:10} {texts[0].temperature:4g}"
@@ -59,7 +69,10 @@ def compare(replay: Replay, texts: list[Text], arms: list[Arm], *, with_oracle: 
             best = replay.hindsight(arm.types, texts)
             shares[arm.name] = tally.rate / best
             name = f"hindsight:{','.join(arm.types)}"
-            print(f"{label}  {name:29} {best:7.2f} {best / off.rate:6.2f} {shares[arm.name]:65.2f}", flush=True)
+            print(
+                f"{label}  {name:29} {best:7.2f} {best / off.rate:6.2f} {shares[arm.name]:65.2f}",
+                flush=True,
+            )
     return shares
 
 
@@ -74,24 +87,42 @@ def line(name: str, tally: Tally, off: Tally) -> str:
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path, default=Path("models/replay"), help="folder of recorded texts")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--texts", type=Path, default=Path("models/replay"), help="folder of recorded texts"
+    )
     parser.add_argument("--workloads", default="edit,rename,json,chat,continue")
     parser.add_argument("--temperatures", default="0,1")
-    parser.add_argument("--arms", default=ARMS, help="separated by semicolons: off, TYPES@LENGTH or auto:TYPES")
+    parser.add_argument(
+        "--arms", default=ARMS, help="separated by semicolons: off, TYPES@LENGTH or auto:TYPES"
+    )
     parser.add_argument("--users", type=int, default=1)
     parser.add_argument("--count", type=int, default=24, help="texts of a workload")
     parser.add_argument("--tokens", type=int, default=128, help="longest answer, when recording")
     parser.add_argument("--curve", default=CURVE, help="milliseconds of a step by rows")
-    parser.add_argument("--attention", type=float, default=0.0, help="further ms of a row per 1000 tokens of context")
+    parser.add_argument(
+        "--attention",
+        type=float,
+        default=0.0,
+        help="further ms of a row per 1000 tokens of context",
+    )
     parser.add_argument("--draft-curve", default=DRAFT_CURVE, help="of the draft model")
-    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of the log of a step's time")
-    parser.add_argument("--oracle", action="store_true", help="also what hindsight would have earned")
+    parser.add_argument(
+        "--noise", type=float, default=0.0, help="standard deviation of the log of a step's time"
+    )
+    parser.add_argument(
+        "--oracle", action="store_true", help="also what hindsight would have earned"
+    )
     args = parser.parse_args()
     try:
         args.cells = parse_cells(args.workloads, args.temperatures)
         args.arms = [parse_arm(name) for name in args.arms.split(";")]
-        args.curve, args.draft_curve = CostCurve.parse(args.curve), CostCurve.parse(args.draft_curve)
+        args.curve, args.draft_curve = (
+            CostCurve.parse(args.curve),
+            CostCurve.parse(args.draft_curve),
+        )
     except ConfigError as error:
         parser.error(str(error))
     return args
@@ -120,10 +151,14 @@ def main() -> None:
         file = args.texts / f"{workload}-{temperature:g}-{args.count}-{args.tokens}.json"
         if not file.exists():
             save_texts(file, record(workload, temperature, args.count, args.tokens))
-        for name, share in compare(replay, load_texts(file), args.arms, with_oracle=args.oracle).items():
+        for name, share in compare(
+            replay, load_texts(file), args.arms, with_oracle=args.oracle
+        ).items():
             shares.setdefault(name, []).append(share)
     for name, values in shares.items():
-        print(f"{name} has {statistics.mean(values):.3f} of hindsight on average, {min(values):.3f} at least")
+        print(
+            f"{name} has {statistics.mean(values):.3f} of hindsight on average, {min(values):.3f} at least"
+        )
 
 
 if __name__ == "__main__":

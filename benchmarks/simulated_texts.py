@@ -69,7 +69,9 @@ def make_text(kind: Kind, rng: random.Random, length: int) -> list[Place]:
 
 
 def make_model_text(kind: Kind, rng: random.Random, length: int) -> list[Place]:
-    """A text with probabilities as scores, as a draft model gives them: informative, a little too sure."""
+    """A text with probabilities as scores, as a draft model gives them: informative, a little too
+    sure.
+    """
     places, copying = [], rng.random() < 0.5
     for i in range(length):
         copying = rng.random() >= kind.leave if copying else rng.random() < kind.enter

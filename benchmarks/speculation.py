@@ -1,12 +1,16 @@
-"""What each way of guessing earns: workloads x temperatures x users, all arms on the same prompts in turn.
+"""What each way of guessing earns: workloads x temperatures x users, all arms on the same prompts.
 
-    python benchmarks/speculation.py --models models/ --quick                  about five minutes
-    python benchmarks/speculation.py --models models/ -o results/spec.json     everything: hours on two cores
-    python benchmarks/speculation.py --models models/ --target 0.4b-f32        a cost curve like a GPU's
-    python benchmarks/speculation.py --show results/spec.json ...              what was written with -o, an arm a column
+    python benchmarks/speculation.py --models models/ --quick
+        about five minutes
+    python benchmarks/speculation.py --models models/ -o results/spec.json
+        everything: hours on two cores
+    python benchmarks/speculation.py --models models/ --target 0.4b-f32
+        a cost curve like a GPU's
+    python benchmarks/speculation.py --show results/spec.json ...
+        what was written with -o, an arm a column
 
-Needs the models of benchmarks/inflate.py. Prints a Markdown table after every cell;
-the JSON file has everything and is rewritten after every cell, so that a run may be stopped at any time.
+Needs the models of benchmarks/inflate.py. Prints a Markdown table after every cell; the JSON file
+has everything and is rewritten after every cell, so that a run may be stopped at any time.
 """
 
 from __future__ import annotations
@@ -46,7 +50,14 @@ ALONE = (
     "draft-model",
 )
 GRID = (2, 4, 8, 16)
-QUICK_ARMS = ("off", "suffix@8", "draft-model@4", "suffix,draft-model@4", "suffix,draft-model@8", "auto")
+QUICK_ARMS = (
+    "off",
+    "suffix@8",
+    "draft-model@4",
+    "suffix,draft-model@4",
+    "suffix,draft-model@8",
+    "auto",
+)
 QUICK_WORKLOADS = "edit,continue,shift"
 CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -87,7 +98,8 @@ class Bench:
             "temperature": sampling.temperature,
             "users": users,
             "texts": len(prompts),
-            "looping": sum(num_looping(text) for run in off.runs for text in run.texts) / off.num_tokens,
+            "looping": sum(num_looping(text) for run in off.runs for text in run.texts)
+            / off.num_tokens,
             "best_fixed": max(fixed, key=lambda name: tallies[name].rate, default="off"),
             "arms": {name: summary(tally, off) for name, tally in tallies.items()},
         }
@@ -111,7 +123,9 @@ class Bench:
 
     def _after(self, name: str, run: Run, requests: Sequence[Request]) -> None:
         if name == "recorder" and self._recorder is not None:
-            self._guesses.append(self._recorder.guesses(run, [len(request.prompt) for request in requests]))
+            self._guesses.append(
+                self._recorder.guesses(run, [len(request.prompt) for request in requests])
+            )
 
     def _wrap(self, speculators: list[Speculator]) -> list[Speculator]:
         self._recorder = Recorder(speculators)
@@ -182,7 +196,9 @@ def _long_table(cells: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def matrix(cells: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a line per cell, a column per arm with its speed in multiples of off; the best is bold."""
+    """Markdown: a line per cell, a column per arm with its speed in multiples of off; the best is
+    bold.
+    """
     names = list(dict.fromkeys(name for cell in cells for name in cell["arms"] if name != "off"))
     lines = [
         f"| users | workload | temp | texts | looping | off tok/s | {' | '.join(names)} |",
@@ -191,12 +207,18 @@ def matrix(cells: Sequence[dict[str, Any]]) -> str:
     for cell in cells:
         arms = cell["arms"]
         best = max(arms.values(), key=lambda arm: arm["ratio"])
-        shown = [_shown(arms[name], is_best=arms[name] is best) if name in arms else "-" for name in names]
+        shown = [
+            _shown(arms[name], is_best=arms[name] is best) if name in arms else "-"
+            for name in names
+        ]
         lines.append(
             f"| {cell['users']} | {cell['workload']} | {cell['temperature']:g} | {cell['texts']} "
             f"| {cell['looping']:.0%} | {arms['off']['rate']:.1f} | {' | '.join(shown)} |"
         )
-    means = [_mean([cell["arms"].get(name, {}).get("ratio", math.nan) for cell in cells]) for name in names]
+    means = [
+        _mean([cell["arms"].get(name, {}).get("ratio", math.nan) for cell in cells])
+        for name in names
+    ]
     lines.append(f"| | mean | | | | | {' | '.join(means)} |")
     return "\n".join(lines)
 
@@ -213,13 +235,21 @@ def _shown(arm: dict[str, Any], *, is_best: bool) -> str:
 
 def parse() -> argparse.Namespace:
     """Read the command line; `--quick` fills in what was not given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, default=Path("models"), help="folder of inflated models")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", type=Path, default=Path("models"), help="folder of inflated models"
+    )
     parser.add_argument("--target", default="1b-q8", help="preset of inflate.py, or a GGUF file")
     parser.add_argument("--draft", default="draft-0.06b-q8")
-    parser.add_argument("--quick", action="store_true", help="few arms, workloads and texts: about five minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="few arms, workloads and texts: about five minutes"
+    )
     parser.add_argument("--workloads", help=f"of {','.join(WORKLOADS)}")
-    parser.add_argument("--arms", help="separated by semicolons: a name, TYPES@LENGTH or auto:TYPES; default all")
+    parser.add_argument(
+        "--arms", help="separated by semicolons: a name, TYPES@LENGTH or auto:TYPES; default all"
+    )
     parser.add_argument("--users", help="default 1,4,8")
     parser.add_argument("--temperatures", help="default 0,1")
     parser.add_argument("--groups", type=int, help="texts per user and cell")
@@ -228,14 +258,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-oracle", action="store_true")
     parser.add_argument("--long", action="store_true", help="a line per arm")
     parser.add_argument("-o", "--output", type=Path, help="JSON file")
-    parser.add_argument("--show", type=Path, nargs="+", help="measure nothing: print a table of such files")
+    parser.add_argument(
+        "--show", type=Path, nargs="+", help="measure nothing: print a table of such files"
+    )
     args = parser.parse_args()
     args.workloads = args.workloads or (QUICK_WORKLOADS if args.quick else ",".join(WORKLOADS))
     args.users = args.users or ("1,4" if args.quick else "1,4,8")
     args.temperatures = args.temperatures or ("0" if args.quick else "0,1")
     args.groups = args.groups or (2 if args.quick else 4)
     args.tokens = args.tokens or (48 if args.quick else 128)
-    names = args.arms.split(";") if args.arms else QUICK_ARMS if args.quick else [arm.name for arm in all_arms()]
+    names = (
+        args.arms.split(";")
+        if args.arms
+        else QUICK_ARMS
+        if args.quick
+        else [arm.name for arm in all_arms()]
+    )
     known = {arm.name: arm for arm in all_arms()}
     try:
         args.arms = [known.get(name) or parse_arm(name) for name in dict.fromkeys(("off", *names))]
@@ -249,20 +287,27 @@ def main() -> None:
     """Measure cell by cell."""
     args = parse()
     if args.show:
-        print(matrix([cell for path in args.show for cell in json.loads(path.read_text())["cells"]]))
+        print(
+            matrix([cell for path in args.show for cell in json.loads(path.read_text())["cells"]])
+        )
         return
     target, draft = inflated_models(args.models, args.target, args.draft)
     cells: list[dict[str, Any]] = []
     for users in map(int, args.users.split(",")):
         setting = Setting(target=target, draft=draft, num_users=users, threads=args.threads)
         bench = Bench(setting, args.arms, with_oracle=not args.no_oracle)
-        bench.cell("edit", 1, Sampling(0.7, seed=99, max_tokens=32))  # not counted: costs are learned once per machine
+        # not counted: costs are learned once per machine
+        bench.cell("edit", 1, Sampling(0.7, seed=99, max_tokens=32))
         for workload, temperature in args.cells:
-            cells.append(bench.cell(workload, args.groups, Sampling(temperature, max_tokens=args.tokens)))
+            cells.append(
+                bench.cell(workload, args.groups, Sampling(temperature, max_tokens=args.tokens))
+            )
             print(table(cells[-1:], is_long=args.long), flush=True)
             if args.output:
                 args.output.parent.mkdir(parents=True, exist_ok=True)
-                args.output.write_text(json.dumps({"arguments": sys.argv[1:], "cells": cells}, indent=1))
+                args.output.write_text(
+                    json.dumps({"arguments": sys.argv[1:], "cells": cells}, indent=1)
+                )
     print(f"\n{table(cells, is_long=False)}")
 
 

@@ -1,10 +1,11 @@
-"""What a step of a model costs on this machine, by rows: milliseconds, and the curve that `replay.py --curve` takes.
+"""What a step of a model costs on this machine, by rows: milliseconds, and the curve that
+`replay.py --curve` takes.
 
     python benchmarks/step_costs.py models/1b-q8.gguf
     python benchmarks/step_costs.py models/1b-q8.gguf --threads 4 --context 4096 --rows 1,2,4,8
 
-The numbers of rows take turns, so that what slows the machine down slows all alike. The least of the repetitions is the
-quiet machine; a median far above it says that something else was running.
+The numbers of rows take turns, so that what slows the machine down slows all alike. The least of
+the repetitions is the quiet machine; a median far above it says that something else was running.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def table(times: Mapping[int, Sequence[float]]) -> str:
     least = {rows: min(values) for rows, values in times.items()}
     median = {rows: statistics.median(values) for rows, values in times.items()}
     first = min(times)
-    lines = ["| rows | ms, least | ms, median | median, x first | rows/s |", "|---|---|---|---|---|"]
+    lines = [
+        "| rows | ms, least | ms, median | median, x first | rows/s |",
+        "|---|---|---|---|---|",
+    ]
     lines += [
         f"| {rows} | {least[rows]:.2f} | {median[rows]:.2f} | {median[rows] / median[first]:.2f} "
         f"| {1000.0 * rows / median[rows]:.1f} |"
@@ -43,22 +47,32 @@ def table(times: Mapping[int, Sequence[float]]) -> str:
 
 def main() -> None:
     """Time the model that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, help="GGUF file")
     parser.add_argument("--threads", type=int, help="default: physical cores")
-    parser.add_argument("--context", type=int, default=256, help="tokens in the cache while steps are timed")
+    parser.add_argument(
+        "--context", type=int, default=256, help="tokens in the cache while steps are timed"
+    )
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error(f"--repeats is {args.repeats} but must be at least 1")
     try:
-        lab = Lab(Setting(target=args.model, context=args.context + 2 * LONGEST_DRAFT, threads=args.threads))
+        lab = Lab(
+            Setting(
+                target=args.model, context=args.context + 2 * LONGEST_DRAFT, threads=args.threads
+            )
+        )
         rows = [int(text) for text in args.rows.split(",")]
         times = time_steps(lab.plain_engine, rows, context=args.context, num_repeats=args.repeats)
     except (HeadstartError, ValueError) as error:
         parser.error(str(error))
-    print(f"{args.model.name}, {args.context} tokens of context, {args.repeats} repetitions\n\n{table(times)}")
+    print(
+        f"{args.model.name}, {args.context} tokens of context, {args.repeats} repetitions\n\n{table(times)}"
+    )
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ class Replay:
     observed: list[float] = field(default_factory=list)  # per row
 
 
-def measure(name: str, text: list[int], continuation: list[int], vocab_size: int, num_replays: int) -> str:
+def measure(
+    name: str, text: list[int], continuation: list[int], vocab_size: int, num_replays: int
+) -> str:
     """One row of the table."""
     replays = [replay(make(name, text), text, continuation, vocab_size) for _ in range(num_replays)]
     steps = np.min([one.steps for one in replays], axis=0)
@@ -91,7 +93,9 @@ def memory(name: str, text: list[int]) -> int:
     return size
 
 
-def replay(speculator: Speculator, text: list[int], continuation: list[int], vocab_size: int) -> Replay:
+def replay(
+    speculator: Speculator, text: list[int], continuation: list[int], vocab_size: int
+) -> Replay:
     """Generate the continuation."""
     noise = np.random.default_rng(1).standard_normal((MAX_DRAFT + 1, vocab_size)).astype(np.float32)
     result = Replay()
@@ -125,7 +129,10 @@ def observe(speculator: Speculator, tokens: list[int], logits: np.ndarray) -> fl
     """Microseconds per row."""
     size = len(tokens)
     decoded = Decoded(
-        np.zeros(size, np.int32), np.arange(size, dtype=np.int32), np.array(tokens, np.int32), logits[:size]
+        np.zeros(size, np.int32),
+        np.arange(size, dtype=np.int32),
+        np.array(tokens, np.int32),
+        logits[:size],
     )
     start = time.perf_counter()
     speculator.observe(decoded)
@@ -139,7 +146,9 @@ def mean(values: NDArray[np.float64]) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--steps", type=int, default=1500, help="tokens generated")
     parser.add_argument("--vocab", type=int, default=151_936, help="logits in a row, for recycling")
@@ -147,8 +156,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(NAMES))
     arguments = parser.parse_args()
     text = make_text(arguments.tokens + arguments.steps)
-    print("                  us a step                             tokens   begin us   memory   observe")
-    print("speculator        mean  median     p99    hit    miss   a step  per 1k       MiB    us/row")
+    print(
+        "                  us a step                             tokens   begin us   memory   observe"
+    )
+    print(
+        "speculator        mean  median     p99    hit    miss   a step  per 1k       MiB    us/row"
+    )
     for name in arguments.names:
         prompt, continuation = text[: arguments.tokens], text[arguments.tokens :]
         print(measure(name, prompt, continuation, arguments.vocab, arguments.replays), flush=True)

@@ -20,7 +20,7 @@ import headstart
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
 from headstart.types import Vocab
-from headstart.vocabulary import BridgeOptions, BridgeSequence, VocabularyBridge
+from headstart.vocabulary import TranslatedSequence, TranslationOptions, VocabularyTranslator
 
 STEPS = (1, 3, 8)  # target tokens accepted in a step
 DRAFT_LENGTH = 8
@@ -32,37 +32,48 @@ T = TypeVar("T")
 
 def main() -> None:
     """Measure one pair of vocabularies."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
     options = parser.parse_args()
-    target, draft = (Model(path, EngineConfig(), vocab_only=True).vocab for path in (options.target, options.draft))
-    bridge = measure_load(target, draft)
-    text = "\n".join(path.read_text() for path in sorted(Path(headstart.__file__).parent.rglob("*.py")))
+    target, draft = (
+        Model(path, EngineConfig(), vocab_only=True).vocab
+        for path in (options.target, options.draft)
+    )
+    translator = measure_load(target, draft)
+    text = "\n".join(
+        path.read_text() for path in sorted(Path(headstart.__file__).parent.rglob("*.py"))
+    )
     tokens = target.tokenize(text * 8, add_special=False, parse_special=False)
     print(f"\n{'context':>8} {'step':>5} {'extend us/token':>16} {'translate us/draft token':>25}")
     for context in CONTEXTS:
         for step in STEPS:
-            measure_steps(bridge, draft, tokens[: context + NUM_TOKENS], context, step)
-    measure_healing(bridge, random.Random(1))
+            measure_steps(translator, draft, tokens[: context + NUM_TOKENS], context, step)
+    measure_healing(translator, random.Random(1))
 
 
-def measure_load(target: Vocab, draft: Vocab) -> VocabularyBridge:
+def measure_load(target: Vocab, draft: Vocab) -> VocabularyTranslator:
     """Print what it costs to compare the pair, without and with a cache file."""
     with tempfile.TemporaryDirectory() as folder:
-        options = BridgeOptions(cache_folder=Path(folder))
+        options = TranslationOptions(cache_folder=Path(folder))
         for label in ("first start", "next start, vocabularies known", "next start without cache"):
-            kept = BridgeOptions() if "without" in label else options
-            seconds, bridge = timed(partial(VocabularyBridge, target, draft, kept))
+            kept = TranslationOptions() if "without" in label else options
+            seconds, translator = timed(partial(VocabularyTranslator, target, draft, kept))
             print(f"{label:32} {seconds:6.2f} s")
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
-    print(f"cache file {size / 1e6:.1f} MB; {bridge.comparison.describe()}")
-    return bridge
+    print(f"cache file {size / 1e6:.1f} MB; {translator.comparison.describe()}")
+    return translator
 
 
-def measure_steps(bridge: VocabularyBridge, draft: Vocab, tokens: Sequence[int], context: int, step: int) -> None:
-    """Print the cost of steps that accept `step` tokens and draft `DRAFT_LENGTH`, behind a long history."""
-    sequence = bridge.open()
+def measure_steps(
+    translator: VocabularyTranslator, draft: Vocab, tokens: Sequence[int], context: int, step: int
+) -> None:
+    """Print the cost of steps that accept `step` tokens and draft `DRAFT_LENGTH`, behind a long
+    history.
+    """
+    sequence = translator.open()
     sequence.extend(tokens[:context])
     extend_seconds = translate_seconds = 0.0
     num_tokens = num_drafted = 0
@@ -70,29 +81,48 @@ def measure_steps(bridge: VocabularyBridge, draft: Vocab, tokens: Sequence[int],
         new = tokens[start : start + step]
         extend_seconds += timed(partial(sequence.extend, new))[0]
         num_tokens += step
-        guess = draft_of(bridge, sequence, draft, tokens[start + step : start + step + DRAFT_LENGTH])
+        guess = draft_of(
+            translator, sequence, draft, tokens[start + step : start + step + DRAFT_LENGTH]
+        )
         translate_seconds += timed(partial(sequence.translate, guess))[0]
         num_drafted += len(guess)
-    per_token, per_draft = extend_seconds / num_tokens * 1e6, translate_seconds / max(num_drafted, 1) * 1e6
+    per_token, per_draft = (
+        extend_seconds / num_tokens * 1e6,
+        translate_seconds / max(num_drafted, 1) * 1e6,
+    )
     print(f"{context:8} {step:5} {per_token:16.1f} {per_draft:25.1f}")
 
 
-def draft_of(bridge: VocabularyBridge, sequence: BridgeSequence, draft: Vocab, following: Sequence[int]) -> list[int]:
+def draft_of(
+    translator: VocabularyTranslator,
+    sequence: TranslatedSequence,
+    draft: Vocab,
+    following: Sequence[int],
+) -> list[int]:
     """What a perfect draft model would say: the text that follows, in its own tokens."""
-    text = sequence.pending + bridge.target.join(following)
+    text = sequence.pending + translator.target.join(following)
     return draft.tokenize(text, add_special=False, parse_special=False)[:DRAFT_LENGTH]
 
 
-def measure_healing(bridge: VocabularyBridge, rng: random.Random) -> None:
+def measure_healing(translator: VocabularyTranslator, rng: random.Random) -> None:
     """Print the cost of asking for the tokens that agree with pending bytes, new ones every time."""
-    pieces = [piece for piece in bridge.draft.pieces if piece]
-    prefixes = list({piece[: rng.randrange(1, len(piece) + 1)] for piece in rng.sample(pieces, min(500, len(pieces)))})
-    seconds, _ = timed(lambda: [bridge.allowed(prefix) for prefix in prefixes])
-    print(f"\nhealing: {seconds / len(prefixes) * 1e6:.1f} us for the allowed tokens of new pending bytes")
+    pieces = [piece for piece in translator.draft.pieces if piece]
+    prefixes = list(
+        {
+            piece[: rng.randrange(1, len(piece) + 1)]
+            for piece in rng.sample(pieces, min(500, len(pieces)))
+        }
+    )
+    seconds, _ = timed(lambda: [translator.allowed(prefix) for prefix in prefixes])
+    print(
+        f"\nhealing: {seconds / len(prefixes) * 1e6:.1f} us for the allowed tokens of new pending bytes"
+    )
 
 
 def timed(function: Callable[[], T]) -> tuple[float, T]:
-    """Run a function; return its seconds of processor time (others may share the machine) and its result."""
+    """Run a function; return its seconds of processor time (others may share the machine) and its
+    result.
+    """
     start = time.thread_time()
     result = function()
     return time.thread_time() - start, result

@@ -1,11 +1,13 @@
-"""How well does a draft model of another vocabulary guess, next to one of the same size that shares the target's?
+"""How well does a draft model of another vocabulary guess, next to one of the same size that shares
+the target's?
 
     python benchmarks/vocabularies.py [--prompts 20] [--tokens 96]
 
-Acceptance length (tokens a verify step, the target's own included) and rate (accepted of drafted tokens) at a fixed
-draft length, by how the draft picks its tokens, with and without token healing; then the load time with and without
-the cache of the vocabulary pair. The counts do not depend on the machine; no draft changes a text. Beside the
-workloads of `headstart.bench` there is `cut`: a few tokens behind a file that ends inside a word.
+Acceptance length (tokens a verify step, the target's own included) and rate (accepted of drafted
+tokens) at a fixed draft length, by how the draft picks its tokens, with and without token healing;
+then the load time with and without the cache of the vocabulary pair. The counts do not depend on
+the machine; no draft changes a text. Beside the workloads of `headstart.bench` there is `cut`: a
+few tokens behind a file that ends inside a word.
 """
 
 from __future__ import annotations
@@ -30,33 +32,35 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.types import Vocab
-from headstart.vocabulary import BridgeOptions, VocabularyBridge
+from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 WAYS = ("auto", "coupled", "argmax")
 GOAL = 0.8  # of the acceptance length of the draft model that shares the vocabulary
 
 
-def through(bridge: VocabularyBridge, speculators: list[Speculator]) -> list[Speculator]:
+def through(translator: VocabularyTranslator, speculators: list[Speculator]) -> list[Speculator]:
     """The same draft model, speaking through a bridge."""
     (speculator,) = speculators
     assert isinstance(speculator, DraftModelSpeculator)
-    return [DraftModelSpeculator(speculator.engine, speculator.options, bridge)]
+    return [DraftModelSpeculator(speculator.engine, speculator.options, translator)]
 
 
 def same_arms(lab: Lab, length: int) -> dict[str, Scheduler]:
     """The draft model that shares the vocabulary."""
-    return {way: lab.arm(Arm(way, ("draft-model",), draft_max=length, sampling=way)) for way in WAYS}
+    return {
+        mode: lab.arm(Arm(mode, ("draft-model",), draft_max=length, sampling=mode)) for mode in WAYS
+    }
 
 
 def other_arms(lab: Lab, length: int, target: Vocab, draft: Vocab) -> dict[str, Scheduler]:
     """The draft model of another vocabulary, healed or not."""
-    bridges = {"": BridgeOptions(), " unhealed": BridgeOptions(heals=False)}
+    bridges = {"": TranslationOptions(), " unhealed": TranslationOptions(heals=False)}
     arms = {}
     for suffix, options in bridges.items():
-        bridge = VocabularyBridge(target, draft, options)
-        for way in WAYS:
-            arm = Arm(way + suffix, ("draft-model",), draft_max=length, sampling=way)
-            arms[arm.name] = lab.arm(arm, partial(through, bridge))
+        translator = VocabularyTranslator(target, draft, options)
+        for mode in WAYS:
+            arm = Arm(mode + suffix, ("draft-model",), draft_max=length, sampling=mode)
+            arms[arm.name] = lab.arm(arm, partial(through, translator))
     return arms
 
 
@@ -77,25 +81,39 @@ def cell(tally: Tally) -> str:
 def line(workload: str, temperature: float, same: dict[str, Tally], other: dict[str, Tally]) -> str:
     """One row of the table."""
     ratio = other["auto"].acceptance_length / same["auto"].acceptance_length
-    cells = [cell(same[way]) for way in WAYS] + [cell(other[way]) for way in (*WAYS, "auto unhealed")]
+    cells = [cell(same[mode]) for mode in WAYS] + [
+        cell(other[mode]) for mode in (*WAYS, "auto unhealed")
+    ]
     verdict = f"{ratio:.2f}" + ("" if ratio >= GOAL else " (missed)")
-    return f"| {workload} | {temperature:g} | " + " | ".join([*cells, verdict, str(same["auto"].num_tokens)]) + " |"
+    return (
+        f"| {workload} | {temperature:g} | "
+        + " | ".join([*cells, verdict, str(same["auto"].num_tokens)])
+        + " |"
+    )
 
 
 def print_load_times(target: Vocab, draft: Vocab) -> None:
     """What it costs to compare the pair, without and with the cache."""
     with tempfile.TemporaryDirectory() as folder:
-        kept = BridgeOptions(cache_folder=Path(folder))
-        for label, options in (("build and keep", kept), ("from the cache", kept), ("without cache", BridgeOptions())):
+        kept = TranslationOptions(cache_folder=Path(folder))
+        for label, options in (
+            ("build and keep", kept),
+            ("from the cache", kept),
+            ("without cache", TranslationOptions()),
+        ):
             started = time.perf_counter()
-            VocabularyBridge(target, draft, options)
+            VocabularyTranslator(target, draft, options)
             print(f"{label}: {1000 * (time.perf_counter() - started):.0f} ms")
-        print(f"cache file: {sum(path.stat().st_size for path in Path(folder).iterdir()) / 1024:.0f} KiB")
+        print(
+            f"cache file: {sum(path.stat().st_size for path in Path(folder).iterdir()) / 1024:.0f} KiB"
+        )
 
 
 def main() -> None:
     """Print the table and the load times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", type=Path, default=demo.path(demo.TARGET))
     parser.add_argument("--same", type=Path, default=demo.path(demo.DRAFT))
     parser.add_argument("--other", type=Path, default=demo.path(demo.DRAFT_OTHER))
@@ -104,9 +122,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--users", type=int, default=4, help="texts at once: faster, no other effect")
+    parser.add_argument(
+        "--users", type=int, default=4, help="texts at once: faster, no other effect"
+    )
     args = parser.parse_args()
-    target, draft = (Model(path, EngineConfig(), vocab_only=True).vocab for path in (args.target, args.other))
+    target, draft = (
+        Model(path, EngineConfig(), vocab_only=True).vocab for path in (args.target, args.other)
+    )
     labs = [Lab(Setting(target=args.target, draft=path, num_users=args.users, threads=1, deterministic=True))
             for path in (args.same, args.other)]  # fmt: skip
     arms = same_arms(labs[0], args.length), other_arms(labs[1], args.length, target, draft)
@@ -117,7 +139,9 @@ def main() -> None:
         groups = [prompts[i : i + args.users] for i in range(0, len(prompts), args.users)]
         for temperature in map(float, args.temperatures.split(",")):
             sampling = Sampling(temperature, seed=11, max_tokens=args.tokens)
-            tallies = [compare(lab, ways, groups, sampling) for lab, ways in zip(labs, arms, strict=True)]
+            tallies = [
+                compare(lab, ways, groups, sampling) for lab, ways in zip(labs, arms, strict=True)
+            ]
             print(line(workload, temperature, *tallies), flush=True)
     print_load_times(target, draft)
 

@@ -52,7 +52,9 @@ def _flag_table(settings: Iterable[Setting]) -> list[str]:
     for setting in settings:
         spellings = ", ".join(f"`{name}`" for name in (setting.flag, *setting.aliases))
         values = f" ({', '.join(setting.choices)})" if setting.choices else ""
-        rows.append((spellings, f"`{setting.environment_name}`", _shown(setting), setting.help + values))
+        rows.append(
+            (spellings, f"`{setting.environment_name}`", _shown(setting), setting.help + values)
+        )
     return _table(("flag", "environment", "default", "meaning"), rows)
 
 
@@ -64,7 +66,10 @@ def _shown(setting: Setting) -> str:
 
 def metrics_page() -> str:
     """Every metric of /metrics with its kind, labels and meaning."""
-    rows = [(f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help) for one in METRICS]
+    rows = [
+        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help)
+        for one in METRICS
+    ]
     intro = [
         "What `/metrics` reports. Names with `llamacpp:` are llama-server's, so its dashboards work.",
         "",
@@ -75,7 +80,9 @@ def metrics_page() -> str:
         "  `rate(llamacpp:tokens_predicted_total[5m]) / rate(llamacpp:tokens_predicted_seconds_total[5m])`.",
         "- All start from 0 when the engine process was restarted, but for `headstart_engine_restarts_total`.",
     ]
-    return _page(["# Metrics", NOTE, "", *intro, "", *_table(("name", "kind", "labels", "meaning"), rows)])
+    return _page(
+        ["# Metrics", NOTE, "", *intro, "", *_table(("name", "kind", "labels", "meaning"), rows)]
+    )
 
 
 def errors_page() -> str:
@@ -85,9 +92,21 @@ def errors_page() -> str:
         'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`. In a stream that has',
         "begun, where the status is sent already, it is the last event.",
     ]
-    rows = [(f"`{name}`", meaning) for name, meaning in re.findall(r"^ +(\w+) {2,}(.+)$", errors.__doc__ or "", re.M)]
+    rows = [
+        (f"`{name}`", meaning)
+        for name, meaning in re.findall(r"^ +(\w+) {2,}(.+)$", errors.__doc__ or "", re.M)
+    ]
     raised = "What Headstart raises on purpose. All derive from `headstart.errors.HeadstartError`."
-    lines = ["# Errors", NOTE, "", "## Over HTTP", "", *http, "", *_table(("status", "type", "when"), answers)]
+    lines = [
+        "# Errors",
+        NOTE,
+        "",
+        "## Over HTTP",
+        "",
+        *http,
+        "",
+        *_table(("status", "type", "when"), answers),
+    ]
     lines += ["", "## In Python", "", raised, "", *_table(("error", "meaning"), rows)]
     return _page(lines)
 

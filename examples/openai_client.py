@@ -27,7 +27,8 @@ def main(prompt: str) -> None:
         stream=True,
         extra_body={"return_draft_info": True},
     )
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a token may end inside a character
+    # a token may end inside a character
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     timings: dict[str, float] = {}
     for chunk in stream:
         timings = (chunk.model_extra or {}).get("timings", timings)
@@ -37,7 +38,9 @@ def main(prompt: str) -> None:
                 text = decode(piece.encode() if isinstance(piece, str) else bytes(piece))
                 print(f"\033[32m{text}\033[0m" if token["source"] else text, end="", flush=True)
     drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
-    print(f"\n{timings['predicted_per_second']:.1f} tokens/s, {accepted} of {drafted} draft tokens accepted")
+    print(
+        f"\n{timings['predicted_per_second']:.1f} tokens/s, {accepted} of {drafted} draft tokens accepted"
+    )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,11 @@ def fetch(folder: Path) -> int:
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> bool:
     name = Path(member.name).name
-    file = archive.extractfile(member) if name.startswith("ggml-vocab-") and name.endswith(".gguf") else None
+    file = (
+        archive.extractfile(member)
+        if name.startswith("ggml-vocab-") and name.endswith(".gguf")
+        else None
+    )
     if file is None:
         return False
     (folder / name).write_bytes(file.read())

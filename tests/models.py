@@ -1,7 +1,7 @@
 """Tiny random GGUF models for tests: they load in milliseconds and say nothing sensible.
 
-One vocabulary of 256 bytes, a few merges and the ChatML markers; `merges` makes another one. The seed
-decides the weights.
+One vocabulary of 256 bytes, a few merges and the ChatML markers; `merges` makes another one. The
+seed decides the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from gguf import GGUFReader, GGUFWriter, TokenType
 from numpy.typing import NDArray
 
 Merges = Sequence[tuple[str, str]]
-MERGES: Merges = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("Ġ", "a"), ("e", "r"), ("o", "n"), ("a", "n"))
+MERGES: Merges = (
+    ("t", "h"),
+    ("th", "e"),
+    ("Ġ", "the"),
+    ("i", "n"),
+    ("Ġ", "a"),
+    ("e", "r"),
+    ("o", "n"),
+    ("a", "n"),
+)
 OTHER_MERGES: Merges = (("i", "n"), ("in", "g"), ("o", "u"), ("Ġ", "w"), ("h", "e"), ("r", "e"))
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -54,7 +63,8 @@ class Shape:
 
 
 TINY = Shape()
-SMALLER = Shape(width=32, num_layers=1, num_heads=2, num_kv_heads=1, ff_width=48)  # for draft models
+# for draft models
+SMALLER = Shape(width=32, num_layers=1, num_heads=2, num_kv_heads=1, ff_width=48)
 
 
 class Writer:
@@ -100,7 +110,9 @@ class Writer:
         self.gguf.add_tokenizer_model("gpt2")
         self.gguf.add_tokenizer_pre("gpt-2")
         self.gguf.add_token_list(tokens)
-        self.gguf.add_token_types([TokenType.NORMAL] * num_normal + [TokenType.CONTROL] * len(CONTROL_TOKENS))
+        self.gguf.add_token_types(
+            [TokenType.NORMAL] * num_normal + [TokenType.CONTROL] * len(CONTROL_TOKENS)
+        )
         self.gguf.add_token_merges([f"{a} {b}" for a, b in merges])
         self.gguf.add_bos_token_id(end_of_text)
         self.gguf.add_eos_token_id(im_end)
@@ -145,7 +157,9 @@ def tiny_hybrid(path: Path, *, num_layers: int = 4, merges: Merges = MERGES, see
     return writer.save()
 
 
-def tiny_recurrent(path: Path, *, num_layers: int = 2, merges: Merges = MERGES, seed: int = 0) -> Path:
+def tiny_recurrent(
+    path: Path, *, num_layers: int = 2, merges: Merges = MERGES, seed: int = 0
+) -> Path:
     """Write a mamba model: no attention at all."""
     width, inner, kernel, state, rank = 64, 128, 4, 16, 8
     writer = Writer(path, "mamba", merges=merges, seed=seed)
@@ -186,7 +200,9 @@ def broken(path: Path, kind: Broken) -> Path:
 
 
 def aborting(path: Path, *, num_layers: int = MAX_LAYERS + 1) -> Path:
-    """Write a file that ends the process that loads it: libllama asserts 1 to 512 layers before it looks for them."""
+    """Write a file that ends the process that loads it: libllama asserts 1 to 512 layers before it
+    looks for them.
+    """
     writer = Writer(path, "llama", merges=MERGES, seed=0)
     _add_attention_sizes(writer, replace(TINY, num_layers=num_layers))
     _add_ends(writer, TINY.width)
@@ -294,7 +310,9 @@ def _add_delta_net(writer: Writer, block: str, width: int, sizes: _DeltaSizes) -
     writer.matrix(block + "attn_qkv.weight", sizes.mixed_width, width)
     writer.matrix(block + "attn_gate.weight", sizes.value_width, width)
     writer.matrix(block + "ssm_conv1d.weight", sizes.mixed_width, sizes.kernel, scale=0.3)
-    writer.tensor(block + "ssm_dt.bias", 0.05 * writer.random.standard_normal(sizes.num_value_heads))
+    writer.tensor(
+        block + "ssm_dt.bias", 0.05 * writer.random.standard_normal(sizes.num_value_heads)
+    )
     writer.tensor(block + "ssm_a", -np.abs(writer.random.standard_normal(sizes.num_value_heads)))
     writer.matrix(block + "ssm_beta.weight", sizes.num_value_heads, width)
     writer.matrix(block + "ssm_alpha.weight", sizes.num_value_heads, width)
@@ -310,6 +328,10 @@ def _add_feed_forward(writer: Writer, block: str, shape: Shape) -> None:
 
 def _byte_letters() -> list[str]:
     """GPT-2's printable letter for each of the 256 bytes, in order of the bytes."""
-    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    shown = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     hidden = iter(range(256, 512))
     return [chr(byte if byte in shown else next(hidden)) for byte in range(256)]

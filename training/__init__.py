@@ -1,1 +1,3 @@
-"""How the demo models were made: corpus -> tokenizer -> train -> export. Never imported by the package."""
+"""How the demo models were made: corpus -> tokenizer -> train -> export. Never imported by the
+package.
+"""

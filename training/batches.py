@@ -1,4 +1,6 @@
-"""Rows to train on: plain code, fill-in-the-middle, chat tasks and plain repeats, each token with a weight."""
+"""Rows to train on: plain code, fill-in-the-middle, chat tasks and plain repeats, each token with a
+weight.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from training.tokenizer import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, 
 PROMPT_WEIGHT = 0.2  # answers weigh 1
 FIM_SHARE = 0.25  # of the code rows
 SHUFFLED_SHARE = 0.3  # of the repeats: permuted tokens can only be copied, not predicted
-REPEAT_WEIGHTS = np.array([0.1, 0.3, 0.1, 1.0], np.float32)  # marker, first time, marker, second time
+# marker, first time, marker, second time
+REPEAT_WEIGHTS = np.array([0.1, 0.3, 0.1, 1.0], np.float32)
 
 Ids = NDArray[np.int32]
 Weights = NDArray[np.float32]
@@ -33,7 +36,9 @@ class Tokens:
 
 
 def load(work: Path, tokenizer: Tokenizer, max_task_tokens: int) -> Tokens:
-    """Tokenize the corpus in `work`; longer tasks are left out, so that an answer always sees its question."""
+    """Tokenize the corpus in `work`; longer tasks are left out, so that an answer always sees its
+    question.
+    """
     texts = tokenizer.encode_batch(json.loads((work / "texts.json").read_text()))
     code = np.concatenate([np.array([*text.ids, END_OF_TEXT], np.int32) for text in texts])
     header = len(tokenizer.encode("<|im_start|>assistant\n").ids)
@@ -46,7 +51,9 @@ def load(work: Path, tokenizer: Tokenizer, max_task_tokens: int) -> Tokens:
             tasks.append(ids)
             weights.append(weight)
     lengths = np.array([len(task) for task in tasks])
-    return Tokens(code, np.concatenate(tasks), np.concatenate(weights), np.cumsum(lengths) - lengths)
+    return Tokens(
+        code, np.concatenate(tasks), np.concatenate(weights), np.cumsum(lengths) - lengths
+    )
 
 
 class Rows:
@@ -58,7 +65,9 @@ class Rows:
         self.random = np.random.default_rng(seed)
         self.starts = tokens.task_starts[tokens.task_starts < len(tokens.tasks) - self.length]
         if len(tokens.code) <= self.length or not len(self.starts):
-            raise ValueError(f"the corpus is too small for a context of {context} tokens; choose a shorter --context")
+            raise ValueError(
+                f"the corpus is too small for a context of {context} tokens; choose a shorter --context"
+            )
 
     def batch(self, size: int, repeat_share: float) -> Row:
         """Return tokens and weights, shape (size, context + 1)."""
@@ -84,7 +93,15 @@ class Rows:
     def _without_middle(self, ids: Ids) -> Ids:
         """Move a span to the end, behind markers; what no longer fits is cut."""
         first, last = np.sort(self.random.choice(np.arange(8, self.length - 8), 2, replace=False))
-        parts = ([FIM_PREFIX], ids[:first], [FIM_SUFFIX], ids[last:], [FIM_MIDDLE], ids[first:last], [END_OF_TEXT])
+        parts = (
+            [FIM_PREFIX],
+            ids[:first],
+            [FIM_SUFFIX],
+            ids[last:],
+            [FIM_MIDDLE],
+            ids[first:last],
+            [END_OF_TEXT],
+        )
         return np.concatenate(parts)[: self.length].astype(np.int32)
 
     def _repeats(self) -> Row:

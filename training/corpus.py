@@ -2,7 +2,8 @@
 
     python -m training.corpus --work DIR
 
-writes texts.json (whole files), tasks.json (chats) and held_out.json (chats about functions that occur in no task).
+writes texts.json (whole files), tasks.json (chats) and held_out.json (chats about functions that
+occur in no task).
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-EXCLUDED = ("site-packages", "/test", "idlelib", "lib2to3", "/encodings/", "pydoc_data", "_pydecimal")
+EXCLUDED = (
+    "site-packages",
+    "/test",
+    "idlelib",
+    "lib2to3",
+    "/encodings/",
+    "pydoc_data",
+    "_pydecimal",
+)
 MIN_FUNCTION_CHARS = 80
 NUM_HELD_OUT = 200
 NEW_NAMES = """
@@ -86,9 +95,13 @@ def describe(function: Function, random: Random) -> str:
     answer = {
         "name": tree.name,
         "arguments": [argument.arg for argument in tree.args.args],
-        "returns": any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(tree)),
+        "returns": any(
+            isinstance(node, ast.Return) and node.value is not None for node in ast.walk(tree)
+        ),
     }
-    question = random.choice(("Describe this function as JSON:\n", "Give the signature of this function as JSON.\n"))
+    question = random.choice(
+        ("Describe this function as JSON:\n", "Give the signature of this function as JSON.\n")
+    )
     return chat(question + fenced(function.source), json.dumps(answer))
 
 
@@ -110,7 +123,11 @@ def list_calls(function: Function, random: Random) -> str | None:
 def read_library(max_function_chars: int, random: Random) -> tuple[list[str], list[Function]]:
     """Return the standard library's files and its functions of moderate size, both shuffled."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [path for path in sorted(root.rglob("*.py")) if not any(part in path.as_posix() for part in EXCLUDED)]
+    paths = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not any(part in path.as_posix() for part in EXCLUDED)
+    ]
     random.shuffle(paths)
     texts: list[str] = []
     functions: list[Function] = []
@@ -118,7 +135,8 @@ def read_library(max_function_chars: int, random: Random) -> tuple[list[str], li
         try:
             text = path.read_text(encoding="utf-8")
             tree = ast.parse(text)
-        except (SyntaxError, UnicodeDecodeError, OSError):  # templates and files for other encodings
+        # templates and files for other encodings
+        except (SyntaxError, UnicodeDecodeError, OSError):
             continue
         texts.append(text)
         functions += _functions(text, tree, max_function_chars)
@@ -127,7 +145,9 @@ def read_library(max_function_chars: int, random: Random) -> tuple[list[str], li
 
 
 def make_tasks(functions: Sequence[Function], num_rounds: int, random: Random) -> list[str]:
-    """Return chats about every function, `num_rounds` times with other names and questions, shuffled."""
+    """Return chats about every function, `num_rounds` times with other names and questions,
+    shuffled.
+    """
     tasks: list[str | None] = []
     for _ in range(num_rounds):
         for function in functions:
@@ -167,7 +187,11 @@ def _dedent(lines: Sequence[str]) -> str:
 
 def _local_names(tree: ast.FunctionDef) -> list[str]:
     arguments = [argument.arg for argument in tree.args.args if argument.arg not in ("self", "cls")]
-    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    stored = [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
     return [name for name in dict.fromkeys(arguments + stored) if len(name) > 1]
 
 
@@ -175,8 +199,12 @@ def main() -> None:
     """Parse the command line and write the corpus."""
     parser = argparse.ArgumentParser(description="Collect the training text.")
     parser.add_argument("--work", type=Path, required=True, help="folder that all stages share")
-    parser.add_argument("--rounds", type=int, default=4, help="tasks per function, each with other names")
-    parser.add_argument("--max-function-chars", type=int, default=700, help="longer functions make no tasks")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="tasks per function, each with other names"
+    )
+    parser.add_argument(
+        "--max-function-chars", type=int, default=700, help="longer functions make no tasks"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     texts, functions = read_library(args.max_function_chars, Random(args.seed))

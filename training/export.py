@@ -1,4 +1,5 @@
-"""Weights to GGUF: llama architecture, Q8_0 matrices, F32 norms, the tokenizer and the chat template inside.
+"""Weights to GGUF: llama architecture, Q8_0 matrices, F32 norms, the tokenizer and the chat
+template inside.
 
     python -m training.export target --work DIR -o demo-target.gguf
 
@@ -36,7 +37,9 @@ def export(weights: dict[str, Tensor], shape: Shape, tokenizer_file: Path, outpu
     for name, tensor in weights.items():
         values = tensor.float().cpu().numpy()
         if values.ndim == 2:
-            writer.add_tensor(name.replace("blocks.", "blk."), quantize(values, Q8_0), raw_dtype=Q8_0)
+            writer.add_tensor(
+                name.replace("blocks.", "blk."), quantize(values, Q8_0), raw_dtype=Q8_0
+            )
         else:
             writer.add_tensor(name.replace("blocks.", "blk."), values.astype(np.float32))
     writer.write_header_to_file()
@@ -64,7 +67,9 @@ def _add_shape(writer: GGUFWriter, shape: Shape) -> None:
 def _add_tokenizer(writer: GGUFWriter, path: Path) -> None:
     """Add vocabulary, merges, special tokens and chat template."""
     saved = json.loads(path.read_text())
-    ids = dict(saved["model"]["vocab"]) | {token["content"]: token["id"] for token in saved["added_tokens"]}
+    ids = dict(saved["model"]["vocab"]) | {
+        token["content"]: token["id"] for token in saved["added_tokens"]
+    }
     tokens = sorted(ids, key=lambda token: ids[token])
     special = dict.fromkeys(tokenizer.CONTROL_TOKENS, TokenType.CONTROL)
     special |= dict.fromkeys(tokenizer.USER_TOKENS, TokenType.USER_DEFINED)
@@ -73,7 +78,9 @@ def _add_tokenizer(writer: GGUFWriter, path: Path) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([special.get(token, TokenType.NORMAL) for token in tokens])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    )
     writer.add_eos_token_id(tokenizer.IM_END)
     writer.add_bos_token_id(tokenizer.END_OF_TEXT)
     writer.add_pad_token_id(tokenizer.END_OF_TEXT)
@@ -92,7 +99,9 @@ def main() -> None:
     """Parse the command line and export."""
     parser = argparse.ArgumentParser(description="Write a trained demo model as GGUF.")
     parser.add_argument("model", choices=SHAPES)
-    parser.add_argument("--work", type=Path, required=True, help="folder with the weights and the tokenizer")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder with the weights and the tokenizer"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
     saved = torch.load(args.work / f"{args.model}.pt", map_location="cpu", weights_only=True)

@@ -1,13 +1,14 @@
 """Start a model with an induction circuit: what followed this token the last time follows now.
 
-Edits are copying, and a small model trained for minutes does not find copying by itself: 600 steps reached a copy
-accuracy of 0.32 without this start and of 0.92 with it.
+Edits are copying, and a small model trained for minutes does not find copying by itself: 600 steps
+reached a copy accuracy of 0.32 without this start and of 0.92 with it.
 
 The residual stream at the start, each part `size` wide:
     content    what the token is
     previous   what the token before it is       written by layer 0
     guess      what the circuit expects next     written by layer 1, read by the output
-and one constant feature in the last column. Embeddings have equal length, so that the constant survives the norm.
+and one constant feature in the last column. Embeddings have equal length, so that the constant
+survives the norm.
 
 Source: Olsson et al. 2022, "In-context Learning and Induction Heads", https://arxiv.org/abs/2209.11895
 """
@@ -67,11 +68,15 @@ class Layout:
 
 @torch.no_grad()
 def add_induction(model: LanguageModel) -> None:
-    """Write the circuit into embeddings, output and the first two layers; draws from torch's global generator."""
+    """Write the circuit into embeddings, output and the first two layers; draws from torch's global
+    generator.
+    """
     shape, layout = model.shape, Layout.of(model.shape)
     embedding, output = model.token_embd.weight, model.output.weight
     embedding.zero_()
-    content = F.normalize(torch.randn(shape.vocab_size, layout.size), dim=1) * math.sqrt(layout.size)
+    content = F.normalize(torch.randn(shape.vocab_size, layout.size), dim=1) * math.sqrt(
+        layout.size
+    )
     embedding[:, layout.content] = content
     embedding[:, -1] = CONSTANT
     output.normal_(0, 0.01)
@@ -100,7 +105,8 @@ def _clear_head(block: Block, circuit: int) -> _Head:
     """Zero the first query head of a KV head's group and that KV head."""
     size, group = block.shape.head_size, block.shape.num_heads // block.shape.num_kv_heads
     head = _Head(
-        slice(circuit * group * size, (circuit * group + 1) * size), slice(circuit * size, (circuit + 1) * size)
+        slice(circuit * group * size, (circuit * group + 1) * size),
+        slice(circuit * size, (circuit + 1) * size),
     )
     block.attn_q.weight[head.query] = 0
     block.attn_k.weight[head.kv] = 0
@@ -110,7 +116,9 @@ def _clear_head(block: Block, circuit: int) -> _Head:
 
 
 def _look_back_one(block: Block, head: _Head, layout: Layout) -> None:
-    """Attend to the position before: the constant key is rotated one step ahead of the constant query."""
+    """Attend to the position before: the constant key is rotated one step ahead of the constant
+    query.
+    """
     angles = rope_frequencies(block.shape.head_size)
     query, key = torch.zeros(block.shape.head_size), torch.zeros(block.shape.head_size)
     query[0::2] = 1
@@ -121,7 +129,9 @@ def _look_back_one(block: Block, head: _Head, layout: Layout) -> None:
 
 
 def _match_previous(block: Block, head: _Head, layout: Layout) -> None:
-    """Attend to positions whose previous token is this one: the same random projection of both contents."""
+    """Attend to positions whose previous token is this one: the same random projection of both
+    contents.
+    """
     gain = MATCH_GAIN * (1 if layout.size >= 80 else 0.75)
     projection: Tensor = torch.linalg.qr(torch.randn(layout.size, MATCH_DIMS))[0].T * gain
     block.attn_q.weight[head.query.stop - MATCH_DIMS : head.query.stop, layout.content] = projection

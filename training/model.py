@@ -1,7 +1,7 @@
 """A llama model in PyTorch, named and shaped like the GGUF it becomes.
 
-Parameters carry GGUF's names (`blocks.0.attn_q.weight` becomes `blk.0.attn_q.weight`), and RoPE rotates interleaved
-pairs, as libllama's llama architecture does, so weights export unchanged.
+Parameters carry GGUF's names (`blocks.0.attn_q.weight` becomes `blk.0.attn_q.weight`), and RoPE
+rotates interleaved pairs, as libllama's llama architecture does, so weights export unchanged.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads or self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self}: num_heads must divide width, num_kv_heads must divide num_heads")
+            raise ValueError(
+                f"{self}: num_heads must divide width, num_kv_heads must divide num_heads"
+            )
         if self.num_layers < 2 or self.num_kv_heads < 2 or self.head_size < 32 or self.width < 128:
-            raise ValueError(f"{self}: the induction circuit needs 2 layers, 2 KV heads, heads of 32 and width 128")
+            raise ValueError(
+                f"{self}: the induction circuit needs 2 layers, 2 KV heads, heads of 32 and width 128"
+            )
 
     @property
     def head_size(self) -> int:
@@ -118,7 +122,9 @@ class LanguageModel(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 writes = name.endswith(("attn_output.weight", "ffn_down.weight"))
-                nn.init.normal_(parameter, 0, 0.02 / (math.sqrt(2 * self.shape.num_layers) if writes else 1))
+                nn.init.normal_(
+                    parameter, 0, 0.02 / (math.sqrt(2 * self.shape.num_layers) if writes else 1)
+                )
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token_embd(tokens)

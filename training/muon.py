@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of the quintic that drives singular values towards 1
+# coefficients of the quintic that drives singular values towards 1
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 class Muon:

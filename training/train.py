@@ -2,7 +2,8 @@
 
     python -m training.train target --work DIR --seconds 2100
 
-writes DIR/target.pt. With --steps instead of --seconds the same seed gives the same weights on the same machine.
+writes DIR/target.pt. With --steps instead of --seconds the same seed gives the same weights on the
+same machine.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Trainer:
         model = LanguageModel(run.shape, run.context)
         add_induction(model)
         self.model = model.to(run.device)
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if run.is_compiled else self.model
+        self.forward: Callable[[Tensor], Tensor] = (
+            torch.compile(self.model) if run.is_compiled else self.model
+        )
         text = Tokenizer.from_file(str(tokenizer.path_of(work, run.shape.vocab_size)))
         self.rows = Rows(load(work, text, run.context - TASK_ROOM), run.context, run.seed)
         matrices = {name: p for name, p in self.model.blocks.named_parameters() if p.dim() == 2}
@@ -81,7 +84,9 @@ class Trainer:
         """Train on one batch; return its loss in nats per token."""
         loss = self._loss(repeat_share=0.2 if progress < 0.2 else 0.08)
         loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
-        scale = min(1.0, (number + 1) / WARMUP_STEPS) * max(0.02, min(1.0, (1 - progress) / COOLDOWN))
+        scale = min(1.0, (number + 1) / WARMUP_STEPS) * max(
+            0.02, min(1.0, (1 - progress) / COOLDOWN)
+        )
         for group in self.adam.param_groups:
             group["lr"] = OTHER_RATE * scale
         self.adam.step()
@@ -93,9 +98,13 @@ class Trainer:
         ids, weights = self.rows.batch(self.run.batch_size, repeat_share)
         tokens = torch.from_numpy(ids).long().to(self.run.device)
         weight = torch.from_numpy(weights).to(self.run.device)[:, 1:].flatten()
-        with torch.autocast(self.run.device.type, torch.bfloat16, enabled=self.run.device.type == "cuda"):
+        with torch.autocast(
+            self.run.device.type, torch.bfloat16, enabled=self.run.device.type == "cuda"
+        ):
             logits = self.forward(tokens[:, :-1])
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none"
+        )
         return (losses * weight).sum() / weight.sum()
 
     def save(self, path: Path) -> None:
@@ -108,7 +117,10 @@ def train(run: Run, work: Path, output: Path) -> None:
     trainer = Trainer(run, work)
     num_parameters = sum(p.numel() for p in trainer.model.parameters())
     num_tokens = len(trainer.rows.tokens.code) + len(trainer.rows.tokens.tasks)
-    print(f"{num_parameters / 1e6:.1f} M parameters, {num_tokens / 1e6:.1f} M tokens of text", flush=True)
+    print(
+        f"{num_parameters / 1e6:.1f} M parameters, {num_tokens / 1e6:.1f} M tokens of text",
+        flush=True,
+    )
     start = last_save = time.monotonic()
     step, average = 0, 0.0
     while (progress := run.budget.progress(step, time.monotonic() - start)) < 1:
@@ -118,7 +130,10 @@ def train(run: Run, work: Path, output: Path) -> None:
         now = time.monotonic()
         if step % 100 == 0:
             speed = step * run.batch_size * run.context / (now - start)
-            print(f"step {step}, {now - start:.0f} s, loss {average:.3f}, {speed:.0f} tokens/s", flush=True)
+            print(
+                f"step {step}, {now - start:.0f} s, loss {average:.3f}, {speed:.0f} tokens/s",
+                flush=True,
+            )
         if now - last_save > SAVE_SECONDS:
             trainer.save(output)
             last_save = now
@@ -137,22 +152,31 @@ def parse_arguments() -> argparse.Namespace:
     """Return the command line, with the model's `shape` made of preset and overrides."""
     parser = argparse.ArgumentParser(description="Train a demo model.")
     parser.add_argument("model", choices=SHAPES)
-    parser.add_argument("--work", type=Path, required=True, help="folder with corpus and tokenizers")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder with corpus and tokenizers"
+    )
     parser.add_argument("--seconds", type=float, help="stop after this time")
     parser.add_argument("--steps", type=int, help="stop after this many batches")
     parser.add_argument("--context", type=int, default=448, help="tokens in a row")
     parser.add_argument("--batch-size", type=int, default=6, help="rows in a batch")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--compile", action="store_true", help="compile the model first: pays after some minutes")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the model first: pays after some minutes"
+    )
     parser.add_argument("--seed", type=int, default=0)
     for field in Shape.__dataclass_fields__:
-        parser.add_argument(f"--{field.replace('_', '-')}", type=int, help="instead of the model's own")
+        parser.add_argument(
+            f"--{field.replace('_', '-')}", type=int, help="instead of the model's own"
+        )
     args = parser.parse_args()
     if args.seconds is None and args.steps is None:
         parser.error("say how long to train: --seconds or --steps")
     given = {field: getattr(args, field) for field in Shape.__dataclass_fields__}
     try:
-        args.shape = replace(SHAPES[args.model], **{name: value for name, value in given.items() if value is not None})
+        args.shape = replace(
+            SHAPES[args.model],
+            **{name: value for name, value in given.items() if value is not None},
+        )
     except ValueError as error:
         parser.error(str(error))
     return args

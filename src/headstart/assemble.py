@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler
     from headstart.server.model import ServedModel
     from headstart.types import Engine
-    from headstart.vocabulary.bridge import VocabularyBridge
+    from headstart.vocabulary.vocabulary_translator import VocabularyTranslator
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,11 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         max_outputs=_max_outputs(config, model.vocab.size),
         max_draft=_max_draft(config),
     )
-    drafter = _load_draft(config, models.draft, engine) if "draft-model" in types and models.draft else None
+    drafter = (
+        _load_draft(config, models.draft, engine)
+        if "draft-model" in types and models.draft
+        else None
+    )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
     if types and not drafting.controller.knows_costs:
@@ -126,7 +130,8 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         num_slots=config.scheduler.parallel,
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
-        speculation=drafting.describe() | {"state": str(learned.file or ""), "state_not_used": learned.not_used},
+        speculation=drafting.describe()
+        | {"state": str(learned.file or ""), "state_not_used": learned.not_used},
         system=f"{library.version()}; {library.system_info()}",
     )
     log.info("%s", _summary(info, models))
@@ -138,12 +143,16 @@ def _max_draft(config: Config) -> int:
     from headstart.types import SequenceMode
 
     speculation = config.speculation
-    return 0 if speculation.mode is SequenceMode.OFF else speculation.longest_draft(SequenceMode.AUTO)
+    return (
+        0 if speculation.mode is SequenceMode.OFF else speculation.longest_draft(SequenceMode.AUTO)
+    )
 
 
 def _max_outputs(config: Config, vocab_size: int) -> int:
     wanted = config.scheduler.parallel * (1 + _max_draft(config))
-    return max(config.scheduler.parallel, min(wanted, config.engine.batch, _MAX_LOGITS // vocab_size))
+    return max(
+        config.scheduler.parallel, min(wanted, config.engine.batch, _MAX_LOGITS // vocab_size)
+    )
 
 
 def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
@@ -159,7 +168,9 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
     draft_config = _draft_engine_config(config, engine)
     model = Model(path, draft_config)
     parallel = config.scheduler.parallel
-    drafter = LlamaEngine(model, draft_config, num_sequences=parallel, max_outputs=parallel, max_draft=0)
+    drafter = LlamaEngine(
+        model, draft_config, num_sequences=parallel, max_outputs=parallel, max_draft=0
+    )
     if drafter.memory is not MemoryKind.CUT:
         raise ModelError(
             f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected tokens; "
@@ -187,10 +198,15 @@ def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
 
 
 def _make_drafting(
-    config: Config, types: tuple[str, ...], model: Model, engine: Engine, drafter: Any, learned: Learned
+    config: Config,
+    types: tuple[str, ...],
+    model: Model,
+    engine: Engine,
+    drafter: Any,
+    learned: SavedControl,
 ) -> Drafting:
     from headstart.scheduler.drafting import Drafting
-    from headstart.scheduler.seat import Seat
+    from headstart.scheduler.guarded_speculator import GuardedSpeculator
     from headstart.speculation import make_speculator
     from headstart.structures.token_log import VocabularyId
     from headstart.types import MemoryKind
@@ -199,44 +215,51 @@ def _make_drafting(
         "engine": lambda: drafter,
         "vocabulary": lambda: VocabularyId.of(model.vocab),
         "vocab": lambda: model.vocab,
-        "bridge": lambda: _bridge(config, model, drafter.model),
+        "bridge": lambda: _translator(config, model, drafter.model),
     }
     options = dict(config.speculation.options)
-    options["draft-model"] = {"sampling": config.speculation.draft_sampling, **options.get("draft-model", {})}
-    seats = [Seat(make_speculator(name, options, parts)) for name in types]
+    options["draft-model"] = {
+        "sampling": config.speculation.draft_sampling,
+        **options.get("draft-model", {}),
+    }
+    speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
     unusable = ""
-    if seats and engine.memory is MemoryKind.CHECKPOINT:
+    if speculators and engine.memory is MemoryKind.CHECKPOINT:
         unusable = f"the memory of {model.info().architecture} models cannot take back rejected draft tokens"
         log.warning("speculation is off: %s", unusable)
-    return Drafting(seats, config.speculation, learned.controller, unusable, learned.file)
+    return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
 
 
-def _bridge(config: Config, target: Model, draft: Model) -> VocabularyBridge | None:
+def _translator(config: Config, target: Model, draft: Model) -> VocabularyTranslator | None:
     """Translation between the two vocabularies; None if their ids mean the same.
 
     Raises:
         ModelError: no text of one can be said in the other.
     """
-    from headstart.vocabulary.bridge import BridgeOptions, VocabularyBridge
-    from headstart.vocabulary.comparison import Way
+    from headstart.vocabulary.comparison import TranslationMode
     from headstart.vocabulary.replacements import parse_pairs
     from headstart.vocabulary.templates import find_replacements
+    from headstart.vocabulary.vocabulary_translator import TranslationOptions, VocabularyTranslator
 
     pairs = parse_pairs(config.speculation.spec_replace)
     pairs += find_replacements(target.chat_template or "", draft.chat_template or "")
-    bridge = VocabularyBridge(
-        target.vocab, draft.vocab, BridgeOptions(tuple(pairs), cache_directory() / "vocabularies")
+    translator = VocabularyTranslator(
+        target.vocab,
+        draft.vocab,
+        TranslationOptions(tuple(pairs), cache_directory() / "vocabularies"),
     )
-    if reason := bridge.why_not():
-        raise ModelError(f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft model")
-    log.info("draft model %s: %s", draft.path.name, bridge.describe())
-    if bridge.way is Way.IDENTICAL and config.speculation.spec_replace:
+    if reason := translator.why_not():
+        raise ModelError(
+            f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft model"
+        )
+    log.info("draft model %s: %s", draft.path.name, translator.describe())
+    if translator.mode is TranslationMode.IDENTICAL and config.speculation.spec_replace:
         log.warning("--spec-replace is not used: the draft model has the target's own tokens")
-    return None if bridge.way is Way.IDENTICAL else bridge
+    return None if translator.mode is TranslationMode.IDENTICAL else translator
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class SavedControl:
     """What control knows at the start, and where it keeps what it learns."""
 
     controller: Controller
@@ -244,7 +267,7 @@ class Learned:
     not_used: str  # why what the file held is not used, if so
 
 
-def _take_over(config: Config, models: Models, types: tuple[str, ...]) -> Learned:
+def _take_over(config: Config, models: Models, types: tuple[str, ...]) -> SavedControl:
     """What was learned with these models.
 
     Raises:
@@ -257,14 +280,18 @@ def _take_over(config: Config, models: Models, types: tuple[str, ...]) -> Learne
 
     controller, named = Controller(), config.speculation.spec_state
     if named == "none":
-        return Learned(controller, None, "")
+        return SavedControl(controller, None, "")
     parts = {"target": models.target}
     if "draft-model" in types and models.draft:
         parts["draft model"] = models.draft
     for file in parts.values():
         check_file(file)
     ids = {part: ModelId.of(file) for part, file in parts.items()}
-    path = _default_state(config, models, [model.digest for model in ids.values()]) if named is None else Path(named)
+    path = (
+        _default_state(config, models, [model.digest for model in ids.values()])
+        if named is None
+        else Path(named)
+    )
     reason = why_unusable(path, ids)
     try:
         claim_state(path, ids)
@@ -277,12 +304,18 @@ def _take_over(config: Config, models: Models, types: tuple[str, ...]) -> Learne
     reason = controller.load(path) if reason is None else reason
     if reason:
         log.warning("what control learned is not used: %s: %s", path, reason)
-    return Learned(controller, path, reason or "")
+    return SavedControl(controller, path, reason or "")
 
 
 def _default_state(config: Config, models: Models, digests: list[str]) -> Path:
     """One file per pair of models, machine and settings that change what a step costs."""
-    facts = [*digests, platform.node(), platform.machine(), repr(config.engine), repr(config.draft_engine)]
+    facts = [
+        *digests,
+        platform.node(),
+        platform.machine(),
+        repr(config.engine),
+        repr(config.draft_engine),
+    ]
     digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
     return cache_directory() / "control" / f"{models.target.stem}-{digest}.json"
 
@@ -318,11 +351,24 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
     vocab = model.vocab
-    bos = vocab.token_text(vocab.bos_id).decode("utf-8", "replace") if vocab.bos_id is not None else ""
-    eos = vocab.token_text(vocab.eos_id).decode("utf-8", "replace") if vocab.eos_id is not None else ""
-    template = ChatTemplate(template_by_hand(config.server) or model.chat_template, bos_token=bos, eos_token=eos)
+    bos = (
+        vocab.token_text(vocab.bos_id).decode("utf-8", "replace")
+        if vocab.bos_id is not None
+        else ""
+    )
+    eos = (
+        vocab.token_text(vocab.eos_id).decode("utf-8", "replace")
+        if vocab.eos_id is not None
+        else ""
+    )
+    template = ChatTemplate(
+        template_by_hand(config.server) or model.chat_template, bos_token=bos, eos_token=eos
+    )
     if not template.shows_messages:
-        log.warning("the chat template of %s shows no message: name another with --chat-template-file", model.path.name)
+        log.warning(
+            "the chat template of %s shows no message: name another with --chat-template-file",
+            model.path.name,
+        )
     alias = config.model.alias or config.model.hf_repo or models.target.name
     return ServedModel(alias=alias, vocab=vocab, template=template)
 
@@ -337,26 +383,42 @@ def serve(config: Config) -> int:
     from headstart.scheduler.transport import ProcessTransport
     from headstart.server import listen
 
-    level = logging.DEBUG if config.server.verbose else getattr(logging, config.server.log_level.upper())
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    level = (
+        logging.DEBUG
+        if config.server.verbose
+        else getattr(logging, config.server.log_level.upper())
+    )
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
+    )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
     check(config)
     models = find_models(config)
     worker = WorkerClient(lambda: ProcessTransport(partial(build_scheduler, config, models), level))
 
-    listen.serve(config.server, worker, lambda: load_served_model(config, models), partial(_announce, models.is_demo))
+    listen.serve(
+        config.server,
+        worker,
+        lambda: load_served_model(config, models),
+        partial(_announce, models.is_demo),
+    )
     return 0
 
 
 def _announce(is_demo: bool, url: str) -> None:
     """Print the address and something to try."""
     if is_demo:
-        print("Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a real one.")
+        print(
+            "Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a real one."
+        )
     code = "def write(self, data):\\n    self.file.write(data)\\n    return len(data)"
     question = f"Rename `data` to `buffer`:\\n```python\\n{code}\\n```"
     body = '{"messages": [{"role": "user", "content": "' + question + '"}], "temperature": 0}'
-    print(f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n", flush=True)
+    print(
+        f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n",
+        flush=True,
+    )
 
 
 class Generation:

@@ -14,18 +14,30 @@ from typing import Any
 from headstart.errors import ConfigError
 from headstart.types import SequenceMode
 
-DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}  # tokens a step
-LEAST_CONTEXT = 64  # tokens; libllama takes no batch larger than the context, and ours are at least so large
+# tokens a step
+DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}
+# tokens; libllama takes no batch larger than the context, and ours are at least so large
+LEAST_CONTEXT = 64
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")  # values of the others can only be read by flash attention
+# values of the others can only be read by flash attention
+PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 # llama-server's names: what is called otherwise here, and what is not built.
 SPECULATOR_ALIASES = {"draft-simple": "draft-model"}
 MULTI_TOKEN_HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 
 
-def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] | None = None, secret: bool = False) -> Any:
+def option(
+    default: Any,
+    help: str,
+    *aliases: str,
+    choices: tuple[str, ...] | None = None,
+    secret: bool = False,
+) -> Any:
     """A config field with its help line (no full stop) and further spellings of its flag."""
-    return field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret})
+    return field(
+        default=default,
+        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret},
+    )
 
 
 def _at_least(config: object, name: str, minimum: int) -> None:
@@ -39,17 +51,32 @@ class ModelConfig:
     """Where the target model comes from."""
 
     model: str | None = option(
-        None, "GGUF file of the target model (first part of a split one); the embedded demo model if absent", "-m"
+        None,
+        "GGUF file of the target model (first part of a split one); the embedded demo model if absent",
+        "-m",
     )
-    hf_repo: str | None = option(None, "target model from the Hugging Face hub: user/repo[:quant]", "-hf", "-hfr")
+    hf_repo: str | None = option(
+        None, "target model from the Hugging Face hub: user/repo[:quant]", "-hf", "-hfr"
+    )
     hf_file: str | None = option(None, "file in --hf-repo, instead of choosing by quant", "-hff")
-    hf_token: str | None = option(None, "access token of the hub (also HF_TOKEN)", "-hft", secret=True)
+    hf_token: str | None = option(
+        None, "access token of the hub (also HF_TOKEN)", "-hft", secret=True
+    )
     offline: bool = option(False, "never use the network; take models from the cache only")
     draft_model: str | None = option(
-        None, "GGUF file of a draft model; enough to use it", "-md", "--model-draft", "--spec-draft-model"
+        None,
+        "GGUF file of a draft model; enough to use it",
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
     )
     draft_hf_repo: str | None = option(
-        None, "draft model from the hub: user/repo[:quant]", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"
+        None,
+        "draft model from the hub: user/repo[:quant]",
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+        "--spec-draft-hf",
     )
     alias: str | None = option(None, "model name that the API shows", "-a")
 
@@ -58,15 +85,27 @@ class ModelConfig:
 class EngineConfig:
     """How a model is loaded and run. Built twice: for the target and for the draft model."""
 
-    threads: int | None = option(None, "CPU threads while generating; default: physical cores", "-t")
-    threads_batch: int | None = option(None, "CPU threads while reading prompts; default: as --threads", "-tb")
+    threads: int | None = option(
+        None, "CPU threads while generating; default: physical cores", "-t"
+    )
+    threads_batch: int | None = option(
+        None, "CPU threads while reading prompts; default: as --threads", "-tb"
+    )
     gpu_layers: int = option(-1, "layers on the GPU; -1 for all", "-ngl", "--n-gpu-layers")
     device: str | None = option(
-        None, "devices to use, by name and separated by commas (see `headstart devices`); none = CPU", "-dev"
+        None,
+        "devices to use, by name and separated by commas (see `headstart devices`); none = CPU",
+        "-dev",
     )
-    split_mode: str = option("layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor"))
-    main_gpu: int = option(0, "number of the device, from 0, that holds the model with --split-mode none", "-mg")
-    tensor_split: str | None = option(None, "share of the model per device, for instance 3,1", "-ts")
+    split_mode: str = option(
+        "layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor")
+    )
+    main_gpu: int = option(
+        0, "number of the device, from 0, that holds the model with --split-mode none", "-mg"
+    )
+    tensor_split: str | None = option(
+        None, "share of the model per device, for instance 3,1", "-ts"
+    )
     cache_type_k: str = option("f16", "type of the cached keys", "-ctk", choices=CACHE_TYPES)
     cache_type_v: str = option("f16", "type of the cached values", "-ctv", choices=CACHE_TYPES)
     flash_attn: str = option("auto", "flash attention", "-fa", choices=("auto", "on", "off"))
@@ -81,7 +120,8 @@ class EngineConfig:
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     deterministic: bool = option(
-        False, "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)"
+        False,
+        "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)",
     )
 
     def __post_init__(self) -> None:
@@ -94,7 +134,9 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _at_least(self, name, 1)
         if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
-            raise ConfigError(f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off")
+            raise ConfigError(
+                f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +144,11 @@ class DraftEngineConfig:
     """What may differ for the draft model; None means as for the target."""
 
     draft_threads: int | None = option(
-        None, "CPU threads of the draft model while drafting", "-td", "--threads-draft", "--spec-draft-threads"
+        None,
+        "CPU threads of the draft model while drafting",
+        "-td",
+        "--threads-draft",
+        "--spec-draft-threads",
     )
     draft_threads_batch: int | None = option(
         None,
@@ -138,7 +184,9 @@ class DraftEngineConfig:
         "--spec-draft-type-v",
         choices=CACHE_TYPES,
     )
-    draft_context: int | None = option(None, "tokens of context of the draft model", "-cd", "--ctx-size-draft")
+    draft_context: int | None = option(
+        None, "tokens of context of the draft model", "-cd", "--ctx-size-draft"
+    )
 
     def __post_init__(self) -> None:
         least = {"threads": 1, "threads_batch": 1, "gpu_layers": -1, "context": LEAST_CONTEXT}
@@ -153,7 +201,9 @@ class SchedulerConfig:
 
     parallel: int = option(4, "slots: requests generated at the same time", "-np", "--num-slots")
     max_queue: int = option(256, "requests that may wait before new ones get 503")
-    prefill_chunk: int = option(64, "prompt tokens read per step while others generate; bounds how long they wait")
+    prefill_chunk: int = option(
+        64, "prompt tokens read per step while others generate; bounds how long they wait"
+    )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
 
     def __post_init__(self) -> None:
@@ -161,7 +211,9 @@ class SchedulerConfig:
         _at_least(self, "max_queue", 0)
         _at_least(self, "prefill_chunk", 1)
         if self.parallel > 250:
-            raise ConfigError(f"--parallel is {self.parallel} but libllama holds at most 250 sequences here")
+            raise ConfigError(
+                f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +226,8 @@ class SpeculationConfig:
         choices=tuple(m.value for m in SequenceMode),
     )
     spec_type: str | None = option(
-        None, "speculators in order of preference, separated by commas, or none (see docs/speculators.md)"
+        None,
+        "speculators in order of preference, separated by commas, or none (see docs/speculators.md)",
     )
     draft_max: int | None = option(
         None,
@@ -183,9 +236,13 @@ class SpeculationConfig:
         "--draft-n",
         "--spec-draft-n-max",
     )
-    draft_min: int = option(0, "drop drafts of fewer tokens than this", "--draft-n-min", "--spec-draft-n-min")
+    draft_min: int = option(
+        0, "drop drafts of fewer tokens than this", "--draft-n-min", "--spec-draft-n-min"
+    )
     draft_p_min: float = option(
-        0.0, "a draft model stops before a token less likely than this (0 to 1)", "--spec-draft-p-min"
+        0.0,
+        "a draft model stops before a token less likely than this (0 to 1)",
+        "--spec-draft-p-min",
     )
     draft_sampling: str = option(
         "auto",
@@ -235,15 +292,23 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8080, "port to listen on; 0 takes a free one")
-    api_key: str | None = option(None, "key that clients must send; several separated by commas", secret=True)
-    api_key_file: str | None = option(None, "file with one key a line; lines that start with # are comments")
-    chat_template: str | None = option(None, "chat template instead of the model's: Jinja text, or chatml")
+    api_key: str | None = option(
+        None, "key that clients must send; several separated by commas", secret=True
+    )
+    api_key_file: str | None = option(
+        None, "file with one key a line; lines that start with # are comments"
+    )
+    chat_template: str | None = option(
+        None, "chat template instead of the model's: Jinja text, or chatml"
+    )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
     max_body_mb: int = option(64, "largest accepted request body in MiB")
     timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
     slots: bool = option(True, "serve /slots")
     metrics: bool = option(True, "serve /metrics")
-    log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
+    log_level: str = option(
+        "info", "how much to log", choices=("debug", "info", "warning", "error")
+    )
     verbose: bool = option(False, "as --log-level debug", "-v", "--log-verbose")
 
     def __post_init__(self) -> None:
@@ -267,4 +332,6 @@ class Config:
     def __post_init__(self) -> None:
         draft_type = self.draft_engine.draft_cache_type_v
         if draft_type not in (None, *PLAIN_CACHE_TYPES) and self.engine.flash_attn == "off":
-            raise ConfigError(f"--draft-cache-type-v {draft_type} needs flash attention; drop --flash-attn off")
+            raise ConfigError(
+                f"--draft-cache-type-v {draft_type} needs flash attention; drop --flash-attn off"
+            )

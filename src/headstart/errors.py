@@ -1,15 +1,15 @@
 """Our exceptions.
 
 HeadstartError
-  ConfigError            the configuration cannot work; raised before a model is loaded
-  ModelError             this GGUF cannot do what was asked (missing, damaged, vocabulary, capability)
-  RequestError           the client's fault; becomes 4xx
+  ConfigError              the configuration cannot work; raised before a model is loaded
+  ModelError               this GGUF cannot do what was asked (missing, damaged, not capable)
+  RequestError             the client's fault; becomes 4xx
     InvalidParameterError  a field has a value that cannot be honoured; 400
     ContextLengthError     the prompt does not fit the context; 400 exceed_context_size_error
     NotSupportedError      this server or model cannot do that; 501
-  CapacityError          try again later; becomes 503 with Retry-After
-  EngineError            libllama failed; becomes 500, the requests of that batch fail
-  WorkerDeadError        the engine process stopped; requests in flight get 500, the server restarts it
+  CapacityError            try again later; becomes 503 with Retry-After
+  EngineError              libllama failed; becomes 500, the requests of that batch fail
+  WorkerDeadError          the engine process stopped; requests in flight get 500, then a restart
 """
 
 from __future__ import annotations

@@ -47,15 +47,26 @@ def resolve_model(config: ModelConfig, environment: Mapping[str, str] = os.envir
         raise ConfigError(f"--hf-file {config.hf_file} needs --hf-repo")
     hub = Hub.from_config(config, environment)
     return ModelPaths(
-        target=_resolve(hub, ("--model", config.model), ("--hf-repo", config.hf_repo), config.hf_file),
-        draft=_resolve(hub, ("--draft-model", config.draft_model), ("--draft-hf-repo", config.draft_hf_repo), None),
+        target=_resolve(
+            hub, ("--model", config.model), ("--hf-repo", config.hf_repo), config.hf_file
+        ),
+        draft=_resolve(
+            hub,
+            ("--draft-model", config.draft_model),
+            ("--draft-hf-repo", config.draft_hf_repo),
+            None,
+        ),
     )
 
 
-def _resolve(hub: Hub, local: tuple[str, str | None], remote: tuple[str, str | None], file: str | None) -> Path | None:
+def _resolve(
+    hub: Hub, local: tuple[str, str | None], remote: tuple[str, str | None], file: str | None
+) -> Path | None:
     (local_flag, path), (remote_flag, reference) = local, remote
     if path and reference:
-        raise ConfigError(f"{local_flag} {path} and {remote_flag} {reference} name two models; give one")
+        raise ConfigError(
+            f"{local_flag} {path} and {remote_flag} {reference} name two models; give one"
+        )
     if reference:
         return hub.fetch(*parse_reference(reference), file)
     if path is None:
@@ -139,7 +150,8 @@ class Hub:
             endpoint=(environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
             cache=cache_directory(environment),
             token=config.hf_token or environment.get("HF_TOKEN") or None,
-            offline=config.offline or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),
+            offline=config.offline
+            or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),
         )
 
     def fetch(self, repo: str, quant: str, file: str | None) -> Path:
@@ -185,17 +197,25 @@ class Hub:
         from huggingface_hub import HfApi
 
         # Not list_repo_files, which tries for half a minute when there is no network.
-        info = HfApi(endpoint=self.endpoint, token=self.token).model_info(repo, timeout=LIST_TIMEOUT_SECONDS)
+        info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
+            repo, timeout=LIST_TIMEOUT_SECONDS
+        )
         return [sibling.rfilename for sibling in info.siblings or ()]
 
     def _download(self, repo: str, path: str) -> Path:
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(repo, path, cache_dir=self.cache, token=self.token, endpoint=self.endpoint))
+        return Path(
+            hf_hub_download(
+                repo, path, cache_dir=self.cache, token=self.token, endpoint=self.endpoint
+            )
+        )
 
     @contextmanager
     def _explained(self, repo: str) -> Iterator[None]:
-        """Turn what huggingface_hub raises into our errors. Its order matters: gated is a kind of not found."""
+        """Turn what huggingface_hub raises into our errors. Its order matters: gated is a kind of
+        not found.
+        """
         import httpx2
         from huggingface_hub import errors
 
@@ -207,11 +227,19 @@ class Hub:
                 "then pass your token with --hf-token or HF_TOKEN"
             ) from None
         except errors.RepositoryNotFoundError:
-            hint = "the token may not see it" if self.token else "if it is private, pass --hf-token or HF_TOKEN"
-            raise ModelError(f"there is no repository {repo} at {self.endpoint}; check the spelling ({hint})") from None
+            hint = (
+                "the token may not see it"
+                if self.token
+                else "if it is private, pass --hf-token or HF_TOKEN"
+            )
+            raise ModelError(
+                f"there is no repository {repo} at {self.endpoint}; check the spelling ({hint})"
+            ) from None
         except errors.HfHubHTTPError as error:
             status = error.response.status_code
-            raise _UnreachableError(f"the hub {self.endpoint} answered {status} for {repo}; try again later") from None
+            raise _UnreachableError(
+                f"the hub {self.endpoint} answered {status} for {repo}; try again later"
+            ) from None
         except (httpx2.HTTPError, errors.LocalEntryNotFoundError) as error:
             raise _UnreachableError(
                 f"cannot reach the hub {self.endpoint} for {repo} ({type(error).__name__}); "
@@ -232,10 +260,14 @@ def _select(repo: str, paths: Sequence[str], quant: str, file: str | None) -> li
         ModelError: none fits; names those that exist.
     """
     if file is None and "preset.ini" in paths:
-        raise ModelError(f"{repo} is a preset (preset.ini), which Headstart does not read; name a file with --hf-file")
+        raise ModelError(
+            f"{repo} is a preset (preset.ini), which Headstart does not read; name a file with --hf-file"
+        )
     chosen = choose_file(paths, quant) if file is None else file if file in paths else None
     if chosen is None:
-        wanted = f"no file {file}" if file else f"no model of quant {quant}" if quant else "no model"
+        wanted = (
+            f"no file {file}" if file else f"no model of quant {quant}" if quant else "no model"
+        )
         models = [path for path in paths if _is_model(path) and _part_index(path) == 1]
         raise ModelError(f"{repo} holds {wanted}; its GGUF models: {', '.join(models) or 'none'}")
     return split_parts(paths, chosen)

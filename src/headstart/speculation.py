@@ -16,7 +16,8 @@ AUTO_TYPES = (
     "suffix",
 )  # of --spec auto. Recycling guesses too, but reading its top candidates costs more than it earns
 DRAFT_MODEL, SYNTHETIC, NONE = "draft-model", "synthetic", "none"
-_KEPT = (("suffix", "file"), ("ngram-cache", "lookup_cache_dynamic"))  # options that keep texts over restarts
+# options that keep texts over restarts
+_KEPT = (("suffix", "file"), ("ngram-cache", "lookup_cache_dynamic"))
 _LENGTHS = ("n_max", "size_m")  # options that limit how many tokens a speculator drafts
 _STATE_BEGINS = b'{"version":'  # of the file that control writes
 
@@ -39,14 +40,19 @@ def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[s
     """Names of the speculators to load, in order of preference.
 
     Raises:
-        ConfigError: an unknown name, a draft model or an option that nothing would use, an option with
+        ConfigError: an unknown name, a draft model or an option that nothing would use, an option
+            with
             a value that cannot work, or a state file that is none.
     """
     _check_state(config.spec_state)
     if config.spec == SequenceMode.OFF.value or config.spec_type == NONE:
         return ()
     if config.spec_type is None:
-        text = AUTO_TYPES if config.spec != SequenceMode.FIXED.value else (() if has_draft_model else ("ngram-simple",))
+        text = (
+            AUTO_TYPES
+            if config.spec != SequenceMode.FIXED.value
+            else (() if has_draft_model else ("ngram-simple",))
+        )
         names = (*text, *((DRAFT_MODEL,) if has_draft_model else ()))
     else:
         names = _named_types(config.spec_type, has_draft_model=has_draft_model)
@@ -76,14 +82,22 @@ def capped_options(config: SpeculationConfig) -> list[str]:
 def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
     names = type_names(spec_type)
     if not names or NONE in names:
-        raise ConfigError(f"--spec-type is {spec_type!r} but must name speculators, or {NONE} alone")
+        raise ConfigError(
+            f"--spec-type is {spec_type!r} but must name speculators, or {NONE} alone"
+        )
     for name in names:
         if name in MULTI_TOKEN_HEADS:
-            raise ConfigError(f"--spec-type names {name}, but multi-token heads are not supported yet; leave it out")
+            raise ConfigError(
+                f"--spec-type names {name}, but multi-token heads are not supported yet; leave it out"
+            )
         if name not in SPECULATORS:
-            raise ConfigError(f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}")
+            raise ConfigError(
+                f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}"
+            )
     if DRAFT_MODEL in names and not has_draft_model:
-        raise ConfigError("--spec-type names draft-model but no draft model is given; add --draft-model FILE")
+        raise ConfigError(
+            "--spec-type names draft-model but no draft model is given; add --draft-model FILE"
+        )
     if has_draft_model and DRAFT_MODEL not in names:
         raise ConfigError(
             "a draft model is given but --spec-type does not name draft-model; add it there or leave out one of them"
@@ -92,7 +106,9 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Whoever names a corpus or a lookup file wants it to be read; values are checked before a model is loaded."""
+    """Whoever names a corpus or a lookup file wants it to be read; values are checked before a
+    model is loaded.
+    """
     for name in options.keys() - set(names):
         for option in options[name]:
             raise ConfigError(
@@ -124,9 +140,13 @@ def _check_state(spec_state: str | None) -> None:
             raise ConfigError(f"--spec-state {path} is not a regular file; name another, or none")
         is_ours = not path.exists() or _beginning(path) in (_STATE_BEGINS, b"")
     except OSError as error:
-        raise ConfigError(f"--spec-state {path} cannot be read: {error.strerror}; name another file") from error
+        raise ConfigError(
+            f"--spec-state {path} cannot be read: {error.strerror}; name another file"
+        ) from error
     if not is_ours:
-        raise ConfigError(f"--spec-state {path} is not what headstart writes and would be replaced; name another file")
+        raise ConfigError(
+            f"--spec-state {path} is not what headstart writes and would be replaced; name another file"
+        )
 
 
 def _beginning(path: Path) -> bytes:

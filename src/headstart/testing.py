@@ -16,9 +16,9 @@ from headstart.control.controller import Controller
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.request import Request, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.seat import Seat
 from headstart.speculators.base import Speculator
 from headstart.types import Batch, ContextFullError, Filters, FimTokens, Logits, MemoryKind
 
@@ -66,7 +66,9 @@ class FakeFilters:
         if self._params.top_k:
             keep = np.argsort(-logits, kind="stable")[: self._params.top_k]
             ids, logits = ids[keep], logits[keep]
-        return ids, logits if self._params.is_greedy else logits / np.float32(self._params.temperature)
+        return ids, logits if self._params.is_greedy else logits / np.float32(
+            self._params.temperature
+        )
 
     def accept(self, token: int) -> None:
         """Nothing here looks at the text."""
@@ -98,7 +100,11 @@ class FakeEngine:
         self.max_batch_tokens = 256
         self.max_outputs = 128
         self.memory = memory
-        self.max_rollback = {MemoryKind.CUT: 2**30, MemoryKind.ROLLBACK: 4, MemoryKind.CHECKPOINT: 0}[memory]
+        self.max_rollback = {
+            MemoryKind.CUT: 2**30,
+            MemoryKind.ROLLBACK: 4,
+            MemoryKind.CHECKPOINT: 0,
+        }[memory]
         self.cache: dict[int, list[int]] = {}
         self.num_decodes = 0
         self.num_rows = 0
@@ -111,7 +117,9 @@ class FakeEngine:
         if self.fail is not None:
             self.fail(batch)
         if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
-            raise EngineError(f"batch of {batch.num_rows} rows and {batch.num_outputs} outputs is too large")
+            raise EngineError(
+                f"batch of {batch.num_rows} rows and {batch.num_outputs} outputs is too large"
+            )
         if self.cells_used() + batch.num_rows > self.num_cells:
             raise ContextFullError
         self.num_decodes += 1
@@ -122,9 +130,13 @@ class FakeEngine:
             seq_id, position = int(batch.seq_ids[row]), int(batch.positions[row])
             cached = self.cache.setdefault(seq_id, [])
             if position != len(cached):
-                raise AssertionError(f"sequence {seq_id}: row at {position}, cache holds {len(cached)}")
+                raise AssertionError(
+                    f"sequence {seq_id}: row at {position}, cache holds {len(cached)}"
+                )
             if not 0 <= batch.tokens[row] < self.vocab_size:
-                raise AssertionError(f"sequence {seq_id}: token {batch.tokens[row]} is not in the vocabulary")
+                raise AssertionError(
+                    f"sequence {seq_id}: token {batch.tokens[row]} is not in the vocabulary"
+                )
             cached.append(int(batch.tokens[row]))
             self._last_rows[seq_id] = self._last_rows.get(seq_id, 0) + 1
             if batch.wants_logits[row]:
@@ -137,7 +149,11 @@ class FakeEngine:
         state = 0xCBF29CE484222325
         for token in seen:
             state = ((state ^ (token + 1)) * 0x100000001B3) & _MASK
-        return np.random.default_rng(state).normal(0.0, self.sharpness, self.vocab_size).astype(np.float32)
+        return (
+            np.random.default_rng(state)
+            .normal(0.0, self.sharpness, self.vocab_size)
+            .astype(np.float32)
+        )
 
     def cells_used(self) -> int:
         """Tokens in the cache; shared prefixes count once per sequence here."""
@@ -169,9 +185,9 @@ class FakeEngine:
 def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 64) -> tuple[int, int]:
     """Generate four texts at once with a speculator and without; they must be equal.
 
-    All that it drafts is verified, good or bad: lengths are fixed, control is not asked. It drafts alone, and token
-    ids are 0 to 31, so other speculators, `--spec auto` and real texts are left to tests of your own. Returns how
-    many tokens were drafted and accepted.
+    All that it drafts is verified, good or bad: lengths are fixed, control is not asked. It drafts
+    alone, and token ids are 0 to 31, so other speculators, `--spec auto` and real texts are left to
+    tests of your own. Returns how many tokens were drafted and accepted.
 
     Raises:
         AssertionError: a text differs, or the speculator raised while it drafted.
@@ -179,10 +195,10 @@ def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 64) -> 
     """
     drafted = accepted = 0
     for temperature in (0.0, 1.0):
-        texts, (seat,) = _generate([make()], temperature, num_tokens)
-        report = seat.report()
-        seat.speculator.describe()
-        seat.speculator.close()
+        texts, (speculator,) = _generate([make()], temperature, num_tokens)
+        report = speculator.report()
+        speculator.speculator.describe()
+        speculator.speculator.close()
         if report.failure:
             raise AssertionError(f"{report.name} failed in {report.failure}")
         if texts != _generate([], temperature, num_tokens)[0]:
@@ -193,19 +209,21 @@ def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 64) -> 
 
 def _generate(
     speculators: Sequence[Speculator], temperature: float, num_tokens: int
-) -> tuple[dict[str, list[int]], list[Seat]]:
+) -> tuple[dict[str, list[int]], list[GuardedSpeculator]]:
     """Texts by request, and the speculators at work."""
-    seats = [Seat(s) for s in speculators]
-    drafting = Drafting(seats, SpeculationConfig(spec="fixed"), Controller())
+    guarded = [GuardedSpeculator(s) for s in speculators]
+    drafting = Drafting(guarded, SpeculationConfig(spec="fixed"), Controller())
     scheduler = Scheduler(FakeEngine(order=1), ByteVocab(), drafting, SchedulerConfig(parallel=4))
     for seed in range(4):
         sampling = SamplingParams(temperature=temperature, seed=seed)
         prompt = list(range(seed, seed + 8))
-        scheduler.submit(Request(request_id=str(seed), prompt=prompt, sampling=sampling, max_tokens=num_tokens))
+        scheduler.submit(
+            Request(request_id=str(seed), prompt=prompt, sampling=sampling, max_tokens=num_tokens)
+        )
     texts: dict[str, list[int]] = {}
     while scheduler.has_work:
         scheduler.step()
         for event in scheduler.take_events():
             if isinstance(event, TokenEvent):
                 texts.setdefault(event.request_id, []).extend(event.tokens)
-    return texts, seats
+    return texts, guarded

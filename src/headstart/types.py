@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from headstart.sampling.params import SamplingParams
 
 Logits = NDArray[np.float32]
-"""Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites."""
+"""Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
+"""
 
 Choose = Callable[[NDArray[np.float32], int], "Choice"]
 """How a draft model may pick as the request would: (logits of one row, position) -> Choice."""
@@ -34,7 +35,8 @@ class MemoryKind(Enum):
     """What a model's memory allows after a draft was rejected."""
 
     CUT = "cut"  # attention: any tail can be dropped
-    ROLLBACK = "rollback"  # recurrent with snapshots: the last few tokens of one decode can be dropped
+    # recurrent with snapshots: the last few tokens of one decode can be dropped
+    ROLLBACK = "rollback"
     CHECKPOINT = "checkpoint"  # only a whole sequence can be dropped, so nothing can be drafted
 
 
@@ -68,7 +70,8 @@ class DraftRequest:
     tokens: Sequence[int]
     max_tokens: int  # >= 1; a longer draft is cut
     min_confidence: float = 0.0  # a model drafter stops before the first token below this
-    choose: Choose | None = None  # models only; None for text speculators and for greedy requests (draft the argmax)
+    # models only; None for text speculators and for greedy requests (draft the argmax)
+    choose: Choose | None = None
     namespace: str = ""  # tenant: shared corpora must not cross it
 
 
@@ -76,9 +79,10 @@ class DraftRequest:
 class Draft:
     """A guess: tokens that may follow, with the speculator's own score for each.
 
-    `confidence` has one entry per token, finite and not negative; its meaning belongs to the speculator
-    (a probability, a match length, a share of counts) and `control` learns what it is worth. Empty means
-    no guess; then `reason` may say why, and a model that did not get as far as guessing is not `is_ready`.
+    `confidence` has one entry per token, finite and not negative; its meaning belongs to the
+    speculator (a probability, a match length, a share of counts) and `control` learns what it is
+    worth. Empty means no guess; then `reason` may say why, and a model that did not get as far as
+    guessing is not `is_ready`.
     """
 
     tokens: Sequence[int] = ()
@@ -86,7 +90,8 @@ class Draft:
     speculator: str = ""  # set by the scheduler
     reason: str = ""  # one of a few fixed texts: each is counted by itself
     is_ready: bool = True  # False: it still reads, or cannot; says nothing about its guesses
-    num_granted: int | None = None  # accept so many unseen: only where the class says `skips_verification`
+    # accept so many unseen: only where the class says `skips_verification`
+    num_forced: int | None = None
 
 
 NO_DRAFT = Draft()
@@ -96,8 +101,8 @@ NO_DRAFT = Draft()
 class Decoded:
     """Rows of the last target decode that produced logits, for `Speculator.observe`.
 
-    All arrays have one entry per row, rows of one sequence are adjacent and in order. Sequences that
-    have not begun, or do not draft, are among them.
+    All arrays have one entry per row, rows of one sequence are adjacent and in order. Sequences
+    that have not begun, or do not draft, are among them.
     """
 
     seq_ids: NDArray[np.int32]

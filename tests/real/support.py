@@ -16,8 +16,12 @@ from headstart.scheduler.request import Request
 
 def engine_of(path: Path, *, deterministic: bool = False) -> LlamaEngine:
     """A small engine over one file."""
-    settings = EngineConfig(context=256, batch=256, threads=1, gpu_layers=0, deterministic=deterministic)
-    return LlamaEngine(Model(path, settings), settings, num_sequences=2, max_outputs=16, max_draft=8)
+    settings = EngineConfig(
+        context=256, batch=256, threads=1, gpu_layers=0, deterministic=deterministic
+    )
+    return LlamaEngine(
+        Model(path, settings), settings, num_sequences=2, max_outputs=16, max_draft=8
+    )
 
 
 def without_draft(path: Path) -> Models:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 from benchmarks.equality import Setting, open_setting
-from tests.models import BROKEN_KINDS, OTHER_MERGES, SMALLER, Broken, broken, tiny_llama, tiny_recurrent
+from tests.models import (
+    BROKEN_KINDS,
+    OTHER_MERGES,
+    SMALLER,
+    Broken,
+    broken,
+    tiny_llama,
+    tiny_recurrent,
+)
 
 from headstart import demo
 from headstart.assemble import Models, find_models
@@ -16,7 +24,9 @@ from headstart.errors import HeadstartError, ModelError
 
 
 @pytest.mark.parametrize("kind", BROKEN_KINDS)
-def test_a_broken_gguf_is_a_model_error_that_names_the_file_and_the_reason(kind: Broken, tmp_path: Path) -> None:
+def test_a_broken_gguf_is_a_model_error_that_names_the_file_and_the_reason(
+    kind: Broken, tmp_path: Path
+) -> None:
     path = broken(tmp_path / "bad.gguf", kind)
     with pytest.raises(ModelError, match=r"bad\.gguf") as caught:
         Model(path, EngineConfig(gpu_layers=0))
@@ -38,7 +48,9 @@ def test_a_missing_draft_file_stops_the_start(tmp_path: Path) -> None:
         open_setting(Setting("draft-model"), find_models(config))
 
 
-def test_a_draft_model_that_cannot_take_back_tokens_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_draft_model_that_cannot_take_back_tokens_is_refused_with_the_reason(
+    tmp_path: Path,
+) -> None:
     draft = tiny_recurrent(tmp_path / "mamba.gguf")
     target = tiny_llama(tmp_path / "target.gguf")
     with pytest.raises(ModelError, match=r"mamba\.gguf cannot draft.*take back"):

@@ -1,11 +1,22 @@
-"""Nothing changes but the speed, on the embedded models. The full run: python -m benchmarks.equality."""
+"""Nothing changes but the speed, on the embedded models. The full run: python -m
+benchmarks.equality.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from benchmarks.equality import Result, Setting, compare, different, gather, generate, make_requests, open_setting
+from benchmarks.equality import (
+    Result,
+    Setting,
+    compare,
+    different,
+    gather,
+    generate,
+    make_requests,
+    open_setting,
+)
 
 from headstart import demo
 from headstart.assemble import Models
@@ -31,13 +42,17 @@ def test_output_is_identical_with_and_without_drafts(temperature: float) -> None
     requests = make_requests(8, temperature, max_tokens=24)
     compared = list(compare(requests, SAMPLE))
     assert {c.setting: c.different for c in compared} == dict.fromkeys(SAMPLE, ())
-    assert all(c.num_drafted and c.num_accepted for c in compared if "draft-model" in c.setting.types)
+    assert all(
+        c.num_drafted and c.num_accepted for c in compared if "draft-model" in c.setting.types
+    )
 
 
 def test_output_is_identical_with_drafts_from_another_vocabulary() -> None:
     requests = make_requests(8, 0.8, max_tokens=24)
     models = Models(demo.path(demo.TARGET), demo.path(demo.DRAFT_OTHER), is_demo=True)
-    compared = list(compare(requests, [Setting("draft-model", 4, 4), Setting("auto", 16, 2)], models))
+    compared = list(
+        compare(requests, [Setting("draft-model", 4, 4), Setting("auto", 16, 2)], models)
+    )
     assert [c.different for c in compared] == [(), ()]
     assert compared[0].num_accepted > 0
 
@@ -73,7 +88,9 @@ def test_cancelling_neighbours_half_way_changes_nothing() -> None:
 def test_a_context_limit_stop_is_the_same_with_drafts_and_leaves_the_others_alone() -> None:
     requests = [replace(r, prompt=r.prompt[:60]) for r in make_requests(6, 0.8, max_tokens=24)]
     requests[0] = replace(
-        requests[0], max_tokens=None, sampling=replace(requests[0].sampling, ignore_eos=True, dry_multiplier=0.0)
+        requests[0],
+        max_tokens=None,
+        sampling=replace(requests[0].sampling, ignore_eos=True, dry_multiplier=0.0),
     )
     expected = generate(open_setting(Setting(context=512)), requests)
     assert expected["0"].finish is not None
@@ -84,9 +101,18 @@ def test_a_context_limit_stop_is_the_same_with_drafts_and_leaves_the_others_alon
 
 
 def test_switching_speculation_between_requests_changes_nothing() -> None:
-    wishes = (SpeculativeParams(n_max=0), SpeculativeParams(n_max=3), SpeculativeParams(types=("ngram-simple",)))
-    requests = [replace(r, speculative=wishes[i % 3]) for i, r in enumerate(make_requests(9, 0.8, max_tokens=24))]
-    expected = generate(open_setting(Setting()), [replace(r, speculative=SpeculativeParams()) for r in requests])
+    wishes = (
+        SpeculativeParams(n_max=0),
+        SpeculativeParams(n_max=3),
+        SpeculativeParams(types=("ngram-simple",)),
+    )
+    requests = [
+        replace(r, speculative=wishes[i % 3])
+        for i, r in enumerate(make_requests(9, 0.8, max_tokens=24))
+    ]
+    expected = generate(
+        open_setting(Setting()), [replace(r, speculative=SpeculativeParams()) for r in requests]
+    )
     results = generate(open_setting(Setting("ngram-simple,draft-model", 8, 4)), requests)
     assert different(expected, results) == ()
     drafted = [stats_of(results[r.request_id]).num_drafted for r in requests]
@@ -98,7 +124,9 @@ def test_the_next_turn_reuses_the_cache_and_answers_as_if_it_did_not() -> None:
     scheduler = open_setting(Setting("draft-model", 4, 2))
     first = make_requests(1, 0.8, max_tokens=24)[0]
     answer = generate(scheduler, [first])["0"]
-    turn = replace(first, request_id="turn", prompt=(*first.prompt, *answer.tokens, *first.prompt[:8]))
+    turn = replace(
+        first, request_id="turn", prompt=(*first.prompt, *answer.tokens, *first.prompt[:8])
+    )
     warm = generate(scheduler, [turn])
     cold = generate(open_setting(Setting()), [replace(turn, cache_prompt=False)])
     assert different(cold, warm) == ()
@@ -109,6 +137,8 @@ def test_without_deterministic_mode_greedy_text_hardly_differs() -> None:
     """Near ties may flip there; most texts are still the same, and none fails."""
     requests = make_requests(8, 0.0, max_tokens=24)
     plain = generate(open_setting(Setting("off", 0, 4, 1024, deterministic=False)), requests)
-    drafted = generate(open_setting(Setting("draft-model", 8, 4, 1024, deterministic=False)), requests)
+    drafted = generate(
+        open_setting(Setting("draft-model", 8, 4, 1024, deterministic=False)), requests
+    )
     assert not any(r.error for r in drafted.values())
     assert len(different(plain, drafted)) <= 2

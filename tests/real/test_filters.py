@@ -47,7 +47,10 @@ def random_params(seed: int) -> SamplingParams:
     def one_of(*values: T) -> T:
         return values[int(random.integers(len(values)))]
 
-    bias = {int(i): float(b) for i, b in zip(random.integers(0, SIZE, 5), random.normal(0, 8, 5), strict=True)}
+    bias = {
+        int(i): float(b)
+        for i, b in zip(random.integers(0, SIZE, 5), random.normal(0, 8, 5), strict=True)
+    }
     samplers = list(DEFAULT_SAMPLERS)
     if random.random() < 0.3:
         random.shuffle(samplers)
@@ -122,7 +125,9 @@ def test_truncations_keep_what_their_definition_says() -> None:
 
 
 def test_xtc_drops_all_but_the_last_token_above_its_threshold_as_often_as_asked() -> None:
-    """The candidates stay right after it moved them (it once left the next call writing past their end)."""
+    """The candidates stay right after it moved them (it once left the next call writing past their
+    end).
+    """
     logits = np.full(SIZE, -20.0, np.float32)
     logits[[10, 20, 30, 40]] = [4.0, 3.9, 3.8, 1.0]
     one = sampler(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.2, top_k=4)
@@ -144,7 +149,8 @@ def test_penalties_count_the_last_tokens_of_the_text_only() -> None:
 
 
 def test_dry_breaks_a_repetition() -> None:
-    letters = [t for t in range(SIZE) if MODEL.vocab.token_bytes(t).isalpha()][:5]  # no sequence breakers
+    # no sequence breakers
+    letters = [t for t in range(SIZE) if MODEL.vocab.token_bytes(t).isalpha()][:5]
     logits = np.zeros(SIZE, np.float32)
     logits[letters[3:]] = [3.0, 2.0]
     loop = letters[:4] * 4 + letters[:3]

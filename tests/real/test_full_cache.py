@@ -21,7 +21,10 @@ def test_a_full_cache_is_said_once_and_every_request_ends_well(
     monkeypatch.setattr(library, "_has_told_full", False)
     setting = Setting("recycling", 4, num_slots=4, context=256, deterministic=False)
     scheduler = open_setting(setting, without_draft(write(tmp_path / "tiny.gguf")))
-    endless = [replace(r, max_tokens=120, sampling=replace(r.sampling, ignore_eos=True)) for r in byte_requests(6)]
+    endless = [
+        replace(r, max_tokens=120, sampling=replace(r.sampling, ignore_eos=True))
+        for r in byte_requests(6)
+    ]
     with caplog.at_level(logging.INFO, "headstart"):
         results = generate(scheduler, endless)
     assert scheduler.counters.preemptions > 0
@@ -34,8 +37,14 @@ def test_a_full_cache_is_said_once_and_every_request_ends_well(
 
 def test_other_warnings_and_errors_of_libllama_stay_loud(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "headstart"):
-        for level, line in ((3, b"decode: something is odd\n"), (4, b"llama_decode: something broke\n")):
+        for level, line in (
+            (3, b"decode: something is odd\n"),
+            (4, b"llama_decode: something broke\n"),
+        ):
             library._on_log(level, line, None)
         library._on_log(4, b"init_batch: failed to prepare attention ubatches\n", None)
-    assert [r.levelno for r in caplog.records if "something" in r.message] == [logging.WARNING, logging.ERROR]
+    assert [r.levelno for r in caplog.records if "something" in r.message] == [
+        logging.WARNING,
+        logging.ERROR,
+    ]
     assert library.take_errors() == "something broke"

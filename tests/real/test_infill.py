@@ -52,7 +52,9 @@ def engine() -> Iterator[LlamaEngine]:
 
 def test_llama_vims_request_after_its_warm_up_is_read_from_the_cache(client: httpx2.Client) -> None:
     body = LLAMA_VIM | CODE | {"n_predict": 24, "t_max_predict_ms": 60_000}
-    assert client.post("/infill", json=body | {"n_predict": 0, "response_fields": [""]}).json() == {}
+    assert (
+        client.post("/infill", json=body | {"n_predict": 0, "response_fields": [""]}).json() == {}
+    )
     answer = client.post("/infill", json=body).json()
     assert list(answer) == FIELDS
     assert isinstance(answer["content"], str)
@@ -64,12 +66,20 @@ def test_llama_vims_request_after_its_warm_up_is_read_from_the_cache(client: htt
 def test_the_prompt_has_the_form_the_model_was_trained_on(client: httpx2.Client) -> None:
     answer = client.post("/infill", json=CODE | {"n_predict": 8, "temperature": 0}).json()
     prefix = CODE["input_prefix"] + CODE["prompt"]
-    assert answer["prompt"] == f"<|fim_prefix|>{prefix}<|fim_suffix|>{CODE['input_suffix']}<|fim_middle|>"
+    assert (
+        answer["prompt"]
+        == f"<|fim_prefix|>{prefix}<|fim_suffix|>{CODE['input_suffix']}<|fim_middle|>"
+    )
     assert answer["content"]
 
 
 def test_a_text_ends_before_a_line_with_too_little_indentation(client: httpx2.Client) -> None:
-    body = CODE | {"temperature": 0, "n_predict": 48, "cache_prompt": False, "speculative": {"mode": "off"}}
+    body = CODE | {
+        "temperature": 0,
+        "n_predict": 48,
+        "cache_prompt": False,
+        "speculative": {"mode": "off"},
+    }
     whole = client.post("/infill", json=body).json()
     cut = client.post("/infill", json=body | {"n_indent": 99}).json()
     line, rest = whole["content"].split("\n", 1)
@@ -79,8 +89,12 @@ def test_a_text_ends_before_a_line_with_too_little_indentation(client: httpx2.Cl
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_sampler_needs_no_more_than_top_k_candidates(engine: LlamaEngine, temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, top_k=40, top_p=0.9, samplers=("top_k", "top_p", "infill"))
+def test_the_sampler_needs_no_more_than_top_k_candidates(
+    engine: LlamaEngine, temperature: float
+) -> None:
+    params = SamplingParams(
+        temperature=temperature, top_k=40, top_p=0.9, samplers=("top_k", "top_p", "infill")
+    )
     random, eog = np.random.default_rng(0), engine.model.vocab.eog_ids
     sampler = Sampler(params, engine, eog)
     filters, everything = engine.make_filters(params), np.arange(engine.vocab_size, dtype=np.int32)
@@ -98,7 +112,9 @@ def test_the_sampler_needs_no_more_than_top_k_candidates(engine: LlamaEngine, te
 
 def test_candidates_that_begin_alike_count_together(engine: LlamaEngine) -> None:
     vocab = engine.model.vocab
-    (short,), (long,) = (vocab.tokenize(t, add_special=False, parse_special=False) for t in ("re", "return"))
+    (short,), (long,) = (
+        vocab.tokenize(t, add_special=False, parse_special=False) for t in ("re", "return")
+    )
     (other,) = vocab.tokenize("if", add_special=False, parse_special=False)
     logits = np.full(engine.vocab_size, -30.0, np.float32)
     logits[[short, long, other]] = np.log([0.3, 0.25, 0.45])
@@ -115,5 +131,7 @@ def test_a_vocabulary_that_the_sampler_would_abort_on_is_refused(
 ) -> None:
     params = SamplingParams(samplers=("top_k", "infill"))
     monkeypatch.setattr(engine.model.vocab, "_longest", 513)
-    with pytest.raises(NotSupportedError, match=r"a token of 513 bytes and it takes 512; leave it out"):
+    with pytest.raises(
+        NotSupportedError, match=r"a token of 513 bytes and it takes 512; leave it out"
+    ):
         engine.make_filters(params)

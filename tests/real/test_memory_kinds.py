@@ -1,4 +1,6 @@
-"""Models whose memory cannot simply be cut: served correctly, with drafts only where they can be taken back."""
+"""Models whose memory cannot simply be cut: served correctly, with drafts only where they can be
+taken back.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,26 @@ from headstart.engine.context import LlamaEngine
 from headstart.errors import ConfigError
 from headstart.types import Batch, MemoryKind
 
-# Not the deterministic mode, which recurrent models cannot have; F32 weights leave no near ties here.
+# Not the deterministic mode, which recurrent models cannot have; F32 weights leave no near ties
+# here.
 PLAIN = Setting(deterministic=False)
-KINDS = {tiny_llama: MemoryKind.CUT, tiny_hybrid: MemoryKind.ROLLBACK, tiny_recurrent: MemoryKind.CHECKPOINT}
+KINDS = {
+    tiny_llama: MemoryKind.CUT,
+    tiny_hybrid: MemoryKind.ROLLBACK,
+    tiny_recurrent: MemoryKind.CHECKPOINT,
+}
 
 
 @pytest.fixture(scope="module", params=list(KINDS), ids=lambda write: write.__name__)
-def kind_and_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryKind, Path]:
+def kind_and_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[MemoryKind, Path]:
     return KINDS[request.param], request.param(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-def decode(engine: LlamaEngine, tokens: list[int], position: int, num_outputs: int = 1, seq_id: int = 0) -> np.ndarray:
+def decode(
+    engine: LlamaEngine, tokens: list[int], position: int, num_outputs: int = 1, seq_id: int = 0
+) -> np.ndarray:
     batch = Batch(64)
     batch.add(seq_id, position, tokens, num_outputs)
     return engine.decode(batch).copy()
@@ -51,7 +62,9 @@ def test_a_rolled_back_draft_leaves_no_trace(kind_and_path: tuple[MemoryKind, Pa
     np.testing.assert_allclose(after, decode(fresh, [8], 7), atol=2e-2)
 
 
-def test_a_rollback_that_would_corrupt_the_state_is_refused(kind_and_path: tuple[MemoryKind, Path]) -> None:
+def test_a_rollback_that_would_corrupt_the_state_is_refused(
+    kind_and_path: tuple[MemoryKind, Path],
+) -> None:
     kind, path = kind_and_path
     engine = engine_of(path)
     decode(engine, list(range(40)), 0)
@@ -62,7 +75,9 @@ def test_a_rollback_that_would_corrupt_the_state_is_refused(kind_and_path: tuple
         np.testing.assert_array_equal(decode(engine, [1, 2], 0), decode(engine_of(path), [1, 2], 0))
 
 
-def test_text_is_the_same_alone_among_others_and_with_drafts(kind_and_path: tuple[MemoryKind, Path], caplog) -> None:
+def test_text_is_the_same_alone_among_others_and_with_drafts(
+    kind_and_path: tuple[MemoryKind, Path], caplog
+) -> None:
     kind, path = kind_and_path
     requests = byte_requests(6)
     models = without_draft(path)
@@ -81,7 +96,9 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(kind_and_path: tupl
 
 def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[MemoryKind, Path]) -> None:
     _, path = kind_and_path
-    scheduler = open_setting(replace(PLAIN, types="recycling", length=4, num_slots=2), without_draft(path))
+    scheduler = open_setting(
+        replace(PLAIN, types="recycling", length=4, num_slots=2), without_draft(path)
+    )
     first = byte_requests(1)[0]
     answer = generate(scheduler, [first])["0"]
     history = (*first.prompt, *answer.tokens)
@@ -90,15 +107,21 @@ def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[MemoryKi
         replace(first, request_id="branch", prompt=(*history[:10], 67)),
         replace(first, request_id="again"),
     ]
-    expected = generate(open_setting(PLAIN, without_draft(path)), [replace(r, cache_prompt=False) for r in follow])
+    expected = generate(
+        open_setting(PLAIN, without_draft(path)), [replace(r, cache_prompt=False) for r in follow]
+    )
     results = generate(scheduler, follow)
     assert {k: r.key for k, r in results.items()} == {k: r.key for k, r in expected.items()}
 
 
-def test_deterministic_mode_refuses_a_recurrent_state(kind_and_path: tuple[MemoryKind, Path]) -> None:
+def test_deterministic_mode_refuses_a_recurrent_state(
+    kind_and_path: tuple[MemoryKind, Path],
+) -> None:
     kind, path = kind_and_path
     if kind is MemoryKind.CUT:
         assert engine_of(path, deterministic=True).deterministic
     else:
-        with pytest.raises(ConfigError, match=r"--deterministic needs a model with attention only.*tiny\.gguf"):
+        with pytest.raises(
+            ConfigError, match=r"--deterministic needs a model with attention only.*tiny\.gguf"
+        ):
             engine_of(path, deterministic=True)

@@ -1,4 +1,6 @@
-"""Draft models of other vocabularies: how they are taken, named and refused, and that no text changes."""
+"""Draft models of other vocabularies: how they are taken, named and refused, and that no text
+changes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ GEMMA = ("<eos>", "<start_of_turn>", "<end_of_turn>")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-def test_output_is_identical_with_and_without_drafts_from_another_vocabulary(temperature: float) -> None:
+def test_output_is_identical_with_and_without_drafts_from_another_vocabulary(
+    temperature: float,
+) -> None:
     requests = make_requests(6, temperature, max_tokens=24)
     compared = list(compare(requests, SETTINGS, OTHER))
     assert {c.setting: c.different for c in compared} == dict.fromkeys(SETTINGS, ())
@@ -63,25 +67,30 @@ def start(config: Config, target: Path, draft: Path) -> tuple[Scheduler, WorkerI
 
 
 def drafter_of(scheduler: Scheduler) -> DraftModelSpeculator:
-    speculator = scheduler.drafting.seats["draft-model"].speculator
+    speculator = scheduler.drafting.speculators["draft-model"].speculator
     assert isinstance(speculator, DraftModelSpeculator)
     return speculator
 
 
 def heard(scheduler: Scheduler, text: str) -> bytes:
     """What the draft model reads for a text of the target, with its markers spelled."""
-    bridge = drafter_of(scheduler)._bridge
-    assert bridge is not None
-    sequence = bridge.open()
+    translator = drafter_of(scheduler)._translator
+    assert translator is not None
+    sequence = translator.open()
     sequence.extend(scheduler.vocab.tokenize(text, add_special=False, parse_special=True))
-    return b"".join(map(bridge.draft.spelling, sequence.draft_history)) + sequence.pending
+    return b"".join(map(translator.draft.spelling, sequence.draft_history)) + sequence.pending
 
 
 @pytest.fixture
 def make_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Writes a tiny model, with control tokens and a chat template of its own if wanted."""
 
-    def make(name: str, controls: tuple[str, ...] = models.CONTROL_TOKENS, template: str = "", **values: Any) -> Path:
+    def make(
+        name: str,
+        controls: tuple[str, ...] = models.CONTROL_TOKENS,
+        template: str = "",
+        **values: Any,
+    ) -> Path:
         with monkeypatch.context() as patch:
             patch.setattr(models, "CONTROL_TOKENS", controls)
             patch.setattr(models, "CHAT_TEMPLATE", template or models.CHAT_TEMPLATE)
@@ -91,45 +100,71 @@ def make_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("way", "draft"), [("identical", {}), ("shared", {"merges": OTHER_MERGES}), ("text", {"merges": MERGES[:1]})]
+    ("mode", "draft"),
+    [("identical", {}), ("shared", {"merges": OTHER_MERGES}), ("text", {"merges": MERGES[:1]})],
 )
 def test_the_way_between_the_vocabularies_is_named_to_the_user_and_in_the_log(
-    way: str, draft: dict[str, Merges], make_tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    mode: str,
+    draft: dict[str, Merges],
+    make_tiny: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    target = make_tiny("target", merges=[*MERGES, *((a, b) for a in "xyz" for b in "abcdefghijklmno")])
-    target = target if way == "text" else make_tiny("target2")
+    target = make_tiny(
+        "target", merges=[*MERGES, *((a, b) for a in "xyz" for b in "abcdefghijklmno")]
+    )
+    target = target if mode == "text" else make_tiny("target2")
     scheduler, info = start(config_of(), target, make_tiny("draft", shape=SMALLER, **draft))
     details = info.speculation["speculators"]["draft-model"]
-    assert details["way"] == way
-    assert details["vocabulary"].startswith(way)
-    assert scheduler.drafting.seats["draft-model"].report().details["way"] == way
-    assert f"draft model draft.gguf: {way} vocabularies" in caplog.text
+    assert details["mode"] == mode
+    assert details["vocabulary"].startswith(mode)
+    assert scheduler.drafting.speculators["draft-model"].report().details["mode"] == mode
+    assert f"draft model draft.gguf: {mode} vocabularies" in caplog.text
 
 
-def test_markers_of_known_chat_templates_are_rewritten_by_themselves(make_tiny: Callable[..., Path]) -> None:
+def test_markers_of_known_chat_templates_are_rewritten_by_themselves(
+    make_tiny: Callable[..., Path],
+) -> None:
     target = make_tiny("target")
-    draft = make_tiny("draft", GEMMA, "<start_of_turn>user\n{{ messages }}<end_of_turn>", shape=SMALLER)
+    draft = make_tiny(
+        "draft", GEMMA, "<start_of_turn>user\n{{ messages }}<end_of_turn>", shape=SMALLER
+    )
     scheduler, info = start(config_of(), target, draft)
     details = info.speculation["speculators"]["draft-model"]
-    assert (details["way"], "markers replaced" in details["vocabulary"]) == ("text", True)
+    assert (details["mode"], "markers replaced" in details["vocabulary"]) == ("text", True)
     chat = "<|im_start|>user\nthe <start_of_turn><|im_end|>\n<|im_start|>assistant\nin"
     assert heard(scheduler, chat) == (
         b"<start_of_turn>user\nthe <start_of_turn><end_of_turn>\n<start_of_turn>model\nin"
     )
-    bridge = drafter_of(scheduler)._bridge
-    assert bridge is not None
-    spelled = bridge.make_to_draft()  # what a user spells stays text
-    spelled.append(scheduler.vocab.tokenize("<start_of_turn>", add_special=False, parse_special=True))
-    assert not set(spelled.tokens) & set(bridge.draft.controls)
+    translator = drafter_of(scheduler)._translator
+    assert translator is not None
+    spelled = translator.make_to_draft()  # what a user spells stays text
+    spelled.append(
+        scheduler.vocab.tokenize("<start_of_turn>", add_special=False, parse_special=True)
+    )
+    assert not set(spelled.tokens) & set(translator.draft.controls)
 
 
-def test_pairs_given_by_hand_are_used_and_come_before_those_found(make_tiny: Callable[..., Path]) -> None:
+def test_pairs_given_by_hand_are_used_and_come_before_those_found(
+    make_tiny: Callable[..., Path],
+) -> None:
     target = make_tiny("target")
-    draft = make_tiny("draft", GEMMA, "<start_of_turn>user\n{{ messages }}<end_of_turn>", shape=SMALLER)
-    replaced = ("--spec-replace", "<|im_start|>user\n", "<start_of_turn>human\\n", "--spec-replace", "hat", "hood")
+    draft = make_tiny(
+        "draft", GEMMA, "<start_of_turn>user\n{{ messages }}<end_of_turn>", shape=SMALLER
+    )
+    replaced = (
+        "--spec-replace",
+        "<|im_start|>user\n",
+        "<start_of_turn>human\\n",
+        "--spec-replace",
+        "hat",
+        "hood",
+    )
     config = config_of(*replaced)
-    assert config.speculation.spec_replace == "<|im_start|>user\\n => <start_of_turn>human\\n\nhat => hood"
+    assert (
+        config.speculation.spec_replace
+        == "<|im_start|>user\\n => <start_of_turn>human\\n\nhat => hood"
+    )
     scheduler, _ = start(config, target, draft)
     assert heard(scheduler, "<|im_start|>user\nthat in") == b"<start_of_turn>human\nthood in"
 
@@ -137,8 +172,12 @@ def test_pairs_given_by_hand_are_used_and_come_before_those_found(make_tiny: Cal
 def test_pairs_for_a_model_with_the_same_tokens_are_not_used_and_that_is_said(
     make_tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler, _ = start(config_of("--spec-replace", "a", "b"), make_tiny("target"), make_tiny("draft", shape=SMALLER))
-    assert drafter_of(scheduler)._bridge is None
+    scheduler, _ = start(
+        config_of("--spec-replace", "a", "b"),
+        make_tiny("target"),
+        make_tiny("draft", shape=SMALLER),
+    )
+    assert drafter_of(scheduler)._translator is None
     assert "--spec-replace is not used" in caplog.text
 
 
@@ -159,7 +198,10 @@ def test_a_draft_model_that_cannot_spell_the_targets_text_stops_the_start(
 
     monkeypatch.setattr(Writer, "_add_vocabulary", only_digits)
     draft = make_tiny("digits", shape=SMALLER)
-    with pytest.raises(ModelError, match=r"digits\.gguf cannot draft for target\.gguf: it has tokens for only 10 of"):
+    with pytest.raises(
+        ModelError,
+        match=r"digits\.gguf cannot draft for target\.gguf: it has tokens for only 10 of",
+    ):
         start(config_of(), target, draft)
 
 

@@ -1,4 +1,6 @@
-"""What control learned belongs to the models it was learned with; where it is kept is found out at the start."""
+"""What control learned belongs to the models it was learned with; where it is kept is found out at
+the start.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,23 @@ def start_and_stop(target: Path, state: Path | None, draft: Path | None = None) 
     return info
 
 
-def test_a_state_file_serves_its_models_again_and_no_others(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_state_file_serves_its_models_again_and_no_others(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     state = tmp_path / "deep" / "state.json"
     info = start_and_stop(models["one"], state)
     assert info.speculation["state"] == str(state)
     moved = shutil.copy(models["one"], tmp_path / "moved.gguf")
     assert start_and_stop(moved, state).speculation["state_not_used"] == ""
     start_and_stop(models["one"], state, models["draft"])
-    with pytest.raises(ConfigError, match=r"state\.json was learned for the target .*\.gguf .*, not for other\.gguf"):
+    with pytest.raises(
+        ConfigError,
+        match=r"state\.json was learned for the target .*\.gguf .*, not for other\.gguf",
+    ):
         start_and_stop(models["other"], state)
-    with pytest.raises(ConfigError, match=r"learned for the draft model draft\.gguf .*, not for other\.gguf"):
+    with pytest.raises(
+        ConfigError, match=r"learned for the draft model draft\.gguf .*, not for other\.gguf"
+    ):
         start_and_stop(models["one"], state, models["other"])
 
 
@@ -61,16 +70,22 @@ def test_a_damaged_state_is_not_used_and_says_so(
     assert start_and_stop(models["one"], state).speculation["state_not_used"] == ""
 
 
-def test_a_named_file_that_cannot_be_written_stops_the_start(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_named_file_that_cannot_be_written_stops_the_start(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        ConfigError, match=r"--spec-state .*state\.json cannot be written: .*; name another file, or none"
+        ConfigError,
+        match=r"--spec-state .*state\.json cannot be written: .*; name another file, or none",
     ):
         start_and_stop(models["one"], tmp_path / "file" / "state.json")
 
 
 def test_a_cache_folder_that_cannot_be_written_is_a_warning_at_the_start(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "file"))

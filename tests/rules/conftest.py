@@ -20,11 +20,15 @@ def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with (
         log.open("w") as log_file,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log_file, text=True) as process,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log_file, text=True
+        ) as process,
     ):
         assert process.stdout is not None
         try:
-            yield _announced_address(process.stdout) or pytest.fail(f"the server did not start:\n{log.read_text()}")
+            yield _announced_address(process.stdout) or pytest.fail(
+                f"the server did not start:\n{log.read_text()}"
+            )
         finally:
             process.terminate()
             process.communicate(timeout=30)

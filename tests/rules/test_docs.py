@@ -47,7 +47,9 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
 
 def test_every_flag_has_its_line() -> None:
     rows = PAGES["flags.md"].splitlines()
-    missing = [s.flag for s in all_settings() if not any(row.startswith(f"| `{s.flag}`") for row in rows)]
+    missing = [
+        s.flag for s in all_settings() if not any(row.startswith(f"| `{s.flag}`") for row in rows)
+    ]
     assert missing == []
 
 
@@ -60,7 +62,9 @@ def test_every_metric_has_its_line() -> None:
 
 
 def test_every_error_class_has_its_line() -> None:
-    classes = [name for name, _ in inspect.getmembers(errors, inspect.isclass) if name != "HeadstartError"]
+    classes = [
+        name for name, _ in inspect.getmembers(errors, inspect.isclass) if name != "HeadstartError"
+    ]
     assert [name for name in classes if f"| `{name}` |" not in PAGES["errors.md"]] == []
 
 
@@ -104,6 +108,11 @@ def _run(code: str, script: Path, request: pytest.FixtureRequest) -> None:
     script.write_text(code, "utf-8")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run(
-        [sys.executable, str(script)], cwd=script.parent, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, str(script)],
+        cwd=script.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert result.returncode == 0, result.stderr

@@ -7,7 +7,18 @@ import sys
 
 import pytest
 
-HEAVY = ("llama_cpp", "fastapi", "uvicorn", "pydantic", "jinja2", "huggingface_hub", "gguf", "rich", "ray", "torch")
+HEAVY = (
+    "llama_cpp",
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+    "jinja2",
+    "huggingface_hub",
+    "gguf",
+    "rich",
+    "ray",
+    "torch",
+)
 
 
 @pytest.mark.parametrize(
@@ -22,5 +33,7 @@ HEAVY = ("llama_cpp", "fastapi", "uvicorn", "pydantic", "jinja2", "huggingface_h
 )
 def test_an_import_is_light(statement: str) -> None:
     code = f"{statement}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.splitlines()[-1] == "[]"

@@ -59,7 +59,9 @@ def test_imports_point_one_way() -> None:
 
 def test_what_only_the_type_checker_imports_is_not_loaded() -> None:
     code = "import headstart.types, sys; print([name for name in sys.modules if name.startswith('headstart.')])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "['headstart.types']"
 
 
@@ -69,7 +71,9 @@ def test_the_document_has_the_same_table() -> None:
     assert {name: set(re.findall(r"`(\w+)`", allowed)) for name, allowed in rows} == ALLOWED
 
 
-@pytest.mark.parametrize(("library", "home"), [("llama_cpp", "engine"), ("ray", "cluster"), ("fastapi", "server")])
+@pytest.mark.parametrize(
+    ("library", "home"), [("llama_cpp", "engine"), ("ray", "cluster"), ("fastapi", "server")]
+)
 def test_a_library_has_one_door(library: str, home: str) -> None:
     breaches = [
         f"{source} imports {name}"

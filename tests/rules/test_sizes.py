@@ -12,9 +12,19 @@ MAX_PARAMETERS = 6
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
-    folders = [ROOT / name for name in ("src", "tests", "benchmarks", "training", "docs", "examples", "scripts")]
-    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".js", ".css")]
-    long = {str(path.relative_to(ROOT)): n for path in files if (n := _num_lines(path)) > MAX_FILE_LINES}
+    folders = [
+        ROOT / name
+        for name in ("src", "tests", "benchmarks", "training", "docs", "examples", "scripts")
+    ]
+    files = [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.suffix in (".py", ".js", ".css")
+    ]
+    long = {
+        str(path.relative_to(ROOT)): n for path in files if (n := _num_lines(path)) > MAX_FILE_LINES
+    }
     assert long == {}
 
 
@@ -34,7 +44,8 @@ def test_no_function_has_more_than_6_parameters() -> None:
         f"{source}:{node.lineno} {node.name}"
         for source in sources()
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _num_parameters(node) > MAX_PARAMETERS
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and _num_parameters(node) > MAX_PARAMETERS
     ]
     assert many == []
 

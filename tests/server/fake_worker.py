@@ -1,4 +1,6 @@
-"""A worker that plays scripts: emits given events, waits, raises, and remembers what happened to it."""
+"""A worker that plays scripts: emits given events, waits, raises, and remembers what happened to
+it.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,15 @@ STATS = RequestStats(
 )  # fmt: skip
 
 
-def say(request: Request, *steps: bytes, reason: str = "eos", stopping_word: str = "") -> list[Event]:
+def say(
+    request: Request, *steps: bytes, reason: str = "eos", stopping_word: str = ""
+) -> list[Event]:
     """Steps of byte tokens; in a step all but the last token were drafted."""
     events: list[Event] = []
     if request.wants_progress:
-        events.append(ProgressEvent(request.request_id, len(request.prompt), 2, len(request.prompt), 0.5))
+        events.append(
+            ProgressEvent(request.request_id, len(request.prompt), 2, len(request.prompt), 0.5)
+        )
     for step in steps:
         logprobs = tuple(
             TokenLogprob(token, -0.5, ((token, -0.5), (65, -float("inf")))[: request.num_logprobs])

@@ -19,7 +19,9 @@ from headstart.text.chat_template import ChatTemplate
 
 
 def served_model(template: str | None = None) -> ServedModel:
-    return ServedModel(alias="tiny", vocab=ByteVocab(), template=ChatTemplate(template, eos_token="<eos>"))
+    return ServedModel(
+        alias="tiny", vocab=ByteVocab(), template=ChatTemplate(template, eos_token="<eos>")
+    )
 
 
 @contextmanager
@@ -33,7 +35,9 @@ def serving(
     served = model or served_model()
     app = create_app(config or ServerConfig(), worker or FakeWorker(), lambda: served)
     listener = take_port(ServerConfig(port=0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", loop="asyncio", lifespan="on"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="critical", loop="asyncio", lifespan="on")
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     address = address_of(listener)

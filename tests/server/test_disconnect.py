@@ -1,4 +1,6 @@
-"""A client that leaves frees its slot, whatever its request was doing; silence is filled with pings."""
+"""A client that leaves frees its slot, whatever its request was doing; silence is filled with
+pings.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_leaving_cancels_the_request(script, stream):
 
 
 def test_one_failing_choice_cancels_the_others():
-    worker = FakeWorker(lambda request: [RuntimeError("x")] if request.request_id.endswith("-1") else [HOLD])
+    worker = FakeWorker(
+        lambda request: [RuntimeError("x")] if request.request_id.endswith("-1") else [HOLD]
+    )
     with serving(worker) as client:
         assert client.post("/completion", json={"prompt": "a", "n": 2}).status_code == 500
         assert worker.cancelled.get(timeout=10) == worker.requests[0].request_id

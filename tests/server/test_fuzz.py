@@ -8,19 +8,34 @@ from hypothesis import strategies as st
 
 from headstart.server.schemas import ChatBody, CompletionBody, NativeBody
 
-ROUTES = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody, "/completion": NativeBody}
+ROUTES = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/completion": NativeBody,
+}
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9)
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
 
 @pytest.mark.parametrize("path", ROUTES)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_no_body_makes_the_server_fail(client, path, data):
     names = st.sampled_from([*ROUTES[path].model_fields, "speculative.n_max", "speculative.type"])

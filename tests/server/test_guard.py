@@ -28,9 +28,15 @@ def test_everything_is_503_until_the_model_is_loaded():
 
     worker.start = start
     with serving(worker, wait=False) as client:
-        for response in (client.get("/health"), client.get("/v1/models"), client.post("/completion", json=BODY)):
+        for response in (
+            client.get("/health"),
+            client.get("/v1/models"),
+            client.post("/completion", json=BODY),
+        ):
             assert response.status_code == 503
-            assert response.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+            assert response.json() == {
+                "error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+            }
         may_load.set()
         while client.get("/v1/health").status_code != 200:
             pass
@@ -95,13 +101,22 @@ def test_keys_are_needed_everywhere_but_for_health(tmp_path):
     worker = FakeWorker()
     with serving(worker, ServerConfig(api_key="alpha,beta", api_key_file=str(file))) as client:
         assert client.get("/health").status_code == 200
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-Api-Key": "alph"}, {"Authorization": "Bearer"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"X-Api-Key": "alph"},
+            {"Authorization": "Bearer"},
+        ):
             response = client.post("/completion", json=BODY, headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["type"] == "authentication_error"
         assert client.get("/nothing").status_code == 401
         assert worker.requests == []
-        for headers in ({"Authorization": "Bearer alpha"}, {"X-Api-Key": "beta"}, {"X-Api-Key": "delta"}):
+        for headers in (
+            {"Authorization": "Bearer alpha"},
+            {"X-Api-Key": "beta"},
+            {"X-Api-Key": "delta"},
+        ):
             assert client.post("/completion", json=BODY, headers=headers).status_code == 200
     namespaces = [request.namespace for request in worker.requests]
     assert len(set(namespaces)) == 3
@@ -125,12 +140,18 @@ def test_a_comment_in_the_key_file_is_no_key(tmp_path):
 
 def test_any_origin_may_read_and_preflight_needs_no_key():
     with serving(config=ServerConfig(api_key="k")) as client:
-        headers = {"Origin": "http://page.example", "Access-Control-Request-Headers": "authorization"}
+        headers = {
+            "Origin": "http://page.example",
+            "Access-Control-Request-Headers": "authorization",
+        }
         preflight = client.options("/v1/chat/completions", headers=headers)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == "http://page.example"
         assert preflight.headers["access-control-allow-headers"] == "authorization"
         assert preflight.headers["access-control-allow-credentials"] == "true"
         refused = client.get("/v1/models", headers=headers)
-        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "http://page.example")
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (
+            401,
+            "http://page.example",
+        )
         assert "access-control-allow-origin" not in client.get("/health").headers

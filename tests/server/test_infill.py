@@ -54,7 +54,9 @@ def model_of(vocab: ByteVocab) -> ServedModel:
 
 
 def prompt_of(vocab: ByteVocab, info: WorkerInfo = INFO, **fields: object) -> list[int]:
-    return infill_prompt(InfillBody(**{"input_prefix": "a", "input_suffix": "b"} | fields), vocab, info)
+    return infill_prompt(
+        InfillBody(**{"input_prefix": "a", "input_suffix": "b"} | fields), vocab, info
+    )
 
 
 def test_llama_vims_request_gets_the_fields_it_asks_for_and_no_others():
@@ -62,12 +64,21 @@ def test_llama_vims_request_gets_the_fields_it_asks_for_and_no_others():
     with serving(worker, model=model_of(FillingVocab())) as client:
         answer = client.post("/infill", json=LLAMA_VIM).json()
         assert list(answer) == FIELDS
-        assert (answer["content"], answer["timings/predicted_n"], answer["truncated"]) == ("Höi!", 4, False)
+        assert (answer["content"], answer["timings/predicted_n"], answer["truncated"]) == (
+            "Höi!",
+            4,
+            False,
+        )
         warm_up = {**LLAMA_VIM, "n_predict": 0, "response_fields": [""]}
         assert client.post("/infill", json=warm_up).json() == {}
     request, warm = worker.requests
     assert request.sampling.samplers == ("top_k", "top_p", "infill")
-    assert (request.slot_id, request.max_tokens, request.min_indent, request.max_seconds) == (0, 128, 4, 1.0)
+    assert (request.slot_id, request.max_tokens, request.min_indent, request.max_seconds) == (
+        0,
+        128,
+        4,
+        1.0,
+    )
     assert (warm.max_tokens, warm.prompt) == (0, request.prompt)
 
 
@@ -88,25 +99,48 @@ def test_markers_surround_what_they_mark():
     head, tail = [REPO, *b"myproject\n"], [FILE, *b"filename\n"]
     assert prompt_of(RepositoryVocab(), prompt="p") == [*head, *tail, *cursor]
     files = [FILE, *b"f\nx", FILE, *b"tmp\ny"]
-    assert prompt_of(RepositoryVocab(), prompt="p", input_extra=extra) == [*head, *files, *tail, *cursor]
-    assert prompt_of(StartVocab(), prompt="p", input_extra=extra) == [BOS, *head, *files, *tail, *cursor]
+    assert prompt_of(RepositoryVocab(), prompt="p", input_extra=extra) == [
+        *head,
+        *files,
+        *tail,
+        *cursor,
+    ]
+    assert prompt_of(StartVocab(), prompt="p", input_extra=extra) == [
+        BOS,
+        *head,
+        *files,
+        *tail,
+        *cursor,
+    ]
     snippet = b"\n\n--- snippet ---\n\n"
-    assert prompt_of(FillingVocab(), prompt="p", input_extra=extra) == [*snippet, *b"x", *snippet, *b"y", *cursor]
+    assert prompt_of(FillingVocab(), prompt="p", input_extra=extra) == [
+        *snippet,
+        *b"x",
+        *snippet,
+        *b"y",
+        *cursor,
+    ]
 
 
 def test_the_spelling_of_a_marker_is_text():
-    assert 256 not in prompt_of(FillingVocab(), prompt="<eos>", input_prefix="<eos>", input_suffix="<eos>")
+    assert 256 not in prompt_of(
+        FillingVocab(), prompt="<eos>", input_prefix="<eos>", input_suffix="<eos>"
+    )
     assert prompt_of(FillingVocab(), input_prefix=["<eos>", 256])[1:7] == [*b"<eos>", 256]
 
 
 @pytest.mark.parametrize("vocab", [FillingVocab(), RepositoryVocab(), StartVocab()])
 @pytest.mark.parametrize("context", [1, 16, 64, 512, 5000])
-@pytest.mark.parametrize("sizes", [(0, 0, 0), (999, 0, 0), (0, 999, 0), (0, 0, 999), (9999, 9999, 9999), (300, 7, 3)])
+@pytest.mark.parametrize(
+    "sizes", [(0, 0, 0), (999, 0, 0), (0, 999, 0), (0, 0, 999), (9999, 9999, 9999), (300, 7, 3)]
+)
 def test_the_prompt_fits_whatever_is_sent(vocab, context, sizes):
     info = replace(INFO, context_size=context)
     prefix, suffix, line = ("x" * size for size in sizes)
     extra = [InfillExtra(text=str(index) * 70) for index in range(9)]
-    tokens = prompt_of(vocab, info, input_prefix=prefix, input_suffix=suffix, prompt=line, input_extra=extra)
+    tokens = prompt_of(
+        vocab, info, input_prefix=prefix, input_suffix=suffix, prompt=line, input_extra=extra
+    )
     assert len(tokens) <= max(4, context * 7 // 8)
 
 
@@ -122,7 +156,13 @@ def test_what_is_next_to_the_cursor_stays():
 def test_the_last_files_that_fit_stay_whole_and_a_prompt_begins_as_the_one_before_it():
     extra = [InfillExtra(text=str(index) * 70) for index in range(9)]
     prompts = [
-        prompt_of(RepositoryVocab(), input_prefix="x" * 999, prompt="y" * size, input_extra=extra, n_predict=limit)
+        prompt_of(
+            RepositoryVocab(),
+            input_prefix="x" * 999,
+            prompt="y" * size,
+            input_extra=extra,
+            n_predict=limit,
+        )
         for size, limit in ((0, 0), (3, 128), (30, 128))
     ]
     begins = [tokens[: tokens.index(SUF)] for tokens in prompts]
@@ -134,7 +174,10 @@ def test_the_last_files_that_fit_stay_whole_and_a_prompt_begins_as_the_one_befor
 
 @pytest.mark.parametrize(
     ("fim", "missing"),
-    [(FimTokens(), "prefix and the suffix and the middle"), (FimTokens(prefix=1, suffix=2, file=3), "for the middle")],
+    [
+        (FimTokens(), "prefix and the suffix and the middle"),
+        (FimTokens(prefix=1, suffix=2, file=3), "for the middle"),
+    ],
 )
 def test_a_vocabulary_without_markers_cannot_fill_in(fim, missing):
     vocab = FillingVocab()

@@ -58,7 +58,8 @@ def test_the_address_is_announced_once_requests_can_be_answered():
         announced.append((url, list(loaded)))
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    # a shell's background job ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             serve(ServerConfig(port=0), worker, load, announce)

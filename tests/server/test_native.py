@@ -20,11 +20,17 @@ def events_of(response):
 
 
 def test_completion_has_llama_servers_fields(client):
-    answer = client.post("/completion", json={"prompt": "ab", "n_predict": 9, "seed": 5, "return_tokens": True}).json()
+    answer = client.post(
+        "/completion", json={"prompt": "ab", "n_predict": 9, "seed": 5, "return_tokens": True}
+    ).json()
     assert answer["content"] == "Höi!"
     assert answer["tokens"] == list("Höi!".encode())
     assert (answer["stop"], answer["stop_type"], answer["truncated"]) == (True, "eos", False)
-    assert (answer["tokens_predicted"], answer["tokens_evaluated"], answer["tokens_cached"]) == (4, 5, 2)
+    assert (answer["tokens_predicted"], answer["tokens_evaluated"], answer["tokens_cached"]) == (
+        4,
+        5,
+        2,
+    )
     assert (answer["id_slot"], answer["prompt"], answer["model"]) == (2, "ab", "tiny")
     assert answer["generation_settings"]["seed"] == 5
     assert answer["generation_settings"]["n_predict"] == 9
@@ -41,13 +47,18 @@ def test_completion_stream_has_no_done_and_ends_with_stop(client):
 
 
 def test_a_stop_string_is_reported():
-    with serving(FakeWorker(lambda request: say(request, b"ab", reason="word", stopping_word="!"))) as client:
+    with serving(
+        FakeWorker(lambda request: say(request, b"ab", reason="word", stopping_word="!"))
+    ) as client:
         answer = client.post("/completion", json={"prompt": "ab"}).json()
         assert (answer["stop_type"], answer["stopping_word"]) == ("word", "!")
 
 
 def test_a_random_seed_is_reported_and_repeatable(client, worker):
-    seeds = [client.post("/completion", json={"prompt": "a", "seed": seed}).json() for seed in (-1, None, 2**32 - 1)]
+    seeds = [
+        client.post("/completion", json={"prompt": "a", "seed": seed}).json()
+        for seed in (-1, None, 2**32 - 1)
+    ]
     reported = [answer["generation_settings"]["seed"] for answer in seeds]
     assert reported == [request.sampling.seed for request in worker.requests]
     assert len(set(reported)) == 3
@@ -60,13 +71,20 @@ def test_zero_tokens_only_fill_the_cache(client, worker):
 
 
 def test_token_limits_have_three_names_and_minus_one_is_none(client, worker):
-    for body in ({"max_tokens": 3}, {"max_completion_tokens": 3}, {"n_predict": 3, "max_tokens": 9}, {"n_predict": -1}):
+    for body in (
+        {"max_tokens": 3},
+        {"max_completion_tokens": 3},
+        {"n_predict": 3, "max_tokens": 9},
+        {"n_predict": -1},
+    ):
         client.post("/completion", json={"prompt": "a"} | body)
     assert [request.max_tokens for request in worker.requests] == [3, 3, 3, None]
 
 
 def test_prompts_may_mix_texts_and_tokens(client, worker):
-    answers = client.post("/completion", json={"prompt": ["a", [98, "c<eos>"], {"prompt_string": "d"}]}).json()
+    answers = client.post(
+        "/completion", json={"prompt": ["a", [98, "c<eos>"], {"prompt_string": "d"}]}
+    ).json()
     assert [answer["index"] for answer in answers] == [0, 1, 2]
     assert [list(request.prompt) for request in worker.requests] == [[97], [98, 99, 256], [100]]
     assert answers[1]["prompt"] == "bc<eos>"
@@ -80,11 +98,19 @@ def test_sampling_fields_reach_the_request(client, worker):
     }  # fmt: skip
     client.post("/completion", json={"prompt": "a"} | body)
     (request,) = worker.requests
-    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.xtc_probability) == (0, 5, 0.5)
+    assert (
+        request.sampling.temperature,
+        request.sampling.top_k,
+        request.sampling.xtc_probability,
+    ) == (0, 5, 0.5)
     assert request.sampling.samplers == ("top_k", "temperature")
     assert request.sampling.dry_sequence_breakers == ("x",)
     assert request.sampling.ignore_eos
-    assert (request.num_logprobs, request.post_sampling_probs, request.max_seconds) == (3, True, 1.5)
+    assert (request.num_logprobs, request.post_sampling_probs, request.max_seconds) == (
+        3,
+        True,
+        1.5,
+    )
     assert (request.slot_id, request.cache_prompt) == (2, False)
 
 
@@ -106,7 +132,9 @@ def test_logit_bias_has_all_its_forms(client, worker, bias, expected):
     answer = client.post("/completion", json={"prompt": "a", "logit_bias": bias}).json()
     assert worker.requests[0].sampling.logit_bias == expected
     shown = {entry["token"]: entry["bias"] for entry in answer["generation_settings"]["logit_bias"]}
-    assert shown == {token: False if value == float("-inf") else value for token, value in expected.items()}
+    assert shown == {
+        token: False if value == float("-inf") else value for token, value in expected.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,7 +177,12 @@ def test_logprobs_is_another_name_of_n_probs(client, worker, fields, expected):
 
 
 def test_values_that_switch_a_feature_off_which_is_not_built_are_taken(client, worker):
-    off = {"lora": [], "adaptive_target": -1.0, "reasoning_budget_tokens": -1, "thinking_budget_tokens": -1}
+    off = {
+        "lora": [],
+        "adaptive_target": -1.0,
+        "reasoning_budget_tokens": -1,
+        "thinking_budget_tokens": -1,
+    }
     for fields in (off, {"lora": [{"id": 0, "scale": 0.0}], "adaptive_target": None}):
         assert client.post("/completion", json={"prompt": "a"} | fields).status_code == 200
     assert len(worker.requests) == 2
@@ -195,13 +228,18 @@ def test_progress_and_running_timings_come_on_request(client):
 
 
 def test_response_fields_select_and_flatten(client):
-    body = {"prompt": "a", "response_fields": ["content", "timings/cache_n", "generation_settings/top_k", "no/such"]}
+    body = {
+        "prompt": "a",
+        "response_fields": ["content", "timings/cache_n", "generation_settings/top_k", "no/such"],
+    }
     answer = client.post("/completion", json=body).json()
     assert answer == {"content": "Höi!", "timings/cache_n": 2, "generation_settings/top_k": 40}
 
 
 def test_an_unfinished_character_is_replaced_only_at_the_very_end():
-    with serving(FakeWorker(lambda request: say(request, b"a\xe2", b"\x82", b"\xac\xf0\x9f"))) as client:
+    with serving(
+        FakeWorker(lambda request: say(request, b"a\xe2", b"\x82", b"\xac\xf0\x9f"))
+    ) as client:
         parts = events_of(client.post("/completion", json={"prompt": "a", "stream": True}))
         assert [part["content"] for part in parts] == ["a", "€", "\ufffd", ""]
 
@@ -215,14 +253,23 @@ def test_tokenize_and_detokenize_are_inverse(client):
 def test_tokenize_shows_pieces_and_spells_markers_on_request(client):
     pieces = client.post("/tokenize", json={"content": "hö", "with_pieces": True}).json()["tokens"]
     assert pieces[:2] == [{"id": 104, "piece": "h"}, {"id": 0xC3, "piece": [0xC3]}]
-    plain = client.post("/tokenize", json={"content": "<eos>", "parse_special": False}).json()["tokens"]
+    plain = client.post("/tokenize", json={"content": "<eos>", "parse_special": False}).json()[
+        "tokens"
+    ]
     assert plain == list(b"<eos>")
     assert client.post("/detokenize", json={"tokens": [999]}).status_code == 400
     assert client.post("/tokenize", json={}).status_code == 400
 
 
 def test_apply_template_renders_without_generating(client, worker):
-    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}
+    body = {
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            }
+        ]
+    }
     prompt = client.post("/apply-template", json=body).json()["prompt"]
     assert prompt == "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
     assert worker.requests == []
@@ -236,13 +283,17 @@ def test_a_last_assistant_message_is_continued(client, worker):
     assert answer["choices"][0]["message"]["content"] == "Höi!"
     echoed = client.post("/v1/chat/completions", json={"messages": messages, "echo": True}).json()
     assert echoed["choices"][0]["message"]["content"] == "It isHöi!"
-    finished = client.post("/apply-template", json={"messages": messages, "continue_final_message": False}).json()
+    finished = client.post(
+        "/apply-template", json={"messages": messages, "continue_final_message": False}
+    ).json()
     assert finished["prompt"].endswith("It is<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_template_arguments_come_from_the_request():
     model = ServedModel(
-        alias="m", vocab=ByteVocab(), template=ChatTemplate("{{ enable_thinking }} {{ tools }} {{ a }}")
+        alias="m",
+        vocab=ByteVocab(),
+        template=ChatTemplate("{{ enable_thinking }} {{ tools }} {{ a }}"),
     )
     with serving(model=model) as client:
         body = {
@@ -263,7 +314,9 @@ class BosVocab(ByteVocab):
 def test_the_start_token_is_there_once():
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", bos_token="<bos>")
     worker = FakeWorker()
-    with serving(worker, model=ServedModel(alias="m", vocab=BosVocab(), template=template)) as client:
+    with serving(
+        worker, model=ServedModel(alias="m", vocab=BosVocab(), template=template)
+    ) as client:
         client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
         client.post("/completion", json={"prompt": "a"})
         client.post("/completion", json={"prompt": [97]})

@@ -16,7 +16,11 @@ def test_chat_answers_with_text_usage_and_timings(sdk):
     assert answer.choices[0].message.content == "Höi!"
     assert answer.choices[0].finish_reason == "stop"
     assert answer.model == "tiny"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 4, 9)
+    assert (
+        answer.usage.prompt_tokens,
+        answer.usage.completion_tokens,
+        answer.usage.total_tokens,
+    ) == (5, 4, 9)
     assert answer.usage.prompt_tokens_details.cached_tokens == 2
     timings = answer.model_extra["timings"]
     assert (timings["draft_n"], timings["draft_n_accepted"]) == (3, 2)
@@ -67,12 +71,17 @@ def test_stream_helper_accumulates_the_same_text(sdk):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_cover_every_token(sdk, stream):
-    answer = sdk.chat.completions.create(model="m", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=stream)
-    choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else [answer.choices[0]]
+    answer = sdk.chat.completions.create(
+        model="m", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=stream
+    )
+    choices = (
+        [chunk.choices[0] for chunk in answer if chunk.choices] if stream else [answer.choices[0]]
+    )
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
     assert b"".join(bytes(entry.bytes) for entry in entries) == "Höi!".encode()
     assert all(entry.logprob == -0.5 and len(entry.top_logprobs) == 2 for entry in entries)
-    assert entries[0].top_logprobs[1].logprob == pytest.approx(-3.4e38, rel=0.01)  # -inf is not JSON
+    # -inf is not JSON
+    assert entries[0].top_logprobs[1].logprob == pytest.approx(-3.4e38, rel=0.01)
 
 
 def test_choices_differ_in_seed_only(sdk, worker):
@@ -87,16 +96,22 @@ def test_choices_differ_in_seed_only(sdk, worker):
 
 def test_streamed_choices_each_finish_and_timings_come_once(sdk):
     chunks = list(sdk.chat.completions.create(model="m", messages=MESSAGES, n=2, stream=True))
-    texts = ["".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i) for i in range(2)]
+    texts = [
+        "".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i)
+        for i in range(2)
+    ]
     assert texts == ["Höi!", "Höi!"]
     assert sum(chunk.choices[0].finish_reason == "stop" for chunk in chunks) == 2
-    assert ["timings" in chunk.model_extra for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert ["timings" in chunk.model_extra for chunk in chunks] == [False] * (len(chunks) - 1) + [
+        True
+    ]
 
 
 def test_stop_reaches_the_scheduler_as_bytes(sdk, worker):
     sdk.chat.completions.create(model="m", messages=MESSAGES, stop="é")
     sdk.chat.completions.create(model="m", messages=MESSAGES, stop=["a", "", "b"])
-    stops = [request.stop[:-1] for request in worker.requests]  # the last is ChatML's own, from the fallback template
+    # the last is ChatML's own, from the fallback template
+    stops = [request.stop[:-1] for request in worker.requests]
     assert stops == [("é".encode(),), (b"a", b"b")]
     sdk.completions.create(model="m", prompt="a", stop="x")
     assert worker.requests[-1].stop == (b"x",)
@@ -156,11 +171,26 @@ async def test_async_client_streams(client: httpx2.Client):
 
 
 def test_the_sdk_shows_what_we_add_to_chunks(sdk):
-    extra = {"return_draft_info": True, "return_tokens": True, "timings_per_token": True, "return_progress": True}
-    chunks = list(sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True, extra_body=extra))
+    extra = {
+        "return_draft_info": True,
+        "return_tokens": True,
+        "timings_per_token": True,
+        "return_progress": True,
+    }
+    chunks = list(
+        sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True, extra_body=extra)
+    )
     choices = [chunk.choices[0].model_extra for chunk in chunks]
     sources = [source for extra in choices for source in extra.get("sources", [])]
-    assert [source["source"] for source in sources] == ["ngram-simple", "", "ngram-simple", "ngram-simple", ""]
-    assert [token for extra in choices for token in extra.get("tokens", [])] == list("Höi!".encode())
+    assert [source["source"] for source in sources] == [
+        "ngram-simple",
+        "",
+        "ngram-simple",
+        "ngram-simple",
+        "",
+    ]
+    assert [token for extra in choices for token in extra.get("tokens", [])] == list(
+        "Höi!".encode()
+    )
     assert any("prompt_progress" in chunk.model_extra for chunk in chunks)
     assert sum("timings" in chunk.model_extra for chunk in chunks) == 3

@@ -24,7 +24,11 @@ import pytest
 from tests.models import Broken, aborting, broken
 
 ROOT = Path(__file__).parents[2]
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Repeat `abc`."}], "max_tokens": 16, "temperature": 0}
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Repeat `abc`."}],
+    "max_tokens": 16,
+    "temperature": 0,
+}
 ENDLESS = {"prompt": "def f(x):\n", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 DETERMINISTIC = ("--deterministic", "--context", "2048", "--threads", "1")
 
@@ -61,7 +65,9 @@ class Server:
 
     def engine_pid(self) -> int:
         """The child that runs the engine."""
-        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+        for child in (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ):
             if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
         raise AssertionError("there is no engine process")
@@ -80,7 +86,11 @@ class Server:
 
 
 def environment(cache: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT / "src"), "HEADSTART_CACHE": str(cache), "PYTHONUNBUFFERED": "1"}
+    return os.environ | {
+        "PYTHONPATH": str(ROOT / "src"),
+        "HEADSTART_CACHE": str(cache),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +126,11 @@ def idle(client: httpx2.Client) -> bool:
 
 def texts_of(response: httpx2.Response) -> str:
     parts = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
-    return "".join(json.loads(p)["choices"][0]["delta"].get("content") or "" for p in parts if json.loads(p)["choices"])
+    return "".join(
+        json.loads(p)["choices"][0]["delta"].get("content") or ""
+        for p in parts
+        if json.loads(p)["choices"]
+    )
 
 
 def test_a_chat_is_answered_and_streamed_alike(client: httpx2.Client) -> None:
@@ -129,8 +143,15 @@ def test_a_chat_is_answered_and_streamed_alike(client: httpx2.Client) -> None:
     assert texts_of(streamed) == text
 
 
-def test_timings_and_the_log_line_tell_what_was_drafted(server: Server, client: httpx2.Client) -> None:
-    body = ENDLESS | {"stream": False, "max_tokens": 64, "temperature": 0, "speculative": {"mode": "fixed", "n_max": 4}}
+def test_timings_and_the_log_line_tell_what_was_drafted(
+    server: Server, client: httpx2.Client
+) -> None:
+    body = ENDLESS | {
+        "stream": False,
+        "max_tokens": 64,
+        "temperature": 0,
+        "speculative": {"mode": "fixed", "n_max": 4},
+    }
     timings = client.post("/completion", json=body).json()["timings"]
     assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
     wanted = f"({timings['draft_n_accepted']} accepted / {timings['draft_n']} drafted), acceptance length = "
@@ -148,7 +169,12 @@ def test_the_openai_client_works(server: Server) -> None:
 
 def test_fifty_requests_on_four_slots_are_answered_as_one_at_a_time(client: httpx2.Client) -> None:
     def ask(number: int) -> str:
-        body = {"prompt": f"def f{number % 7}(x, y):\n", "n_predict": 12, "seed": number, "temperature": 0.8}
+        body = {
+            "prompt": f"def f{number % 7}(x, y):\n",
+            "n_predict": 12,
+            "seed": number,
+            "temperature": 0.8,
+        }
         response = client.post("/completion", json=body)
         assert response.status_code == 200
         return response.json()["content"]
@@ -191,9 +217,15 @@ def test_clients_that_leave_while_generating_prefilling_or_queued_free_their_slo
             held.append(pool.submit(leave, server, ENDLESS, lambda _: leaving.wait(30)))
         until(lambda: num_busy(client) == 4, "all slots are busy")
         leave(
-            server, ENDLESS, lambda _: until(lambda: "requests_deferred 1" in client.get("/metrics").text, "it waits")
+            server,
+            ENDLESS,
+            lambda _: until(
+                lambda: "requests_deferred 1" in client.get("/metrics").text, "it waits"
+            ),
         )
-        until(lambda: "requests_deferred 0" in client.get("/metrics").text, "the queue is empty again")
+        until(
+            lambda: "requests_deferred 0" in client.get("/metrics").text, "the queue is empty again"
+        )
         assert num_busy(client) == 4
         leaving.set()
     for one in held:
@@ -202,8 +234,12 @@ def test_clients_that_leave_while_generating_prefilling_or_queued_free_their_slo
     assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
-def test_an_engine_that_aborts_fails_its_requests_and_is_restarted(server: Server, client: httpx2.Client) -> None:
-    before = client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"]
+def test_an_engine_that_aborts_fails_its_requests_and_is_restarted(
+    server: Server, client: httpx2.Client
+) -> None:
+    before = client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"][
+        "content"
+    ]
     with ThreadPoolExecutor(2) as pool:
         plain = pool.submit(client.post, "/completion", json=ENDLESS | {"stream": False})
         streamed = pool.submit(client.post, "/completion", json=ENDLESS)
@@ -215,7 +251,9 @@ def test_an_engine_that_aborts_fails_its_requests_and_is_restarted(server: Serve
         assert "restart" in response.json()["error"]["message"]
         assert "SIGABRT" in streamed.result().text.splitlines()[-2] + streamed.result().text
     until(lambda: client.get("/health").status_code == 200, "the engine is back")
-    after = client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"]
+    after = client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"][
+        "content"
+    ]
     assert after == before
 
 
@@ -234,7 +272,10 @@ def test_sigterm_ends_it_cleanly_and_the_engine_with_it(to_group: bool, tmp_path
 def test_a_second_signal_does_not_wait_for_an_engine_that_does_not_answer(tmp_path: Path) -> None:
     server = Server(["--context", "4096"], tmp_path)
     engine = server.engine_pid()
-    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         streamed = pool.submit(client.post, "/completion", json=ENDLESS)
         until(lambda: num_busy(client) == 1, "the request runs")
         os.kill(engine, signal.SIGSTOP)
@@ -251,8 +292,12 @@ def test_a_second_signal_does_not_wait_for_an_engine_that_does_not_answer(tmp_pa
 
 def test_sigterm_in_the_middle_of_requests_tells_them_and_ends_with_code_0(tmp_path: Path) -> None:
     server = Server(["--context", "65536", "--threads", "1", "--spec", "off"], tmp_path)
-    endless = ENDLESS | {"max_tokens": 30_000}  # more than any machine generates before its time is over
-    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client, ThreadPoolExecutor(2) as pool:
+    # more than any machine generates before its time is over
+    endless = ENDLESS | {"max_tokens": 30_000}
+    with (
+        httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
         plain = pool.submit(client.post, "/completion", json=endless | {"stream": False, "seed": 1})
         streamed = pool.submit(client.post, "/completion", json=endless | {"seed": 2})
         until(lambda: num_busy(client) == 2, "both requests run")
@@ -265,22 +310,43 @@ def test_sigterm_in_the_middle_of_requests_tells_them_and_ends_with_code_0(tmp_p
 
 def test_slots_props_metrics_and_answers_agree_on_what_was_drafted(tmp_path: Path) -> None:
     chain = "suffix,recycling,ngram-simple,draft-model"
-    server = Server(["--context", "4096", "--threads", "1", "-np", "4", "--spec-type", chain], tmp_path)
-    wishes = [{}, {"mode": "off"}, {"mode": "fixed", "n_max": 3}, {"types": ["draft-model"], "mode": "fixed"}]
-    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client, ThreadPoolExecutor(4) as pool:
+    server = Server(
+        ["--context", "4096", "--threads", "1", "-np", "4", "--spec-type", chain], tmp_path
+    )
+    wishes = [
+        {},
+        {"mode": "off"},
+        {"mode": "fixed", "n_max": 3},
+        {"types": ["draft-model"], "mode": "fixed"},
+    ]
+    with (
+        httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
 
         def ask(number: int) -> dict[str, Any]:
-            body = {"prompt": f"def f{number}(x):\n    return x\n" * 3, "n_predict": 30, "temperature": number % 2}
-            answer = client.post("/completion", json=body | {"speculative": wishes[number % 4]}).json()
+            body = {
+                "prompt": f"def f{number}(x):\n    return x\n" * 3,
+                "n_predict": 30,
+                "temperature": number % 2,
+            }
+            answer = client.post(
+                "/completion", json=body | {"speculative": wishes[number % 4]}
+            ).json()
             return answer["metrics"]["speculative_decoding"]
 
         answers = list(pool.map(ask, range(16)))
-        until(lambda: "\nheadstart_requests_total 16\n" in client.get("/metrics").text, "all requests are counted")
+        until(
+            lambda: "\nheadstart_requests_total 16\n" in client.get("/metrics").text,
+            "all requests are counted",
+        )
         metrics = client.get("/metrics").text
         speculators = client.get("/props").json()["speculation"]["speculators"]
 
     def metric(name: str) -> int:
-        return sum(int(float(line.split()[-1])) for line in metrics.splitlines() if line.startswith(name))
+        return sum(
+            int(float(line.split()[-1])) for line in metrics.splitlines() if line.startswith(name)
+        )
 
     def total(name: str) -> int:
         return sum(one[name] for one in answers)
@@ -289,18 +355,32 @@ def test_slots_props_metrics_and_answers_agree_on_what_was_drafted(tmp_path: Pat
     assert total("num_draft_tokens") == metric("llamacpp:spec_decode_num_draft_tokens_total")
     assert total("num_draft_tokens") == metric("headstart_draft_tokens_total")
     assert total("num_draft_tokens") == metric("headstart_draft_tokens_by_position_total")
-    assert total("num_accepted_draft_tokens") == metric("llamacpp:spec_decode_num_accepted_tokens_total")
-    assert total("num_accepted_draft_tokens") == metric("llamacpp:spec_decode_num_accepted_tokens_per_pos_total")
+    assert total("num_accepted_draft_tokens") == metric(
+        "llamacpp:spec_decode_num_accepted_tokens_total"
+    )
+    assert total("num_accepted_draft_tokens") == metric(
+        "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+    )
     assert total("num_accepted_draft_tokens") == metric("headstart_draft_tokens_accepted_total")
     assert total("num_spec_steps") == metric("llamacpp:spec_decode_num_drafts_total")
     wasted = total("num_draft_tokens") - total("num_accepted_draft_tokens")
-    assert wasted == metric("headstart_rows_wasted_total") == sum(one["num_rows_wasted"] for one in speculators)
+    assert (
+        wasted
+        == metric("headstart_rows_wasted_total")
+        == sum(one["num_rows_wasted"] for one in speculators)
+    )
     reasons = sum(sum(one["reasons_not_drafted"].values()) for one in answers)
     assert reasons == metric("headstart_steps_without_draft_total")
-    assert total("num_steps") == 16 + total("num_spec_steps") + reasons  # the first token comes with the prompt
+    # the first token comes with the prompt
+    assert total("num_steps") == 16 + total("num_spec_steps") + reasons
     for one in speculators:
         by_name = [answer["by_speculator"].get(one["name"], {}) for answer in answers]
-        for count in ("num_proposals", "num_drafts", "num_draft_tokens", "num_accepted_draft_tokens"):
+        for count in (
+            "num_proposals",
+            "num_drafts",
+            "num_draft_tokens",
+            "num_accepted_draft_tokens",
+        ):
             assert one[count] == sum(counts.get(count, 0) for counts in by_name)
         reasons = sum(sum(counts["reasons_not_drafted"].values()) for counts in by_name if counts)
         assert reasons == metric(f'headstart_speculator_reasons_total{{speculator="{one["name"]}"')
@@ -331,7 +411,9 @@ def test_a_port_in_use_is_refused_with_the_remedy(server: Server, tmp_path: Path
 
 
 def test_a_missing_draft_file_is_refused(tmp_path: Path) -> None:
-    assert "nowhere.gguf" in refused(["--port", "0", "-md", str(tmp_path / "nowhere.gguf")], tmp_path)
+    assert "nowhere.gguf" in refused(
+        ["--port", "0", "-md", str(tmp_path / "nowhere.gguf")], tmp_path
+    )
 
 
 @pytest.mark.parametrize("kind", ["truncated-tensors", "missing-tensor"])

@@ -15,7 +15,9 @@ from headstart.server.results import speculative_metrics, sum_stats
 
 def samples(text):
     families = text_string_to_metric_families(text)
-    return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+    return {
+        (s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples
+    }
 
 
 def test_metrics_have_llama_servers_names_and_ours_by_speculator(client):
@@ -77,9 +79,14 @@ def test_props_name_model_template_and_defaults(client):
     assert props["speculation"]["mode"] == "auto"
     speculator = props["speculation"]["speculators"][0]
     assert speculator["name"] == "ngram-simple"
-    assert [speculator[f"num_{count}"] for count in ("proposals", "draft_tokens", "rows_wasted")] == [5, 10, 3]
+    assert [
+        speculator[f"num_{count}"] for count in ("proposals", "draft_tokens", "rows_wasted")
+    ] == [5, 10, 3]
     assert speculator["accepted_draft_tokens_by_position"] == [4, 3]
-    assert (speculator["num_drafts_offered"], speculator["reasons_not_drafted"]) == (4, {"outbid": 6})
+    assert (speculator["num_drafts_offered"], speculator["reasons_not_drafted"]) == (
+        4,
+        {"outbid": 6},
+    )
     assert speculator["seconds"] == {"propose": 0.5}
     with serving(model=served_model("{{ messages[0].content }}")) as other:
         assert other.get("/props").json()["chat_template_is_fallback"] is False
@@ -99,7 +106,10 @@ def test_switched_off_routes_are_501():
     with serving(config=ServerConfig(slots=False, metrics=False)) as client:
         for path in ("/slots", "/metrics"):
             response = client.get(path)
-            assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
+            assert (response.status_code, response.json()["error"]["type"]) == (
+                501,
+                "not_supported_error",
+            )
 
 
 def test_routes_work_without_v1(client):
@@ -111,7 +121,9 @@ def test_routes_work_without_v1(client):
 
 def test_openapi_documents_the_bodies(client):
     paths = client.get("/openapi.json").json()["paths"]
-    schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
     assert "messages" in schema["required"]
     assert "speculative" in schema["properties"]
     assert "/chat/completions" not in paths
@@ -127,5 +139,11 @@ def test_choices_of_a_call_are_summed_up_by_speculator():
 
 def test_one_answer_that_is_not_valid_marks_the_call():
     valid, measured = RequestStats(), RequestStats(is_valid=False)
-    assert speculative_metrics(sum_stats([valid, measured]))["speculative_decoding"]["output_is_valid"] is False
-    assert "output_is_valid" not in speculative_metrics(sum_stats([valid, valid]))["speculative_decoding"]
+    assert (
+        speculative_metrics(sum_stats([valid, measured]))["speculative_decoding"]["output_is_valid"]
+        is False
+    )
+    assert (
+        "output_is_valid"
+        not in speculative_metrics(sum_stats([valid, valid]))["speculative_decoding"]
+    )

@@ -1,4 +1,6 @@
-"""Every bad request gets an answer in OpenAI's error shape, with llama-server's types, and harms nobody else."""
+"""Every bad request gets an answer in OpenAI's error shape, with llama-server's types, and harms
+nobody else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
-from headstart.errors import CapacityError, ContextLengthError, EngineError, InvalidParameterError, WorkerDeadError
+from headstart.errors import (
+    CapacityError,
+    ContextLengthError,
+    EngineError,
+    InvalidParameterError,
+    WorkerDeadError,
+)
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -76,12 +84,20 @@ def test_a_body_that_is_not_a_json_object_is_400(client, content, says):
         ("speculative", {"p_min": 1.5}, "speculative.p_min is 1.5"),
         ("speculative", {"mode": "fast"}, "one of auto, fixed, off"),
         ("speculative", {"mode": ""}, "one of auto, fixed, off"),
-        ("speculative", {"mode": "auto", "types": ["none"]}, "mode is auto but speculative.types is none"),
+        (
+            "speculative",
+            {"mode": "auto", "types": ["none"]},
+            "mode is auto but speculative.types is none",
+        ),
         ("speculative", {"types": [3]}, "speculative.types is [3] but must be a list of names"),
         ("speculative", {"types": ""}, "speculative.types is '' but must be"),
         ("speculative", {"types": ["suffix", "none"]}, "none cannot stand beside others"),
         ("speculative", {"types": ["suffix"], "type": "ngram-mod"}, "two names of one field"),
-        ("speculative", {"n_min": 5, "n_max": 2}, "n_min is 5 but must not exceed speculative.n_max, which is 2"),
+        (
+            "speculative",
+            {"n_min": 5, "n_max": 2},
+            "n_min is 5 but must not exceed speculative.n_max, which is 2",
+        ),
         ("speculative", {"n_maxx": 3}, "speculative.n_maxx does not exist; there are mode, types"),
         ("speculative.ngram_size_n", 3, "speculative.ngram_size_n does not exist"),
         ("speculative", 4, "speculative is 4 but must be an object"),
@@ -114,7 +130,11 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
         {"continue_final_message": "reasoning_content"},
     ],
     ids=str,
@@ -125,13 +145,20 @@ def test_what_is_not_built_is_refused_not_ignored(client, worker, field):
 
 
 def test_logprobs_of_a_native_completion_are_checked(client):
-    for value, says in ((999, "logprobs is 999 but must be from 0 to 258"), ("x", "logprobs is 'x' but must be")):
-        assert says in error_of(client.post("/completion", json={"prompt": "a", "logprobs": value}), 400)
+    for value, says in (
+        (999, "logprobs is 999 but must be from 0 to 258"),
+        ("x", "logprobs is 'x' but must be"),
+    ):
+        assert says in error_of(
+            client.post("/completion", json={"prompt": "a", "logprobs": value}), 400
+        )
 
 
 def test_unsupported_completion_fields_are_refused(client):
     for field in ({"best_of": 2}, {"suffix": "x"}, {"echo": True, "logprobs": 1}):
-        error_of(client.post("/v1/completions", json={"prompt": "a"} | field), 400, "not_supported_error")
+        error_of(
+            client.post("/v1/completions", json={"prompt": "a"} | field), 400, "not_supported_error"
+        )
 
 
 @pytest.mark.parametrize(
@@ -182,21 +209,35 @@ def test_unknown_routes_are_404_and_wrong_methods_405(client):
 
 
 def test_null_means_absent_and_unknown_fields_are_ignored(client, worker):
-    body = {"messages": MESSAGES, "temperature": None, "stop": None, "tools": None, "banana": {"x": 1}, "top_k": 40.0}
+    body = {
+        "messages": MESSAGES,
+        "temperature": None,
+        "stop": None,
+        "tools": None,
+        "banana": {"x": 1},
+        "top_k": 40.0,
+    }
     assert client.post(CHAT, json=body).status_code == 200
     assert worker.requests[0].sampling.temperature == 0.8
 
 
 def test_content_type_does_not_matter(client):
     headers = {"content-type": "application/x-www-form-urlencoded"}
-    assert client.post(CHAT, content=json.dumps({"messages": MESSAGES}), headers=headers).status_code == 200
+    assert (
+        client.post(CHAT, content=json.dumps({"messages": MESSAGES}), headers=headers).status_code
+        == 200
+    )
 
 
 def test_a_template_that_raises_is_400_with_its_message():
     template = "{{ raise_exception('roles must alternate') }}"
     with serving(model=served_model(template)) as client:
-        assert "roles must alternate" in error_of(client.post(CHAT, json={"messages": MESSAGES}), 400)
-        assert "roles must alternate" in error_of(client.post("/apply-template", json={"messages": MESSAGES}), 400)
+        assert "roles must alternate" in error_of(
+            client.post(CHAT, json={"messages": MESSAGES}), 400
+        )
+        assert "roles must alternate" in error_of(
+            client.post("/apply-template", json={"messages": MESSAGES}), 400
+        )
 
 
 FAILURES = [
@@ -227,12 +268,16 @@ def test_a_prompt_longer_than_the_context_says_both_sizes():
 
 def test_unexpected_failures_are_500_without_details():
     with serving(FakeWorker(lambda request: [ZeroDivisionError("secret")])) as client:
-        assert "secret" not in error_of(client.post("/completion", json={"prompt": "a"}), 500, "server_error")
+        assert "secret" not in error_of(
+            client.post("/completion", json={"prompt": "a"}), 500, "server_error"
+        )
 
 
 def test_a_worker_that_forgets_the_end_is_500_not_a_hang():
     with serving(FakeWorker(lambda request: say(request, b"ab")[:-1])) as client:
-        assert "without a result" in error_of(client.post("/completion", json={"prompt": "a"}), 500, "server_error")
+        assert "without a result" in error_of(
+            client.post("/completion", json={"prompt": "a"}), 500, "server_error"
+        )
 
 
 def test_a_failure_after_the_stream_began_is_an_event_in_it():
@@ -248,7 +293,8 @@ def test_a_failure_after_the_stream_began_is_an_event_in_it():
 
 def test_a_large_body_is_413_and_the_next_request_works():
     with serving(config=ServerConfig(max_body_mb=1)) as client:
-        for content in (b" " * (3 << 20), (b" " * 65536 for _ in range(48))):  # with and without a length
+        # with and without a length
+        for content in (b" " * (3 << 20), (b" " * 65536 for _ in range(48))):
             assert "larger than 1 MiB" in error_of(client.post(CHAT, content=content), 413)
         assert client.post(CHAT, json={"messages": MESSAGES}).status_code == 200
 

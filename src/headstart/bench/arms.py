@@ -12,9 +12,9 @@ from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.errors import ConfigError, HeadstartError
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.seat import Seat
 from headstart.speculation import make_speculator
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import Engine, StepStats, Vocab
@@ -61,7 +61,9 @@ def parse_arm(name: str) -> Arm:
     if mode not in ("", "auto") or not (length.isdecimal() if mode == "" else rest == listed):
         raise ConfigError(f"{name!r} is no way of drafting; write off, TYPES@LENGTH or auto:TYPES")
     if unknown := [one for one in types if one not in SPECULATORS]:
-        raise ConfigError(f"{name!r} names {unknown[0]!r}; there are {', '.join(sorted(SPECULATORS))}")
+        raise ConfigError(
+            f"{name!r} names {unknown[0]!r}; there are {', '.join(sorted(SPECULATORS))}"
+        )
     return Arm(name, types, mode or "fixed", int(length) if length else None)
 
 
@@ -76,13 +78,18 @@ class Machine:
     clock: Callable[[], float] = time.perf_counter
     warm_up_seconds: float = WARM_UP_SECONDS  # as a server spends at its first start
 
-    def scheduler(self, arm: Arm, wrap: Callable[[list[Speculator]], list[Speculator]] | None = None) -> Scheduler:
+    def scheduler(
+        self, arm: Arm, wrap: Callable[[list[Speculator]], list[Speculator]] | None = None
+    ) -> Scheduler:
         """One that drafts in this way; `wrap` may replace the speculators.
 
         Raises:
             ConfigError, ModelError: its speculators or the draft model cannot be used.
         """
-        parts: dict[str, Callable[[], Any]] = {"vocabulary": lambda: None, "vocab": lambda: self.vocab}
+        parts: dict[str, Callable[[], Any]] = {
+            "vocabulary": lambda: None,
+            "vocab": lambda: self.vocab,
+        }
         if self.draft_engine is not None:
             parts["engine"] = self.draft_engine
         elif DRAFT_MODEL in arm.types:
@@ -91,8 +98,8 @@ class Machine:
         speculators = [make_speculator(name, options, parts) for name in arm.types]
         if wrap is not None:
             speculators = wrap(speculators)
-        seats = [Seat(speculator, self.clock) for speculator in speculators]
-        drafting = Drafting(seats, arm.config(), Controller())
+        guarded = [GuardedSpeculator(speculator, self.clock) for speculator in speculators]
+        drafting = Drafting(guarded, arm.config(), Controller())
         limits = SchedulerConfig(parallel=self.num_users)
         scheduler = Scheduler(self.engine, self.vocab, drafting, limits, self.clock)
         if arm.mode == "auto":
@@ -137,9 +144,15 @@ def answer(scheduler: Scheduler, requests: Sequence[Request]) -> Run:
             elif isinstance(event, ErrorEvent):
                 raise HeadstartError(f"a request failed: {event.error}: {event.message}")
     seconds = scheduler.clock() - started
-    if failures := [f"{seat.name} in {seat.failure}" for seat in scheduler.drafting.seats.values() if seat.failure]:
+    if failures := [
+        f"{speculator.name} in {speculator.failure}"
+        for speculator in scheduler.drafting.speculators.values()
+        if speculator.failure
+    ]:
         raise HeadstartError(f"a speculator failed: {'; '.join(failures)}")
-    return Run(seconds, tuple(tuple(texts[n]) for n in names), tuple(stats[n] for n in names), tuple(steps))
+    return Run(
+        seconds, tuple(tuple(texts[n]) for n in names), tuple(stats[n] for n in names), tuple(steps)
+    )
 
 
 @dataclass(slots=True)
@@ -188,7 +201,9 @@ class Tally:
     @property
     def acceptance_length(self) -> float:
         """Tokens emitted per verify step and slot, >= 1."""
-        return self.num_tokens / max(1, sum(one.num_steps for run in self.runs for one in run.stats))
+        return self.num_tokens / max(
+            1, sum(one.num_steps for run in self.runs for one in run.stats)
+        )
 
     @property
     def acceptance_rate(self) -> float:

@@ -21,7 +21,9 @@ class CostCurve:
             ConfigError: fewer than two points, or one that is not positive.
         """
         if len(points) < 2 or min(points) < 1 or not min(points.values()) > 0.0:
-            raise ConfigError(f"a cost curve needs two or more positive ROWS:MILLISECONDS, got {dict(points)}")
+            raise ConfigError(
+                f"a cost curve needs two or more positive ROWS:MILLISECONDS, got {dict(points)}"
+            )
         self._rows, self._ms = sorted(points), [points[rows] for rows in sorted(points)]
 
     @classmethod
@@ -41,12 +43,17 @@ class CostCurve:
 
     def __str__(self) -> str:
         """As `parse` reads it, in three digits."""
-        return ",".join(f"{rows}:{float(f'{ms:.3g}'):g}" for rows, ms in zip(self._rows, self._ms, strict=True))
+        return ",".join(
+            f"{rows}:{float(f'{ms:.3g}'):g}" for rows, ms in zip(self._rows, self._ms, strict=True)
+        )
 
     def __call__(self, rows: int) -> float:
         right = next((i for i, x in enumerate(self._rows) if x >= rows), len(self._rows) - 1)
         left, right = max(0, right - 1), max(1, right)
-        (x0, y0), (x1, y1) = (self._rows[left], self._ms[left]), (self._rows[right], self._ms[right])
+        (x0, y0), (x1, y1) = (
+            (self._rows[left], self._ms[left]),
+            (self._rows[right], self._ms[right]),
+        )
         return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
 
 
@@ -58,11 +65,13 @@ def time_steps(
     num_repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, list[float]]:
-    """Milliseconds of `num_repeats` decodes of each number of rows, all with logits, behind `context` tokens.
+    """Milliseconds of `num_repeats` decodes of each number of rows, all with logits, behind
+    `context` tokens.
 
-    The numbers of rows take turns, so that what slows the machine down slows all alike. A decode of another
-    shape than the one before it builds a new graph: each is done twice and timed the second time. Tokens are
-    random, so a mixture of experts reads at least as many experts as for text. The cache is empty afterwards.
+    The numbers of rows take turns, so that what slows the machine down slows all alike. A decode of
+    another shape than the one before it builds a new graph: each is done twice and timed the second
+    time. Tokens are random, so a mixture of experts reads at least as many experts as for text. The
+    cache is empty afterwards.
 
     Raises:
         ConfigError: the engine decodes no such batch.
@@ -73,7 +82,9 @@ def time_steps(
             f"{min(engine.max_outputs, engine.max_batch_tokens)}"
         )
     if context + max(rows) > engine.context_size:
-        raise ConfigError(f"{context} tokens and {max(rows)} rows do not fit into {engine.context_size} of context")
+        raise ConfigError(
+            f"{context} tokens and {max(rows)} rows do not fit into {engine.context_size} of context"
+        )
     batch = Batch(engine.max_batch_tokens)
     tokens = np.random.default_rng(0).integers(engine.vocab_size, size=context + max(rows)).tolist()
 

@@ -1,7 +1,9 @@
-"""Engines for measurements: one that is made to say a given text, one that costs simulated time, one without a model.
+"""Engines for measurements: one that is made to say a given text, one that costs simulated time,
+one without a model.
 
-With a script a benchmark can use any text, also one that the model at hand would never write, and every way of drafting
-gets exactly the same tokens. Draft models are not scripted: they guess the script as well as they can.
+With a script a benchmark can use any text, also one that the model at hand would never write, and
+every way of drafting gets exactly the same tokens. Draft models are not scripted: they guess the
+script as well as they can.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class WrappedEngine:
 
 
 class ScriptedEngine(WrappedEngine):
-    """Real decodes at their real cost, the answer fixed. `scripts[seq_id]` holds prompt and answer of a sequence."""
+    """Real decodes at their real cost, the answer fixed. `scripts[seq_id]` holds prompt and answer
+    of a sequence.
+    """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -68,7 +72,9 @@ class ScriptedEngine(WrappedEngine):
 
 
 class Clock:
-    """Simulated seconds; `noise` is the standard deviation of the log of each step's time, its mean stays."""
+    """Simulated seconds; `noise` is the standard deviation of the log of each step's time, its mean
+    stays.
+    """
 
     def __init__(self, noise: float = 0.0) -> None:
         self.seconds = 0.0
@@ -85,9 +91,13 @@ class Clock:
 
 
 class PricedEngine(WrappedEngine):
-    """Decodes take simulated time: what `curve` says for their rows, and `attention` ms per row and 1000 tokens."""
+    """Decodes take simulated time: what `curve` says for their rows, and `attention` ms per row and
+    1000 tokens.
+    """
 
-    def __init__(self, engine: Engine, curve: CostCurve, clock: Clock, attention: float = 0.0) -> None:
+    def __init__(
+        self, engine: Engine, curve: CostCurve, clock: Clock, attention: float = 0.0
+    ) -> None:
         super().__init__(engine)
         self._curve, self._clock, self._attention = curve, clock, attention
 
@@ -103,7 +113,8 @@ class SilentEngine:
     Args:
         vocab_size: columns of the logits.
         max_outputs: rows of the logits.
-        make_filters: those of a real engine, so that a draft model picks its tokens under the same ones.
+        make_filters: those of a real engine, so that a draft model picks its tokens under the same
+            ones.
     """
 
     context_size = 2**20
@@ -112,7 +123,9 @@ class SilentEngine:
     memory = MemoryKind.CUT
     max_rollback = 2**30
 
-    def __init__(self, vocab_size: int, max_outputs: int, make_filters: Callable[[SamplingParams], Filters]) -> None:
+    def __init__(
+        self, vocab_size: int, max_outputs: int, make_filters: Callable[[SamplingParams], Filters]
+    ) -> None:
         self.vocab_size = vocab_size
         self.max_outputs = max_outputs
         self._make_filters = make_filters

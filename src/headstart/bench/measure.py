@@ -1,8 +1,9 @@
 """Run arms side by side on one loaded target and time them.
 
-All arms share the target's engine and its cache, so a prompt is read once and then answered by every arm in turn: what
-slows the machine down slows all of them. Each arm has speculators, a controller and a draft model's cache of its own,
-which live as long as in a server; no arm sees a prompt twice, so no corpus knows an answer beforehand.
+All arms share the target's engine and its cache, so a prompt is read once and then answered by
+every arm in turn: what slows the machine down slows all of them. Each arm has speculators, a
+controller and a draft model's cache of its own, which live as long as in a server; no arm sees a
+prompt twice, so no corpus knows an answer beforehand.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Lab:
         self._last: Scheduler | None = None  # whose slots know what is in the cache
         self._reader = self.arm(OFF)
 
-    def arm(self, arm: Arm, wrap: Callable[[list[Speculator]], list[Speculator]] | None = None) -> Scheduler:
+    def arm(
+        self, arm: Arm, wrap: Callable[[list[Speculator]], list[Speculator]] | None = None
+    ) -> Scheduler:
         """A scheduler that drafts in this way; see `Machine.scheduler`."""
         return self._machine.scheduler(arm, wrap)
 
@@ -93,7 +96,11 @@ class Lab:
             values: dict[str, Any] = {"temperature": sampling.temperature, **prompt.sampling}
             params = SamplingParams(**values, seed=sampling.seed + slot_id)
             tokens = self._tokenize(prompt.text)[-(self.setting.context - limit - 1) :]
-            made.append(Request(request_id="", prompt=tokens, sampling=params, max_tokens=limit, slot_id=slot_id))
+            made.append(
+                Request(
+                    request_id="", prompt=tokens, sampling=params, max_tokens=limit, slot_id=slot_id
+                )
+            )
         return made
 
     def read(self, prompts: Sequence[Prompt], requests: Sequence[Request]) -> None:
@@ -160,7 +167,8 @@ def compare(
 
 
 def inflated_models(folder: Path, *names: str) -> list[Path]:
-    """Paths of models by their preset in benchmarks/inflate.py; the path of a GGUF file stands for itself.
+    """Paths of models by their preset in benchmarks/inflate.py; the path of a GGUF file stands for
+    itself.
 
     Raises:
         ConfigError: a file is missing; the message says how to build it.

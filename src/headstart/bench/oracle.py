@@ -1,10 +1,11 @@
 """What hindsight would have earned: the same drafts, with lengths chosen by one who knows the text.
 
-A recorder lets every speculator draft at every position of a text and shows the target none of it. Afterwards only
-tokens that will be accepted are verified, in each step as many as make the whole text ready soonest. For one user that
-is a shortest path, exact: nobody does better by choosing lengths. For more users it is the soonest of a few plans
-that look ahead for each slot alone: near the best (tests say how near), not quite it. Per slot and step a text's draft
-or a draft model's is taken; one is not continued with the other.
+A recorder lets every speculator draft at every position of a text and shows the target none of it.
+Afterwards only tokens that will be accepted are verified, in each step as many as make the whole
+text ready soonest. For one user that is a shortest path, exact: nobody does better by choosing
+lengths. For more users it is the soonest of a few plans that look ahead for each slot alone: near
+the best (tests say how near), not quite it. Per slot and step a text's draft or a draft model's is
+taken; one is not continued with the other.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ class Guesses:
 
 
 class Recorder(Speculator):
-    """Lets others draft and keeps the drafts for itself. A model to the scheduler, so that it gets `choose`."""
+    """Lets others draft and keeps the drafts for itself. A model to the scheduler, so that it gets
+    `choose`.
+    """
 
     name = "recorder"
     needs = frozenset({Capability.LOGITS})
     is_model = True
 
-    def __init__(self, speculators: Sequence[Speculator], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, speculators: Sequence[Speculator], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._speculators = speculators
         self._clock = clock
         self._drafts: dict[tuple[int, int], list[tuple[bool, list[int]]]] = {}
@@ -57,7 +62,9 @@ class Recorder(Speculator):
         for speculator in self._speculators:
             longest = LONGEST_MODEL_DRAFT if speculator.is_model else LONGEST_DRAFT
             started = self._clock()
-            drafts = speculator.propose([replace(request, max_tokens=longest) for request in requests])
+            drafts = speculator.propose(
+                [replace(request, max_tokens=longest) for request in requests]
+            )
             rounds = max(len(draft.tokens) for draft in drafts)
             if speculator.is_model and rounds == longest:
                 self._round_ms.append(1000.0 * (self._clock() - started) / rounds)
@@ -101,7 +108,9 @@ class Recorder(Speculator):
 
 
 def learned_curve(runs: Iterable[Run], num_users: int) -> list[float]:
-    """Milliseconds by rows, learned from all steps that read no prompt; as long as `Oracle` needs it."""
+    """Milliseconds by rows, learned from all steps that read no prompt; as long as `Oracle` needs
+    it.
+    """
     table = CostTable()
     for run in runs:
         for step in run.steps:
@@ -116,7 +125,9 @@ def most_rows(num_users: int) -> int:
 
 
 ToGo = Callable[[Guesses, int], NDArray[np.float64]]
-"""(a text, slots that run) -> milliseconds that the slot still needs at each position, shape (num_tokens + 1,)."""
+"""(a text, slots that run) -> milliseconds that the slot still needs at each position, shape
+(num_tokens + 1,).
+"""
 
 
 class Oracle:
@@ -141,10 +152,15 @@ class Oracle:
         for _ in range(ITERATIONS):
             rate = _num_tokens(texts) / sum(spent)
 
-            def at_rate(guesses: Guesses, num_running: int, rate: float = rate) -> NDArray[np.float64]:
+            def at_rate(
+                guesses: Guesses, num_running: int, rate: float = rate
+            ) -> NDArray[np.float64]:
                 return np.arange(len(guesses.text), -1, -1) / rate
 
-            spent = [min(before, self._spent(group, at_rate)) for before, group in zip(spent, texts, strict=True)]
+            spent = [
+                min(before, self._spent(group, at_rate))
+                for before, group in zip(spent, texts, strict=True)
+            ]
         return _num_tokens(texts) / sum(spent)
 
     def _plain(self, group: Sequence[Guesses]) -> float:
@@ -154,14 +170,18 @@ class Oracle:
         return float(self._curve[running].sum())
 
     def _shortest(self, guesses: Guesses, num_running: int) -> NDArray[np.float64]:
-        """Time to go if all slots that run verify as many tokens as this one: exact where it is alone."""
+        """Time to go if all slots that run verify as many tokens as this one: exact where it is
+        alone.
+        """
         shared = self._curve[num_running::num_running] / num_running
         to_go = np.zeros(len(guesses.text) + 1)
         for at in range(len(guesses.text) - 1, -1, -1):
             text, model = _right(guesses, at)
             lengths = np.arange(max(text, model) + 1)
             rounds = np.where(lengths <= text, 0, lengths)
-            times = shared[lengths] + rounds * self._round_ms / num_running + to_go[at + 1 + lengths]
+            times = (
+                shared[lengths] + rounds * self._round_ms / num_running + to_go[at + 1 + lengths]
+            )
             to_go[at] = times.min()
         return to_go
 
@@ -179,20 +199,29 @@ class Oracle:
                 places[i] += 1 + length
         return spent
 
-    def _choose(self, right: Sequence[tuple[int, int]], ahead: Sequence[NDArray[np.float64]]) -> tuple[list[int], int]:
-        """Lengths per slot and draft rounds of one step; `ahead` is each slot's time to go by length."""
+    def _choose(
+        self, right: Sequence[tuple[int, int]], ahead: Sequence[NDArray[np.float64]]
+    ) -> tuple[list[int], int]:
+        """Lengths per slot and draft rounds of one step; `ahead` is each slot's time to go by
+        length.
+        """
         plans: dict[tuple[int, ...], tuple[float, list[int], int]] = {}
         for rounds in range(max(model for _, model in right) + 1):
             offered = tuple(max(text, min(model, rounds)) for text, model in right)
             if offered not in plans:
-                spent, lengths = self._split([to_go[: n + 1] for n, to_go in zip(offered, ahead, strict=True)])
+                spent, lengths = self._split(
+                    [to_go[: n + 1] for n, to_go in zip(offered, ahead, strict=True)]
+                )
                 plans[offered] = (spent + rounds * self._round_ms, lengths, rounds)
         _, lengths, rounds = min(plans.values())
         return lengths, rounds
 
     def _split(self, ahead: Sequence[NDArray[np.float64]]) -> tuple[float, list[int]]:
-        """The number of draft rows, and who has them, so that this step and what is ahead take least."""
-        total, taken = np.zeros(1), []  # by draft rows: time ahead of the slots so far, length of the last one
+        """The number of draft rows, and who has them, so that this step and what is ahead take
+        least.
+        """
+        # by draft rows: time ahead of the slots so far, length of the last one
+        total, taken = np.zeros(1), []
         for to_go in ahead:
             sums = np.full((len(to_go), len(total) + len(to_go) - 1), np.inf)
             for length, milliseconds in enumerate(to_go):

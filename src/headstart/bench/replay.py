@@ -1,8 +1,9 @@
 """Texts that a model once wrote, generated again in simulated time.
 
-The engine knows the texts and decodes nothing: it says the next token of the script and moves a clock by what so many
-rows cost. Scheduler, speculators, control and draft models are the real ones, so a way of drafting is measured on real
-texts in seconds, without noise, on any machine's cost curve. Python's own time is not in it.
+The engine knows the texts and decodes nothing: it says the next token of the script and moves a
+clock by what so many rows cost. Scheduler, speculators, control and draft models are the real ones,
+so a way of drafting is measured on real texts in seconds, without noise, on any machine's cost
+curve. Python's own time is not in it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Text:
         """For as many tokens as the answer has."""
         sampling = SamplingParams(temperature=self.temperature, seed=self.seed)
         prompt, length = list(self.prompt), len(self.answer)
-        return Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=length, slot_id=slot_id)
+        return Request(
+            request_id="", prompt=prompt, sampling=sampling, max_tokens=length, slot_id=slot_id
+        )
 
 
 def save_texts(path: Path, texts: Sequence[Text]) -> None:
@@ -61,7 +64,8 @@ class Replay:
     curve: CostCurve  # of a target step
     attention: float = 0.0  # further milliseconds of a target row per 1000 tokens of context
     num_users: int = 1
-    draft: tuple[Callable[[], Engine], CostCurve] | None = None  # makes a draft model's engine; its curve
+    # makes a draft model's engine; its curve
+    draft: tuple[Callable[[], Engine], CostCurve] | None = None
     noise: float = 0.0  # of the times, see `Clock`
 
     def run(self, arm: Arm, texts: Sequence[Text]) -> Tally:
@@ -76,7 +80,8 @@ class Replay:
         return Tally([self._answer(engine, scheduler, group) for group in self._groups(texts)])
 
     def hindsight(self, types: Sequence[str], texts: Sequence[Text]) -> float:
-        """Tokens per second with lengths chosen by one who knows the texts, on the drafts of these speculators.
+        """Tokens per second with lengths chosen by one who knows the texts, on the drafts of these
+        speculators.
 
         No noise, and every text has the mean context. Raises as `run`.
         """
@@ -95,7 +100,9 @@ class Replay:
             guesses.append(recorders[0].guesses(run, [len(text.prompt) for text in group]))
         context = sum(len(text.prompt) + len(text.answer) // 2 for text in texts) / len(texts)
         row_ms = self.attention * context / 1000.0
-        curve = [self.curve(rows) + row_ms * rows for rows in range(1, most_rows(self.num_users) + 1)]
+        curve = [
+            self.curve(rows) + row_ms * rows for rows in range(1, most_rows(self.num_users) + 1)
+        ]
         return 1000.0 * Oracle([0.0, *curve], recorders[0].round_ms).best(guesses)
 
     def _machine(self, clock: Clock) -> tuple[ScriptedEngine, Machine]:
@@ -121,6 +128,8 @@ class Replay:
 
     def _answer(self, engine: ScriptedEngine, scheduler: Scheduler, group: Sequence[Text]) -> Run:
         requests = [text.request(slot_id) for slot_id, text in enumerate(group)]
-        engine.scripts = {slot_id: [*text.prompt, *text.answer] for slot_id, text in enumerate(group)}
+        engine.scripts = {
+            slot_id: [*text.prompt, *text.answer] for slot_id, text in enumerate(group)
+        }
         answer(scheduler, [replace(request, max_tokens=0) for request in requests])
         return answer(scheduler, requests)

@@ -31,7 +31,8 @@ class Answer:
 
 @contextmanager
 def running(command: Sequence[str], log: Path) -> Iterator[int]:
-    """Run a server with `--port` appended until it is healthy; yields the port, stops it at the end.
+    """Run a server with `--port` appended until it is healthy; yields the port, stops it at the
+    end.
 
     Raises:
         HeadstartError: it ended or did not get ready in time.
@@ -40,7 +41,9 @@ def running(command: Sequence[str], log: Path) -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     with log.open("w") as output:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, "--port", str(port)], stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         _wait(process, port, log)
         yield port

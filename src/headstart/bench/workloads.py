@@ -1,15 +1,15 @@
-"""Prompts to measure with, made from the running interpreter's own standard library: seeded, no network.
+"""Prompts to measure with, made from the running interpreter's standard library: seeded, no network.
 
-    edit       rename a variable in a function of 4 to 40 lines: nearly all of the answer stands in the prompt
+    edit       rename a variable in a function of 4 to 40 lines: most of the answer is in the prompt
     rename     the same with the correct answer, which the small demo model often misses
     json       describe a function as JSON: a fixed form with a few copied words
     chat       which functions does this code call; one in six is a greeting
     continue   the rest of a source file: free code
-    shift      free code for one half of the answer, a verbatim repeat of the prompt for the other
+    shift      free code for half of the answer, a verbatim repeat of the prompt for the other half
     random     tokens that nobody can guess
 
-The embedded demo model was trained on such chats. In `rename`, `shift` and `random` the answer is given, because no
-prompt makes a small model do that (see `engines.py`).
+The embedded demo model was trained on such chats. In `rename`, `shift` and `random` the answer is
+given, because no prompt makes a small model do that (see `engines.py`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,31 @@ from random import Random
 
 from headstart.errors import ConfigError
 
-SKIPPED = ("site-packages", "/test", "idlelib", "lib2to3", "/encodings/", "pydoc_data", "_pydecimal")
+SKIPPED = (
+    "site-packages",
+    "/test",
+    "idlelib",
+    "lib2to3",
+    "/encodings/",
+    "pydoc_data",
+    "_pydecimal",
+)
 NUM_FUNCTIONS = 1500
 MAX_LINES, MAX_CHARS = 40, 1600
 CHARS_PER_TOKEN = 2.2  # fewer than any vocabulary here has on average, so that answers are not cut
 CONTEXT_LINES = 24  # of a file to be continued
-NAMES = ("amount", "entries", "position", "origin", "current", "previous", "options", "message", "content", "result")
+NAMES = (
+    "amount",
+    "entries",
+    "position",
+    "origin",
+    "current",
+    "previous",
+    "options",
+    "message",
+    "content",
+    "result",
+)
 GREETINGS = ("Hello", "Who are you?", "What can you do?", "Hi there!", "Help", "Good morning")
 SHIFT_CHARS = 260  # of each half
 NUM_CHARACTERS = 120
@@ -80,7 +99,9 @@ def make_prompts(workload: str, count: int, seed: int) -> list[Prompt]:
 def read_library() -> Library:
     """Functions and files of the standard library, the same in every run of one Python."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [p for p in sorted(root.rglob("*.py")) if not any(part in p.as_posix() for part in SKIPPED)]
+    paths = [
+        p for p in sorted(root.rglob("*.py")) if not any(part in p.as_posix() for part in SKIPPED)
+    ]
     Random(0).shuffle(paths)
     functions: list[Function] = []
     files: list[Sequence[str]] = []
@@ -92,7 +113,9 @@ def read_library() -> Library:
             continue
         lines = text.splitlines()
         files.append(lines)
-        found = (_function(lines, node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        found = (
+            _function(lines, node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+        )
         functions += [function for function in found if function is not None]
         if len(functions) >= NUM_FUNCTIONS:
             break
@@ -123,12 +146,18 @@ def _tokens(text: str) -> int:
 def _edit(library: Library, random: Random) -> Prompt | None:
     function = random.choice(library.functions)
     names = [a.arg for a in function.tree.args.args if a.arg not in ("self", "cls")]
-    names += [n.id for n in ast.walk(function.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    names += [
+        n.id
+        for n in ast.walk(function.tree)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    ]
     old = random.choice([n for n in names if len(n) > 1] or [""])
     new = random.choice(NAMES)
     if not old or re.search(rf"\b{new}\b", function.source):
         return None
-    return Prompt(_ask(f"Rename `{old}` to `{new}`:\n{_block(function.source)}"), _tokens(function.source))
+    return Prompt(
+        _ask(f"Rename `{old}` to `{new}`:\n{_block(function.source)}"), _tokens(function.source)
+    )
 
 
 def _rename(library: Library, random: Random) -> Prompt | None:
@@ -157,7 +186,9 @@ def _chat(library: Library, random: Random) -> Prompt:
 
 def _continue(library: Library, random: Random) -> Prompt | None:
     lines = random.choice(library.files)
-    starts = [i for i, line in enumerate(lines) if line.lstrip().startswith("def ") and i >= CONTEXT_LINES]
+    starts = [
+        i for i, line in enumerate(lines) if line.lstrip().startswith("def ") and i >= CONTEXT_LINES
+    ]
     if not starts:
         return None
     end = random.choice(starts) + 1
@@ -192,7 +223,8 @@ WORKLOADS: dict[str, Callable[[Library, Random], Prompt | None]] = {
 
 
 def parse_cells(workloads: str, temperatures: str) -> list[tuple[str, float]]:
-    """Each workload at each temperature, from comma-separated lists; a given answer needs only the first.
+    """Each workload at each temperature, from comma-separated lists; a given answer needs only the
+    first.
 
     Raises:
         ConfigError: a workload is unknown.
@@ -200,16 +232,21 @@ def parse_cells(workloads: str, temperatures: str) -> list[tuple[str, float]]:
     names, values = workloads.split(","), [float(value) for value in temperatures.split(",")]
     if unknown := [name for name in names if name not in WORKLOADS]:
         raise ConfigError(f"there is no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
-    return [(name, value) for name in names for value in (values[:1] if name in SCRIPTED else values)]
+    return [
+        (name, value) for name in names for value in (values[:1] if name in SCRIPTED else values)
+    ]
 
 
 def num_looping(tokens: Sequence[int], window: int = 64, longest: int = 24) -> int:
-    """How many tokens end a stretch of `window` tokens that repeats with a period of at most `longest`.
+    """How many tokens end a stretch of `window` tokens that repeats with a period of at most
+    `longest`.
 
-    Small models loop at temperature 0, which flatters every text speculator: report it. O(len(tokens) * longest).
+    Small models loop at temperature 0, which flatters every text speculator: report it.
+    O(len(tokens) * longest).
     """
     looping = 0
-    runs = [0] * (longest + 1)  # per period: how many of the last tokens equal the one a period before
+    # per period: how many of the last tokens equal the one a period before
+    runs = [0] * (longest + 1)
     for i, token in enumerate(tokens):
         for period in range(1, longest + 1):
             runs[period] = runs[period] + 1 if i >= period and tokens[i - period] == token else 0

@@ -27,7 +27,9 @@ class CorpusOptions:
     """Where to add."""
 
     spec_suffix_file: str | None = option(None, "corpus file, made if absent", "--spec-corpus")
-    spec_suffix_corpus_tokens: int = option(2_000_000, "most tokens kept; the oldest texts go first")
+    spec_suffix_corpus_tokens: int = option(
+        2_000_000, "most tokens kept; the oldest texts go first"
+    )
 
     def __post_init__(self) -> None:
         if self.spec_suffix_corpus_tokens < 1:

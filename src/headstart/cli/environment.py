@@ -1,4 +1,6 @@
-"""What is set in the environment and read by nobody: names of ours are refused, llama-server's are warned of."""
+"""What is set in the environment and read by nobody: names of ours are refused, llama-server's are
+warned of.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from headstart.cli.settings import Setting, Value, all_settings, closest, settin
 from headstart.errors import ConfigError
 
 PREFIX = "HEADSTART_"
-OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")  # set for a service of our name
-NO_SETTINGS = ("CACHE", "CONFIG", "URL", "VOCABS")  # ours as well: two for any command, one each of examples and tests
+# set for a service of our name
+OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")
+# ours as well: two for any command, one each of examples and tests
+NO_SETTINGS = ("CACHE", "CONFIG", "URL", "VOCABS")
 LLAMA_SERVERS = "LLAMA_ARG_"
 KEYS = {"LLAMA_API_KEY": "HEADSTART_API_KEY", "LLAMA_ARG_API_KEY_FILE": "HEADSTART_API_KEY_FILE"}
 
@@ -18,13 +22,17 @@ KEYS = {"LLAMA_API_KEY": "HEADSTART_API_KEY", "LLAMA_ARG_API_KEY_FILE": "HEADSTA
 def check_environment(
     environment: Mapping[str, str], settings: Sequence[Setting], values: Mapping[str, Value]
 ) -> str | None:
-    """Return a line about llama-server's names that are set and have no effect. Empty variables count as absent.
+    """Return a line about llama-server's names that are set and have no effect. Empty variables
+    count as absent.
 
     Raises:
-        ConfigError: a name of ours that does not exist, or llama-server's API key where the server would have none.
+        ConfigError: a name of ours that does not exist, or llama-server's API key where the server
+        would have none.
     """
     names = sorted(name for name, value in environment.items() if value)
-    _refuse_unknown([name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)], settings)
+    _refuse_unknown(
+        [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)], settings
+    )
     if not settings:
         return None
     serves = "api_key" in values
@@ -52,8 +60,14 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
     for name in names:
         if name in known or OF_KUBERNETES.fullmatch(name):
             continue
-        hint = f"; did you mean {PREFIX}{spellings[name]}?" if name in spellings else closest(name, known, PREFIX)
-        raise ConfigError(f"{PREFIX}{name} is set but there is no such setting{hint} (all names: docs/flags.md)")
+        hint = (
+            f"; did you mean {PREFIX}{spellings[name]}?"
+            if name in spellings
+            else closest(name, known, PREFIX)
+        )
+        raise ConfigError(
+            f"{PREFIX}{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
+        )
 
 
 def _all_commands() -> list[Setting]:

@@ -31,7 +31,9 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message.removeprefix("argument "))
 
 
-def read_flags(command: str, about: str, settings: Sequence[Setting], argv: Sequence[str]) -> tuple[Resolved, bool]:
+def read_flags(
+    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str]
+) -> tuple[Resolved, bool]:
     """Resolve a command's settings; the second value says whether `--print-config` was given.
 
     Raises:
@@ -45,14 +47,22 @@ def read_flags(command: str, about: str, settings: Sequence[Setting], argv: Sequ
 
 
 def read_words_and_flags(
-    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str], usage: str = "[flags]"
+    command: str,
+    about: str,
+    settings: Sequence[Setting],
+    argv: Sequence[str],
+    usage: str = "[flags]",
 ) -> tuple[Resolved, bool, list[str]]:
-    """Like `read_flags` for a command that takes words as well: they come last, wherever they stood.
+    """Like `read_flags` for a command that takes words as well: they come last, wherever they
+    stood.
 
     `usage` is what the help page shows behind the command.
     """
     parser = _Parser(
-        prog=f"headstart {command}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        prog=f"headstart {command}",
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--config", metavar="FILE")
@@ -79,7 +89,9 @@ def read_words_and_flags(
 
 
 def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
-    """The text of `headstart COMMAND --help`, as wide as the terminal; `usage` begins with the command."""
+    """The text of `headstart COMMAND --help`, as wide as the terminal; `usage` begins with the
+    command.
+    """
     width = max(60, min(shutil.get_terminal_size().columns, 110))
     lines = [f"Usage: headstart {usage}", "", *textwrap.wrap(about, width)]
     for part, members in groupby(settings, lambda setting: setting.part):
@@ -87,7 +99,11 @@ def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
         for setting in members:
             lines += _entry(_spelling(setting), _explanation(setting), width)
     lines += ["", "General"]
-    lines += _entry("    --config FILE", "TOML file with settings, named as the flags (also HEADSTART_CONFIG)", width)
+    lines += _entry(
+        "    --config FILE",
+        "TOML file with settings, named as the flags (also HEADSTART_CONFIG)",
+        width,
+    )
     lines += _entry("    --print-config", "print every setting with its origin and stop", width)
     lines += _entry("-h, --help", "print this page and stop", width)
     closing = "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats the config file."
@@ -107,7 +123,9 @@ def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
 
 
 def _refuse_short_flags(command: str, settings: Sequence[Setting], argv: Sequence[str]) -> None:
-    """argparse reads `-ctx 8` as `-c tx`, and `-n` as the beginning of any flag; only numbers may be glued on."""
+    """argparse reads `-ctx 8` as `-c tx`, and `-n` as the beginning of any flag; only numbers may
+    be glued on.
+    """
     known = {"-h", *(name for setting in settings for name in (setting.flag, *setting.aliases))}
     for argument in argv:
         is_short = re.match(r"-[A-Za-z]([A-Za-z_=-]|$)", argument) and " " not in argument
@@ -137,7 +155,11 @@ def _explanation(setting: Setting) -> str:
     also = f" (also {', '.join(others)})" if others else ""
     if setting.default in (None, "") or "default" in setting.help.lower():
         return setting.help + also
-    shown = ("on" if setting.default else "off") if isinstance(setting.default, bool) else setting.default
+    shown = (
+        ("on" if setting.default else "off")
+        if isinstance(setting.default, bool)
+        else setting.default
+    )
     return f"{setting.help} [{shown}]{also}"
 
 

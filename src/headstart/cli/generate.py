@@ -28,7 +28,8 @@ ABOUT = (
     "the model's own are plain. The prompt comes from --prompt, --file or standard input."
 )
 PARTS = ("model", "engine", "draft_engine", "speculation")
-STYLES = ("green", "cyan", "magenta", "yellow", "blue", "red")  # by speculator, in order of appearance
+# by speculator, in order of appearance
+STYLES = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,16 @@ class GenerateOptions:
     prompt: str | None = option(None, "the prompt", "-p")
     file: str | None = option(None, "file with the prompt", "-f")
     predict: int = option(
-        256, "most tokens to generate; -1 until the model stops or the context is full", "-n", "--n-predict"
+        256,
+        "most tokens to generate; -1 until the model stops or the context is full",
+        "-n",
+        "--n-predict",
     )
     temp: float = option(0.8, "temperature; 0 always takes the likeliest token", "--temperature")
     top_k: int = option(40, "sample from the k likeliest tokens; 0 from all")
-    top_p: float = option(0.95, "sample from the likeliest tokens that together have this probability")
+    top_p: float = option(
+        0.95, "sample from the likeliest tokens that together have this probability"
+    )
     min_p: float = option(0.05, "drop tokens less likely than this share of the likeliest")
     seed: int = option(-1, "seed of the random numbers; -1 takes a new one each time", "-s")
     chat: bool = option(True, "wrap the prompt as a user's message in the model's chat template")
@@ -88,7 +94,9 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def show(events: Iterable[Event], token_bytes: Callable[[int], bytes], console: Console) -> FinishEvent:
+def show(
+    events: Iterable[Event], token_bytes: Callable[[int], bytes], console: Console
+) -> FinishEvent:
     """Print the text as it comes, then the legend; return the last event.
 
     Raises:
@@ -108,13 +116,18 @@ def show(events: Iterable[Event], token_bytes: Callable[[int], bytes], console: 
                 counts[source] = counts.get(source, 0) + 1
                 pending.append((token_bytes(token), source))
             for piece, source in _take(pending, len(event.text)):
-                console.print(Text(decoder.feed(piece), _style(source, counts)), end="", soft_wrap=True)
+                console.print(
+                    Text(decoder.feed(piece), _style(source, counts)), end="", soft_wrap=True
+                )
         elif isinstance(event, ErrorEvent):
             console.print()
             raise EngineError(f"{event.error}: {event.message}")
         elif isinstance(event, FinishEvent):
             console.print(Text(decoder.finish()))
-            legend = [Text(f"{source or 'target'} {n}", _style(source, counts)) for source, n in counts.items()]
+            legend = [
+                Text(f"{source or 'target'} {n}", _style(source, counts))
+                for source, n in counts.items()
+            ]
             console.print(Text("\ntokens: ") + Text("  ").join(legend), soft_wrap=True)
             return event
     raise EngineError("the generation ended without saying why")
@@ -134,11 +147,15 @@ def most_drafted(config: SpeculationConfig) -> int | None:
     """Most draft tokens a step; None where control chooses."""
     if config.mode is SequenceMode.OFF or config.spec_type == "none":
         return 0
-    return config.draft_max if config.mode is SequenceMode.AUTO else config.longest_draft(config.mode)
+    return (
+        config.draft_max if config.mode is SequenceMode.AUTO else config.longest_draft(config.mode)
+    )
 
 
 def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
-    """The lines that llama.cpp's speculative example ends with; without `draft_max` control chose the lengths."""
+    """The lines that llama.cpp's speculative example ends with; without `draft_max` control chose
+    the lengths.
+    """
     stats = finish.stats
     num_encoded = stats.num_prompt - stats.num_cached
     accept = f"{100 * stats.num_accepted / stats.num_drafted:.3f}%" if stats.num_drafted else "-"
@@ -231,4 +248,6 @@ def _console(color: bool | None) -> Console:
 
 def _with_log_level(config: Config, options: GenerateOptions) -> Config:
     """Keep the log out of the text unless it is asked for."""
-    return replace(config, server=replace(config.server, log_level="info" if options.verbose else "warning"))
+    return replace(
+        config, server=replace(config.server, log_level="info" if options.verbose else "warning")
+    )

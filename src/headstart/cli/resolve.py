@@ -9,7 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from headstart.cli.settings import OPTIONS_FIELD, SPECULATOR_PART, Setting, Value, all_settings, closest
+from headstart.cli.settings import (
+    OPTIONS_FIELD,
+    SPECULATOR_PART,
+    Setting,
+    Value,
+    all_settings,
+    closest,
+)
 from headstart.config import Config
 from headstart.errors import ConfigError
 
@@ -45,7 +52,13 @@ class Resolved:
         Raises:
             ConfigError: values that cannot work together.
         """
-        return make(**{setting.name: self.values[setting.name] for setting in self.settings if not setting.part})
+        return make(
+            **{
+                setting.name: self.values[setting.name]
+                for setting in self.settings
+                if not setting.part
+            }
+        )
 
     def _speculator_options(self) -> dict[str, dict[str, Value]]:
         """What was set for each speculator; its own defaults stay its own."""
@@ -54,7 +67,9 @@ class Resolved:
             if setting.part.startswith(SPECULATOR_PART) and self.origins[setting.name] != "default":
                 speculator = setting.part.removeprefix(SPECULATOR_PART)
                 prefix = f"spec_{speculator.replace('-', '_')}_"
-                options.setdefault(speculator, {})[setting.name.removeprefix(prefix)] = self.values[setting.name]
+                options.setdefault(speculator, {})[setting.name.removeprefix(prefix)] = self.values[
+                    setting.name
+                ]
         return options
 
     def describe(self) -> str:
@@ -111,7 +126,9 @@ def _read(file: Path, settings: Iterable[Setting]) -> dict[str, object]:
     known = {setting.name for setting in (*settings, *all_settings())}
     for name in named:
         if name not in known:
-            raise ConfigError(f"the config file {file} sets {name!r}, which does not exist{closest(name, known)}")
+            raise ConfigError(
+                f"the config file {file} sets {name!r}, which does not exist{closest(name, known)}"
+            )
     return named
 
 
@@ -124,5 +141,7 @@ def _toml_line(setting: Setting, value: Value) -> str:
         return f"{setting.name} = {str(value).lower()}"
     if isinstance(value, str):
         # JSON's escapes are TOML's, but for the one control character that JSON lets through.
-        return f"{setting.name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        return f"{setting.name} = {json.dumps(value, ensure_ascii=False)}".replace(
+            "\x7f", "\\u007f"
+        )
     return f"{setting.name} = {value}"

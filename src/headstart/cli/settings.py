@@ -28,7 +28,13 @@ SYNONYMS: dict[str, dict[str, Value]] = {
     "flash_attn": {**dict.fromkeys(TRUE_WORDS, "on"), **dict.fromkeys(FALSE_WORDS, "off")},
 }
 # Where llama-server's users write -1 for the default.
-MINUS_ONE_IS_DEFAULT = ("parallel", "threads", "threads_batch", "draft_threads", "draft_threads_batch")
+MINUS_ONE_IS_DEFAULT = (
+    "parallel",
+    "threads",
+    "threads_batch",
+    "draft_threads",
+    "draft_threads_batch",
+)
 # Spellings of speculators' options that users know or that read better.
 OPTION_ALIASES: dict[str, tuple[str, ...]] = {
     "spec_ngram_cache_lookup_cache_static": ("-lcs", "--lookup-cache-static"),
@@ -123,9 +129,10 @@ class Setting:
 
 
 def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterator[Setting]:
-    """The settings that a config dataclass declares, in order; fields without a plain default are none.
+    """The settings that a config dataclass declares, in order; fields without a plain default are
+    none.
 
-    The help of a field not made with `option` is the comment on its line.
+    The help of a field not made with `option` is the comment on its line, or above it.
     """
     hints = typing.get_type_hints(config_class)
     comments = _field_comments(config_class)
@@ -158,7 +165,9 @@ def speculator_settings() -> Iterator[Setting]:
 
     for name, speculator in SPECULATORS.items():
         if speculator.Options is not None:
-            yield from settings_of(speculator.Options, SPECULATOR_PART + name, f"spec_{name.replace('-', '_')}_")
+            yield from settings_of(
+                speculator.Options, SPECULATOR_PART + name, f"spec_{name.replace('-', '_')}_"
+            )
 
 
 def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
@@ -187,12 +196,15 @@ def _is_finite(value: object) -> bool:
 
 
 def _field_comments(config_class: type) -> dict[str, str]:
-    """Field -> comment at the end of its line; nothing where there is no source to read."""
+    """Field -> comment at the end of its line, or above it; nothing where there is no source."""
     try:
         source = inspect.getsource(config_class)
     except (OSError, TypeError):
         return {}
-    return dict(re.findall(r"^ +(\w+): .*?  # (.+)$", source, re.MULTILINE))
+    above = re.findall(r"((?:^ +# .+\n)+) +(\w+): ", source, re.MULTILINE)
+    behind = re.findall(r"^ +(\w+): .*?  # (.+)$", source, re.MULTILINE)
+    joined = {name: " ".join(re.findall(r"# (.+)", lines)) for lines, name in above}
+    return joined | dict(behind)
 
 
 def _plain_type(hint: object) -> type[str] | type[int] | type[float] | type[bool]:

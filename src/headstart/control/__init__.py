@@ -1,12 +1,12 @@
 """How many tokens to guess, for whom, by whom. Pure arithmetic; start reading at `controller`."""
 
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, DraftRun, ModelSlot, Outcome, SlotDraft, Step
+from headstart.control.values import Allowance, ModelDraftCall, ModelSlot, Outcome, SlotDraft, Step
 
 __all__ = [
     "Allowance",
     "Controller",
-    "DraftRun",
+    "ModelDraftCall",
     "ModelSlot",
     "Outcome",
     "SlotDraft",

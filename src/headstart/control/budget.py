@@ -30,19 +30,23 @@ from headstart.control.cost import CostTable
 from headstart.control.state import floats
 from headstart.control.values import SlotDraft, Step
 
-# A draft must gain this share more than it costs, if on / if off, with 1, 2, ... slots: several win less, and lose as
-# much by a wrong estimate. In simulated time with steps that vary by a quarter, eight slots and a draft model win 3 %.
+# A draft must gain this share more than it costs, if on / if off, with 1, 2, ... slots: several win
+# less, and lose as much by a wrong estimate. In simulated time with steps that vary by a quarter,
+# eight slots and a draft model win 3 %.
 MARGINS = ((0.03, 0.08), (0.06, 0.11), (0.09, 0.14), (0.10, 0.16))
-SPEEDUP_RATE, YOUNG = 0.05, 4  # of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
+# of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
+SPEEDUP_RATE, YOUNG = 0.05, 4
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
-REVISIT_AFTER, REVISIT_SHARE = 12, 0.01  # drafting (or not) is tried again after so many steps, at this cost
+# drafting (or not) is tried again after so many steps, at this cost
+REVISIT_AFTER, REVISIT_SHARE = 12, 0.01
 EXPERIENCED = 1000  # steps that saved averages stand for
-NEAR_MISS = 0.15  # but drafting only if it is expected to lose no more than this share of a plain step
+# but drafting only if it is expected to lose no more than this share of a plain step
+NEAR_MISS = 0.15
 EXPLORE_START, EXPLORE_LIMIT = 1.0, 12.0  # savings for that, in plain steps
 
 
 @dataclass(slots=True)
-class _Pace:
+class SpeedupAverage:
     """Moving averages for one number of slots, relative to plain steps, and whether drafts are on."""
 
     tokens: float = 1.0
@@ -66,12 +70,14 @@ class Budget:
 
     def __init__(self, cost: CostTable) -> None:
         self._cost = cost
-        self._paces: dict[int, _Pace] = {}
+        self._averages: dict[int, SpeedupAverage] = {}
         self._savings = EXPLORE_START
 
     def rate(self, num_slots: int, plain_ms: float) -> float:
-        """Tokens per millisecond that a draft has to beat, hysteresis included; `plain_ms` of a step without drafts."""
-        return self._pace(num_slots).target(num_slots) * num_slots / plain_ms
+        """Tokens per millisecond that a draft has to beat, hysteresis included; `plain_ms` of a
+        step without drafts.
+        """
+        return self._average(num_slots).target(num_slots) * num_slots / plain_ms
 
     def row_price(self, step: Step, num_rows: int) -> float:
         """Tokens that one of `num_rows` draft rows must earn to pay for itself, on average."""
@@ -102,18 +108,22 @@ class Budget:
         num_rows = self._best_total(offers, curve, base, step) if offers else 0
         if num_rows:
             _share(slots, given, offers, num_rows)
-        # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set by hand.
+        # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set
+        # by hand.
         if step.num_base_rows == step.num_slots and not num_fixed:
             self._account(slots, given, curve, sunk_ms)
         return given
 
     def describe(self) -> dict[str, Any]:
         """Speedup and state per number of slots, JSON-ready."""
-        return {str(n): {"speedup": pace.speedup, "is_on": pace.is_on} for n, pace in sorted(self._paces.items())}
+        return {
+            str(n): {"speedup": average.speedup, "is_on": average.is_on}
+            for n, average in sorted(self._averages.items())
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Everything learned."""
-        return {str(n): [pace.tokens, pace.time] for n, pace in self._paces.items()}
+        return {str(n): [average.tokens, average.time] for n, average in self._averages.items()}
 
     def from_json(self, state: dict[str, Any]) -> None:
         """Take over saved averages.
@@ -121,37 +131,49 @@ class Budget:
         Raises:
             ValueError, TypeError, AttributeError: damaged; nothing was changed.
         """
-        paces = {}
+        averages = {}
         for n, saved in state.items():
             tokens, time = floats(saved, 2, 0.01, 1000.0)
-            paces[int(n)] = _Pace(tokens, time, steps=EXPERIENCED)
-        self._paces = paces
+            averages[int(n)] = SpeedupAverage(tokens, time, steps=EXPERIENCED)
+        self._averages = averages
 
-    def _best_total(self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step) -> int:
+    def _best_total(
+        self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step
+    ) -> int:
         rows, plain = base + len(offers), curve[step.num_slots]
-        pace = self._pace(step.num_slots)
+        average = self._average(step.num_slots)
         rate = self.rate(step.num_slots, plain)
         best, value = _search(offers, curve, base, rate)
-        pace.is_on = value > 0.0
+        average.is_on = value > 0.0
         gain = value / step.num_slots
-        pace.repeats += 1
-        if pace.repeats >= REVISIT_AFTER and pace.repeats >= abs(gain) / REVISIT_SHARE and gain > -NEAR_MISS:
-            pace.repeats = 0
-            return 0 if pace.is_on else best
-        if not pace.is_on:
+        average.repeats += 1
+        if (
+            average.repeats >= REVISIT_AFTER
+            and average.repeats >= abs(gain) / REVISIT_SHARE
+            and gain > -NEAR_MISS
+        ):
+            average.repeats = 0
+            return 0 if average.is_on else best
+        if not average.is_on:
             best, value = 0, 0.0
-        self._savings = min(EXPLORE_LIMIT, self._savings + EXPLORE_SHARE * curve[base + best] / plain)
+        self._savings = min(
+            EXPLORE_LIMIT, self._savings + EXPLORE_SHARE * curve[base + best] / plain
+        )
         if self._savings <= 0.0 or self._cost.is_known(rows):
             return best
-        hope = self._cost.curve(rows, step.context, optimistic=True)
+        optimistic_curve = self._cost.curve(rows, step.context, optimistic=True)
         stake = self._savings * rate * plain
-        other, expected = _explore(offers, (curve, hope), base, rate, value - stake)
+        other, expected = _explore(offers, (curve, optimistic_curve), base, rate, value - stake)
         if other != best:
             self._savings -= (value - expected) / (rate * plain)
         return other
 
     def _account(
-        self, slots: Sequence[SlotDraft], given: Sequence[int], curve: Sequence[float], sunk_ms: float
+        self,
+        slots: Sequence[SlotDraft],
+        given: Sequence[int],
+        curve: Sequence[float],
+        sunk_ms: float,
     ) -> None:
         """Follow the speedup."""
         num_slots, num_rows, gained = len(slots), 0, 0.0
@@ -159,24 +181,26 @@ class Budget:
             if n:
                 num_rows += n
                 gained += sum(slot.survival[:n])
-        pace, plain = self._pace(num_slots), curve[num_slots]
-        pace.steps += 1
-        rate = max(SPEEDUP_RATE, 1.0 / (pace.steps + YOUNG))
-        pace.tokens += rate * (1.0 + gained / num_slots - pace.tokens)
-        pace.time += rate * ((curve[num_slots + num_rows] + sunk_ms) / plain - pace.time)
+        average, plain = self._average(num_slots), curve[num_slots]
+        average.steps += 1
+        rate = max(SPEEDUP_RATE, 1.0 / (average.steps + YOUNG))
+        average.tokens += rate * (1.0 + gained / num_slots - average.tokens)
+        average.time += rate * ((curve[num_slots + num_rows] + sunk_ms) / plain - average.time)
 
-    def _like_nearest(self, num_slots: int) -> _Pace:
-        """What the nearest number of slots reached, to begin with; soon replaced by what is found here."""
-        if not self._paces:
-            return _Pace()
-        nearest = self._paces[min(self._paces, key=lambda n: abs(n - num_slots))]
-        return _Pace(nearest.tokens, nearest.time, nearest.is_on)
+    def _like_nearest(self, num_slots: int) -> SpeedupAverage:
+        """What the nearest number of slots reached, to begin with; soon replaced by what is found
+        here.
+        """
+        if not self._averages:
+            return SpeedupAverage()
+        nearest = self._averages[min(self._averages, key=lambda n: abs(n - num_slots))]
+        return SpeedupAverage(nearest.tokens, nearest.time, nearest.is_on)
 
-    def _pace(self, num_slots: int) -> _Pace:
-        pace = self._paces.get(num_slots)
-        if pace is None:
-            pace = self._paces[num_slots] = self._like_nearest(num_slots)
-        return pace
+    def _average(self, num_slots: int) -> SpeedupAverage:
+        average = self._averages.get(num_slots)
+        if average is None:
+            average = self._averages[num_slots] = self._like_nearest(num_slots)
+        return average
 
 
 def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], int]:
@@ -191,7 +215,9 @@ def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], in
     return given, room
 
 
-def _search(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> tuple[int, float]:
+def _search(
+    offers: Sequence[float], curve: Sequence[float], base: int, rate: float
+) -> tuple[int, float]:
     """The number of rows, at least 1, with the highest value, and that value; 0 rows are worth 0."""
     best, best_value, value, before = 0, -inf, 0.0, curve[base]
     for count, survival in enumerate(offers, 1):
@@ -204,18 +230,22 @@ def _search(offers: Sequence[float], curve: Sequence[float], base: int, rate: fl
 
 
 def _explore(
-    offers: Sequence[float], curves: tuple[Sequence[float], Sequence[float]], base: int, rate: float, least: float
+    offers: Sequence[float],
+    curves: tuple[Sequence[float], Sequence[float]],
+    base: int,
+    rate: float,
+    least: float,
 ) -> tuple[int, float]:
     """The number of rows that is best if hopes come true, among those expected to be worth `least`.
 
     curves: (expected, hoped for). Returns the number and its expected value.
     """
-    curve, hope = curves
+    curve, optimistic_curve = curves
     best, best_hope, best_value, tokens = 0, 0.0, 0.0, 0.0
-    plain, hoped_plain = curve[base], hope[base]
+    plain, hoped_plain = curve[base], optimistic_curve[base]
     for count, survival in enumerate(offers, 1):
         tokens += survival
-        hoped = tokens - rate * (hope[base + count] - hoped_plain)
+        hoped = tokens - rate * (optimistic_curve[base + count] - hoped_plain)
         if hoped > best_hope:
             value = tokens - rate * (curve[base + count] - plain)
             if value >= least:
@@ -223,7 +253,9 @@ def _explore(
     return best, best_value
 
 
-def _share(slots: Sequence[SlotDraft], given: list[int], offers: Sequence[float], num_rows: int) -> None:
+def _share(
+    slots: Sequence[SlotDraft], given: list[int], offers: Sequence[float], num_rows: int
+) -> None:
     """Give the best `num_rows` offers to their slots; ties go to the earlier slot."""
     if len(slots) == 1:
         given[0] = num_rows if num_rows >= slots[0].min_tokens else 0

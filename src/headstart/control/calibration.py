@@ -34,7 +34,8 @@ PROBABILITY_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.
 COUNT_EDGES = (1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 24.5, 32.5, 64.5)
 EDGES = PROBABILITY_EDGES + COUNT_EDGES  # scores up to 1 are shares, above 1 lengths or counts
 NUM_CONFIDENCES = len(EDGES) + 1
-POSITIONS = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7)  # position in the draft -> bucket; later ones share the last
+# position in the draft -> bucket; later ones share the last
+POSITIONS = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7)
 NUM_POSITIONS = POSITIONS[-1] + 1
 LAST = len(POSITIONS) - 1
 
@@ -94,7 +95,9 @@ class _Table:
         return rates
 
     def count(self, confidence: Sequence[float], num_matched: int, start: int = 0) -> None:
-        """Add labels of positions from `start` on at every level: those before `num_matched` were accepted."""
+        """Add labels of positions from `start` on at every level: those before `num_matched` were
+        accepted.
+        """
         confidence_m, confidence_n = self.confidence_m, self.confidence_n
         position_m, position_n = self.position_m, self.position_n
         cell_m, cell_n = self.cell_m, self.cell_n
@@ -112,7 +115,7 @@ class _Table:
             self.m = self.m * PARENT_FADE + accepted
 
 
-class _Shift:
+class RequestBias:
     """How far one request's acceptance is from the average, in log-odds."""
 
     __slots__ = ("odds", "shift", "variance")
@@ -128,12 +131,18 @@ class _Shift:
             variance += SHIFT_DRIFT
             variance /= 1.0 + variance * p * (1.0 - p)
             shift = shift * SHIFT_PULL + variance * ((1.0 if i < num_matched else 0.0) - p)
-            shift = SHIFT_LIMIT if shift > SHIFT_LIMIT else -SHIFT_LIMIT if shift < -SHIFT_LIMIT else shift
+            shift = (
+                SHIFT_LIMIT
+                if shift > SHIFT_LIMIT
+                else -SHIFT_LIMIT
+                if shift < -SHIFT_LIMIT
+                else shift
+            )
             odds = exp(shift)
         self.variance, self.shift, self.odds = variance, shift, odds
 
 
-NO_SHIFTS: dict[str, _Shift] = {}
+NO_BIAS: dict[str, RequestBias] = {}
 
 
 class Calibration:
@@ -141,7 +150,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self._tables: dict[str, _Table] = {}
-        self._shifts: dict[int, dict[str, _Shift]] = {}
+        self._biases: dict[int, dict[str, RequestBias]] = {}
         self._namespaces: dict[int, str] = {}  # of the running requests
         self._tokens = TokenTables()
 
@@ -157,7 +166,7 @@ class Calibration:
         tokens: the one before the draft and the draft's; empty: not known.
         """
         table = self._table(speculator)
-        shift = self._shifts.get(seq_id, NO_SHIFTS).get(speculator)
+        shift = self._biases.get(seq_id, NO_BIAS).get(speculator)
         odds = 1.0 if shift is None else shift.odds
         alive, survival = 1.0, []
         if not tokens:
@@ -183,7 +192,9 @@ class Calibration:
         if num_labelled <= num_known:
             return
         table = self._table(outcome.speculator)
-        shift = self._shifts.setdefault(outcome.seq_id, {}).setdefault(outcome.speculator, _Shift())
+        shift = self._biases.setdefault(outcome.seq_id, {}).setdefault(
+            outcome.speculator, RequestBias()
+        )
         confidence, num_matched = outcome.confidence[num_known:num_labelled], outcome.num_matched
         rates = table.rates(confidence, num_known)
         if outcome.tokens:
@@ -195,17 +206,22 @@ class Calibration:
         table.count(confidence, num_matched, num_known)
 
     def begin(self, seq_id: int, namespace: str) -> None:
-        """A request begins; what its tokens teach stays in this namespace. Without this call in the public one."""
+        """A request begins; what its tokens teach stays in this namespace. Without this call in the
+        public one.
+        """
         self._namespaces[seq_id] = namespace
 
     def end(self, seq_id: int) -> None:
         """The request is over: forget its shift."""
-        self._shifts.pop(seq_id, None)
+        self._biases.pop(seq_id, None)
         self._namespaces.pop(seq_id, None)
 
     def describe(self) -> dict[str, Any]:
         """Acceptance per speculator, JSON-ready."""
-        return {name: {"acceptance": table.overall(), "labels": table.n} for name, table in self._tables.items()}
+        return {
+            name: {"acceptance": table.overall(), "labels": table.n}
+            for name, table in self._tables.items()
+        }
 
     def to_json(self) -> dict[str, Any]:
         """What is worth keeping: the counts, not the running requests."""
@@ -228,7 +244,10 @@ class Calibration:
                 raise ValueError(f"more accepted than labelled tokens for {speculator!r}")
             for level in ("confidence", "position", "cell"):
                 size = len(getattr(table, f"{level}_n"))
-                n, m = floats(saved[f"{level}_n"], size, least=0.0), floats(saved[f"{level}_m"], size, least=0.0)
+                n, m = (
+                    floats(saved[f"{level}_n"], size, least=0.0),
+                    floats(saved[f"{level}_m"], size, least=0.0),
+                )
                 if any(a > b + 1e-6 for a, b in zip(m, n, strict=True)):
                     raise ValueError(f"more accepted than labelled tokens for {speculator!r}")
                 setattr(table, f"{level}_n", n)

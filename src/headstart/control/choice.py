@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 
 def draft_value(survival: Sequence[float], row_price: float) -> float:
-    """Expected tokens of a draft above what its rows cost: sum of (survival - price) while positive."""
+    """Expected tokens of a draft above what its rows cost: sum of (survival - price) while
+    positive.
+    """
     return sum(s - row_price for s in survival if s > row_price)
 
 

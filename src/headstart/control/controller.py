@@ -2,10 +2,10 @@
 
 Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. One step:
 
-    survival = controller.survival(speculator, confidence, seq_id, tokens)     each draft of a text speculator
-    allowances = controller.plan_model(speculator, slots, step)         before a draft model runs
-    lengths = controller.plan(slot_drafts, step)                        before the target runs
-    controller.observe_step(rows, context, milliseconds)                after it
+    survival = controller.survival(speculator, confidence, seq_id, tokens)     each draft of a text
+    speculator allowances = controller.plan_model(speculator, slots, step)         before a draft
+    model runs lengths = controller.plan(slot_drafts, step)                        before the target
+    runs controller.observe_step(rows, context, milliseconds)                after it
     controller.record(outcome)                                          when a draft's fate is known
 
 Record every draft once, also one that was not verified: when the text disagrees with it, or has
@@ -23,9 +23,9 @@ from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.choice import best_draft
 from headstart.control.cost import CostTable, Sample
-from headstart.control.drafting import Drafting
+from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.state import read_state, write_state
-from headstart.control.values import Allowance, DraftRun, ModelSlot, Outcome, SlotDraft, Step
+from headstart.control.values import Allowance, ModelDraftCall, ModelSlot, Outcome, SlotDraft, Step
 
 
 class Controller:
@@ -36,7 +36,7 @@ class Controller:
         self._calibration = Calibration()
         self._cost = CostTable()
         self._budget = Budget(self._cost)
-        self._drafting = Drafting(self._cost, self._budget, self._calibration)
+        self._drafting = ModelDraftPlanner(self._cost, self._budget, self._calibration)
 
     def declare_model(self, speculator: str) -> None:
         """A draft model's scores are probabilities: believe them until counts say otherwise."""
@@ -64,10 +64,14 @@ class Controller:
         return best if best is not None else best_draft(survivals)
 
     def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
-        """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this step."""
+        """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this
+        step.
+        """
         return self._budget.plan(slots, step, sunk_ms)
 
-    def plan_model(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
+    def plan_model(
+        self, speculator: str, slots: Sequence[ModelSlot], step: Step
+    ) -> list[Allowance]:
         """How far a draft model may draft for each slot."""
         return self._drafting.plan(speculator, slots, step)
 
@@ -84,7 +88,7 @@ class Controller:
         """Whether any decode was ever measured."""
         return not self._cost.is_empty
 
-    def observe_draft(self, run: DraftRun, step: Step) -> None:
+    def observe_draft(self, run: ModelDraftCall, step: Step) -> None:
         """A draft model ran."""
         self._drafting.observe(run, step)
 

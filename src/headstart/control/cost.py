@@ -7,8 +7,8 @@ Weights are read once a step and multiplied once a row; attention reads each row
 with `context` in tokens per row. Prompts are read by other kernels: their attention counts as
 weights. The level follows whatever slows every step alike (other programs, heat); shape and
 attention are what planning needs and move slowly. A step that took `ms` splits
-its innovation by the variances, an extended Kalman filter with a diagonal covariance (h = derivative
-of log expected by the parameter, 1 for the level):
+its innovation by the variances, an extended Kalman filter with a diagonal covariance (h =
+derivative of log expected by the parameter, 1 for the level):
 
     e = log ms - log expected, cut to +-25 %; V_level >= e^2 after several surprises in a row
     parameter += e h V / S;   S = sum of h^2 V over the three + noise
@@ -29,7 +29,29 @@ from typing import Any, NamedTuple
 
 from headstart.control.state import floats
 
-KNOTS = (*range(1, 17), 18, 20, 22, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+KNOTS = (
+    *range(1, 17),
+    18,
+    20,
+    22,
+    24,
+    28,
+    32,
+    40,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    4096,
+)
 
 NOISE = 0.01  # variance of log ms of one step: 10 %
 LEVEL_DRIFT, SHAPE_DRIFT, ATTENTION_DRIFT = 0.0002, 0.00005, 1e-12  # variance added per step
@@ -39,13 +61,17 @@ SURPRISE, MANY_SURPRISES = 0.15, 3  # log ms off; after so many in a row the lev
 GROWN = 3  # samples after which a cell counts as known: their median
 PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
 OPTIMISTIC_MARGIN = 0.05
-HOPE = 0.25  # optimism between two measured row counts: how far the curve may stay flat before it jumps
+# optimism between two measured row counts: how far the curve may stay flat before it jumps
+OPTIMISM = 0.25
 REBUILD_EVERY = 16  # steps between two readings of the shape
-ATTENTION, ATTENTION_VARIANCE = 5e-5, 1e-8  # prior: a row's attention to a token, in single rows without context
+# prior: a row's attention to a token, in single rows without context
+ATTENTION, ATTENTION_VARIANCE = 5e-5, 1e-8
 MOST_ATTENTION = 1e-2
 LONGEST_DECODE = 64  # rows; longer batches read prompts
-LEAST_RATIO, RATIO_VARIANCE = 0.1, 0.002  # of a warm-up's decode to its reference; of a difference of its log
-MOST_OF_STEP = 0.5  # attention is believed to be no more of the first steps with some number of rows
+# of a warm-up's decode to its reference; of a difference of its log
+LEAST_RATIO, RATIO_VARIANCE = 0.1, 0.002
+# attention is believed to be no more of the first steps with some number of rows
+MOST_OF_STEP = 0.5
 REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
 CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
 
@@ -87,7 +113,8 @@ class CostTable:
         knot = _nearest_knot(rows)
         seen = self._count[knot]
         if self._is_fresh and not seen and not self.is_empty:
-            return  # a loaded table would take its level from a number of rows that it does not know
+            # a loaded table would take its level from a number of rows that it does not know
+            return
         at_knot = expected = self._shape[knot]
         if not self.is_empty and (not seen or rows != KNOTS[knot]):
             points = self._points(optimistic=False)
@@ -120,7 +147,9 @@ class CostTable:
         Samples of equal rows at two contexts tell what attention costs; what is left is the shape.
         """
         attention, variance = _attention(samples)
-        reference = median(s.reference_ms / (1.0 + REFERENCE_ROWS * attention * s.context) for s in samples)
+        reference = median(
+            s.reference_ms / (1.0 + REFERENCE_ROWS * attention * s.context) for s in samples
+        )
         for s in samples:
             ratio = s.milliseconds / s.reference_ms
             weights = ratio - attention * s.context * (s.rows - REFERENCE_ROWS * ratio)
@@ -128,7 +157,10 @@ class CostTable:
         for _ in range(GROWN):
             self.observe(REFERENCE_ROWS, 0, reference)
         scale = reference / exp(self._level)
-        self._attention, self._attention_variance = min(MOST_ATTENTION, attention * scale), variance * scale * scale
+        self._attention, self._attention_variance = (
+            min(MOST_ATTENTION, attention * scale),
+            variance * scale * scale,
+        )
 
     def milliseconds(self, rows: int, context: int) -> float | None:
         """Expected time of a decode; None before anything was observed."""
@@ -162,7 +194,9 @@ class CostTable:
         return knot < known
 
     def describe(self) -> dict[str, Any]:
-        """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens; JSON-ready."""
+        """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens;
+        JSON-ready.
+        """
         if self.is_empty:
             return {}
         scale = exp(self._level)
@@ -184,13 +218,16 @@ class CostTable:
         """Take over a saved table; the level is learned anew, because the machine's load changes.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError: damaged or of other knots; nothing was changed.
+            ValueError, KeyError, TypeError, AttributeError: damaged or of other knots; nothing was
+            changed.
         """
         if state["knots"] != list(KNOTS):
             raise ValueError("the cost table has other knots")
         fresh = CostTable()
         (fresh._level,) = floats([state["level"]], 1, -20.0, 20.0)
-        fresh._attention, fresh._attention_variance = floats(state["attention"], 2, 0.0, MOST_ATTENTION)
+        fresh._attention, fresh._attention_variance = floats(
+            state["attention"], 2, 0.0, MOST_ATTENTION
+        )
         fresh._shape = floats(state["shape"], len(KNOTS), -20.0, 20.0)
         fresh._variance = floats(state["variance"], len(KNOTS), 1e-9, 1.0)
         fresh._count = [int(count) for count in floats(state["count"], len(KNOTS), 0.0)]
@@ -208,7 +245,9 @@ class CostTable:
         self._variance[knot] = NOISE / len(samples)
 
     def _note_surprise(self, innovation: float) -> None:
-        """One slow step is an outlier; several in a row are a machine that others use now, or no more."""
+        """One slow step is an outlier; several in a row are a machine that others use now, or no
+        more.
+        """
         is_like_last = self._surprises * innovation > 0.0
         if abs(innovation) < SURPRISE:
             self._surprises = 0
@@ -223,14 +262,18 @@ class CostTable:
         """Split an innovation between level, cell and attention; `by_...` are the derivatives."""
         level, shape = self._level_variance + LEVEL_DRIFT, self._variance[knot] + SHAPE_DRIFT
         attention = self._attention_variance + ATTENTION_DRIFT
-        total = level + by_shape * by_shape * shape + by_attention * by_attention * attention + NOISE
+        total = (
+            level + by_shape * by_shape * shape + by_attention * by_attention * attention + NOISE
+        )
         self._level += innovation * level / total
         self._shape[knot] += innovation * by_shape * shape / total
         moved = self._attention + innovation * by_attention * attention / total
         self._attention = max(0.0, min(MOST_ATTENTION, moved))
         self._level_variance = level * (1.0 - level / total)
         self._variance[knot] = shape * (1.0 - by_shape * by_shape * shape / total)
-        self._attention_variance = attention * (1.0 - by_attention * by_attention * attention / total)
+        self._attention_variance = attention * (
+            1.0 - by_attention * by_attention * attention / total
+        )
 
     def _read_weights(self, rows: int, *, optimistic: bool) -> list[float]:
         self._age = 0
@@ -250,41 +293,55 @@ class CostTable:
             if self._count[k]:
                 known = high
             elif optimistic and first < knot < last:
-                high = max(low, (1.0 - HOPE) * high + HOPE * known)
+                high = max(low, (1.0 - OPTIMISM) * high + OPTIMISM * known)
             slope = (high - low) / (knot - start)
             values.extend(low + slope * i for i in range(1, knot - start + 1))
             if knot >= rows:
                 break
         slope, last_value = values[-1] - values[-2], values[-1]
-        values.extend(last_value + slope * i for i in range(1, rows - len(values) + 2))  # beyond the last knot
+        # beyond the last knot
+        values.extend(last_value + slope * i for i in range(1, rows - len(values) + 2))
         return values
 
     def _points(self, *, optimistic: bool) -> list[tuple[int, float]]:
-        """(rows, ms / level) at the knots seen, monotone; young ones lower by their doubt if optimistic."""
+        """(rows, ms / level) at the knots seen, monotone; young ones lower by their doubt if
+        optimistic.
+        """
         seen = [k for k, count in enumerate(self._count) if count]
         values = [self._shape[k] for k in seen]
         if optimistic:
-            values = [v - (self._count[k] < GROWN) * sqrt(self._variance[k]) for k, v in zip(seen, values, strict=True)]
+            values = [
+                v - (self._count[k] < GROWN) * sqrt(self._variance[k])
+                for k, v in zip(seen, values, strict=True)
+            ]
         values = _isotonic(values, [1.0 / self._variance[k] for k in seen])
         return [(KNOTS[k], exp(v)) for k, v in zip(seen, values, strict=True)]
 
 
 def _attention(samples: Sequence[Sample]) -> tuple[float, float]:
-    """A row's attention to one token, in references at no context, and the variance of this estimate.
+    """A row's attention to one token, in references at no context, and the variance of this
+    estimate.
 
-    With r = ms / reference ms beside it, n rows, m reference rows and a context c, r (1 + a m c) = shape + a n c. Two
-    samples of equal n give
+    With r = ms / reference ms beside it, n rows, m reference rows and a context c, r (1 + a m c) =
+    shape + a n c. Two samples of equal n give
 
         a = (r2 - r1) / (c2 (n - m r2) - c1 (n - m r1))
 
-    A pair weighs as much as the square of denominator / r: how little a relative error in r moves it.
-    Their mean is drawn to the prior as far as they contradict each other.
+    A pair weighs as much as the square of denominator / r: how little a relative error in r moves
+    it. Their mean is drawn to the prior as far as they contradict each other.
     """
     pairs = []
     for two in samples:
         for one in samples:
-            if one.rows == two.rows and one.context < two.context and one.reference_ms > 0.0 < two.reference_ms:
-                ratio, other = one.milliseconds / one.reference_ms, two.milliseconds / two.reference_ms
+            if (
+                one.rows == two.rows
+                and one.context < two.context
+                and one.reference_ms > 0.0 < two.reference_ms
+            ):
+                ratio, other = (
+                    one.milliseconds / one.reference_ms,
+                    two.milliseconds / two.reference_ms,
+                )
                 lever = two.context * (two.rows - REFERENCE_ROWS * other)
                 lever -= one.context * (one.rows - REFERENCE_ROWS * ratio)
                 if lever > 0.0:
@@ -296,7 +353,9 @@ def _attention(samples: Sequence[Sample]) -> tuple[float, float]:
     mean = sum(weight * attention for attention, weight in pairs) / weights
     spread = sum(weight * (attention - mean) ** 2 for attention, weight in pairs) / len(pairs)
     doubt = max(spread, RATIO_VARIANCE) / weights
-    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt)), variance * doubt / (variance + doubt)
+    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt)), variance * doubt / (
+        variance + doubt
+    )
 
 
 def _nearest_knot(rows: int) -> int:

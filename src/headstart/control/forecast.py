@@ -1,4 +1,5 @@
-"""What a draft model's next draft will be like: its length and acceptance, by length and confidence limit.
+"""What a draft model's next draft will be like: its length and acceptance, by length and confidence
+limit.
 
 A draft of up to k tokens that stops at the first score below a limit is described, for a ladder of
 lengths and one of limits, by two chances at each position:
@@ -12,9 +13,9 @@ Both are products of rates at the positions before, counted from the drafts them
     kept     = survival of those that passed     / survival of those that came so far
 
 The second is weighted by the chance that the draft is still right, because that goes together with
-the next score: text that is being copied stays sure. Counts fade and lean on others: a request on its
-speculator, there a position on the one before. A draft that stopped at a limit says nothing about
-lower limits, and is not counted for them.
+the next score: text that is being copied stays sure. Counts fade and lean on others: a request on
+its speculator, there a position on the one before. A draft that stopped at a limit says nothing
+about lower limits, and is not counted for them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from headstart.control.values import Allowance
 THRESHOLDS = (0.0, 0.3, 0.5, 0.7, 0.85)
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WIDTHS = (1, *(b - a for a, b in pairwise(LENGTHS)))
-LADDER = tuple((POSITIONS[min(length - 1, LAST)], width) for length, width in zip(LENGTHS, WIDTHS, strict=True))
+LADDER = tuple(
+    (POSITIONS[min(length - 1, LAST)], width) for length, width in zip(LENGTHS, WIDTHS, strict=True)
+)
 
 FADE, REQUEST_FADE = 0.995, 0.9  # of a count per draft
 MAX_UNIT, SURE = 1e6, 1.0 - 1e-9
@@ -45,11 +48,13 @@ class Forecast(NamedTuple):
 
     tokens: list[float]  # expected accepted tokens
     rows: list[float]  # expected tokens drafted
-    reach: list[float]  # chance that the model is still drafting at the first token of this step of the ladder
+    # chance that the model is still drafting at the first token of this step of the ladder
+    reach: list[float]
 
 
 class Profile:
-    """Counts over drafts, per limit and position bucket: came so far, passed, and both weighted by survival.
+    """Counts over drafts, per limit and position bucket: came so far, passed, and both weighted by
+    survival.
 
     Old drafts fade by letting each new one count for more.
     """
@@ -62,12 +67,14 @@ class Profile:
         self.came, self.passed = [0.0] * size, [0.0] * size
         self.weight, self.kept = [0.0] * size, [0.0] * size
 
-    def learn(self, confidence: Sequence[float], survival: Sequence[float], grant: Allowance) -> None:
+    def learn(
+        self, confidence: Sequence[float], survival: Sequence[float], allowance: Allowance
+    ) -> None:
         """Count one draft; shorter than granted means that the next score was below the limit."""
         self._unit = unit = self._unit * self._growth
         came, passed, weight, kept = self.came, self.passed, self.weight, self.kept
         for t, threshold in enumerate(THRESHOLDS):
-            if threshold < grant.min_confidence:
+            if threshold < allowance.min_confidence:
                 continue
             before, start, stop = unit, t * NUM_POSITIONS, len(confidence)
             for i, score in enumerate(confidence):
@@ -80,7 +87,7 @@ class Profile:
                 weight[cell] += before
                 before = unit * survival[i]
                 kept[cell] += before
-            if stop < grant.max_tokens:
+            if stop < allowance.max_tokens:
                 cell = start + POSITIONS[min(stop, LAST)]
                 came[cell] += unit
                 weight[cell] += before
@@ -117,7 +124,10 @@ class Profile:
         profile = cls()
         size = len(profile.came)
         for whole, part in (("came", "passed"), ("weight", "kept")):
-            wholes, parts = floats(state[whole], size, least=0.0), floats(state[part], size, least=0.0)
+            wholes, parts = (
+                floats(state[whole], size, least=0.0),
+                floats(state[part], size, least=0.0),
+            )
             if any(a > b + 1e-6 for a, b in zip(parts, wholes, strict=True)):
                 raise ValueError(f"more {part} than {whole}")
             setattr(profile, whole, wholes)
@@ -156,5 +166,7 @@ def forecast(rates: Sequence[Rates]) -> Forecast:
 
 
 def guess(threshold: float, acceptance: float) -> Rates:
-    """Rates of a model of which only the mean acceptance is known: a higher limit drops worse tokens first."""
+    """Rates of a model of which only the mean acceptance is known: a higher limit drops worse
+    tokens first.
+    """
     return 1.0 - 0.5 * threshold, acceptance * (1.0 - 0.3 * threshold * threshold)

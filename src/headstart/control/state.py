@@ -1,4 +1,6 @@
-"""Saved state of control: one JSON file, written whole or not at all, that says for which models it is."""
+"""Saved state of control: one JSON file, written whole or not at all, that says for which models it
+is.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class ModelId:
 
     @classmethod
     def of(cls, path: Path) -> ModelId:
-        """From the size and some pieces of the file, wherever it lies: reading all of it would take long.
+        """From the size and some pieces of the file, wherever it lies: reading all of it would take
+        long.
 
         Raises:
             OSError: it cannot be read.
@@ -46,7 +49,9 @@ class ModelId:
         return f"{self.name} ({self.digest[:8]})"
 
 
-def floats(values: Sequence[Any], length: int, least: float = -1e9, most: float = 1e9) -> list[float]:
+def floats(
+    values: Sequence[Any], length: int, least: float = -1e9, most: float = 1e9
+) -> list[float]:
     """Exactly `length` finite numbers within limits.
 
     Raises:
@@ -62,10 +67,12 @@ def floats(values: Sequence[Any], length: int, least: float = -1e9, most: float 
 
 
 def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
-    """None if the file holds something to take over for these models; else why not, "" if nothing was learned yet.
+    """None if the file holds something to take over for these models; else why not, "" if nothing
+    was learned yet.
 
     Args:
-        models: by part, "target" or "draft model". One that only the file has does no harm, and speculators
+        models: by part, "target" or "draft model". One that only the file has does no harm, and
+            speculators
             are not compared: what was learned of each stands under its name.
 
     Raises:
@@ -97,7 +104,9 @@ def claim_state(path: Path, models: Mapping[str, ModelId]) -> None:
     known = _models(state)
     both = {**known, **models}
     if both != known:
-        write_state(path, {**state, LEARNED_FOR: {part: [m.digest, m.name] for part, m in both.items()}})
+        write_state(
+            path, {**state, LEARNED_FOR: {part: [m.digest, m.name] for part, m in both.items()}}
+        )
 
 
 def _read_ours(path: Path) -> tuple[dict[str, Any], str | None]:
@@ -117,13 +126,18 @@ def _models(state: Mapping[str, Any]) -> dict[str, ModelId]:
     """For whom a state was learned; nothing if it does not say so."""
     saved = state.get(LEARNED_FOR)
     try:
-        return {str(part): ModelId(str(digest), str(name)) for part, (digest, name) in saved.items()} if saved else {}
+        return (
+            {str(part): ModelId(str(digest), str(name)) for part, (digest, name) in saved.items()}
+            if saved
+            else {}
+        )
     except (AttributeError, TypeError, ValueError):
         return {}
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace the file in one move, so that a kill or a full disk leaves the old one or the new one.
+    """Replace the file in one move, so that a kill or a full disk leaves the old one or the new
+    one.
 
     For which models it is, stays: whoever learned need not know.
 

@@ -1,12 +1,12 @@
 """Tokens differ: the brackets of a JSON form are sure, names are not.
 
-Per token drafted, and per token before it, accepted labels (m of n) are compared with those expected (e)
-by scores and request; the odds of acceptance are multiplied by
+Per token drafted, and per token before it, accepted labels (m of n) are compared with those
+expected (e) by scores and request; the odds of acceptance are multiplied by
 
     (m + 1) / (e + 1) * (n - e + 1) / (n - m + 1)
 
-which is 1 without labels. Counts fade. They tell a little of what texts were about, so they are kept
-apart by namespace and never saved.
+which is 1 without labels. Counts fade. They tell a little of what texts were about, so they are
+kept apart by namespace and never saved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ MAX_TOKENS, MAX_NAMESPACES = 4096, 16
 
 
 class TokenOdds:
-    """Factors of the odds by token id. A factor is read from `factors`, where a token never seen is missing."""
+    """Factors of the odds by token id. A factor is read from `factors`, where a token never seen is
+    missing.
+    """
 
     __slots__ = ("_counts", "factors")
 
@@ -52,7 +54,9 @@ class TokenPair:
     def __init__(self) -> None:
         self.drafted, self.before = TokenOdds(), TokenOdds()
 
-    def learn(self, tokens: Sequence[int], rates: Sequence[float], odds: float, num_matched: int) -> None:
+    def learn(
+        self, tokens: Sequence[int], rates: Sequence[float], odds: float, num_matched: int
+    ) -> None:
         """Count labels.
 
         Args:
@@ -68,7 +72,9 @@ class TokenPair:
 
 
 class TokenTables:
-    """The pairs of all speculators and namespaces; the namespace used longest ago is forgotten first."""
+    """The pairs of all speculators and namespaces; the namespace used longest ago is forgotten
+    first.
+    """
 
     def __init__(self) -> None:
         self._pairs: OrderedDict[str, dict[str, TokenPair]] = OrderedDict()

@@ -81,15 +81,16 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftRun:
+class ModelDraftCall:
     """One call of a draft model, for several slots at once.
 
-    One entry per slot for which it got as far as drafting: none where it only read, or could not draft.
+    One entry per slot for which it got as far as drafting: none where it only read, or could not
+    draft.
     """
 
     speculator: str
     seq_ids: Sequence[int]
-    grants: Sequence[Allowance]
+    allowances: Sequence[Allowance]
     confidences: Sequence[Sequence[float]]  # of the tokens it drafted
     catch_up: int  # tokens read in this call, for all slots
     milliseconds: float
@@ -98,5 +99,9 @@ class DraftRun:
     def rounds(self) -> int:
         """Passes of the draft model: one per token, and one for a token below the limit."""
         return max(
-            (min(g.max_tokens, len(c) + 1) for g, c in zip(self.grants, self.confidences, strict=True)), default=0
+            (
+                min(g.max_tokens, len(c) + 1)
+                for g, c in zip(self.allowances, self.confidences, strict=True)
+            ),
+            default=0,
         )

@@ -23,5 +23,7 @@ def path(name: str) -> Path:
         raise ModelError(f"no embedded model is called {name!r}; there are {', '.join(NAMES)}")
     file = Path(str(files(__name__).joinpath(f"{name}.gguf")))
     if not file.is_file():
-        raise ModelError(f"the embedded model {file} is missing; install headstart again or name a model with -m")
+        raise ModelError(
+            f"the embedded model {file} is missing; install headstart again or name a model with -m"
+        )
     return file

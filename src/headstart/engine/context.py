@@ -32,7 +32,13 @@ class LlamaEngine:
     """One model with one cache of sequences. One thread at a time."""
 
     def __init__(
-        self, model: Model, config: EngineConfig, *, num_sequences: int, max_outputs: int, max_draft: int
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        num_sequences: int,
+        max_outputs: int,
+        max_draft: int,
     ) -> None:
         """Create the context.
 
@@ -49,7 +55,9 @@ class LlamaEngine:
         self.vocab_size = model.vocab.size
         self.deterministic = config.deterministic
         self.num_sequences = num_sequences
-        context = config.context or automatic_context(model, num_sequences if config.deterministic else 1)
+        context = config.context or automatic_context(
+            model, num_sequences if config.deterministic else 1
+        )
         params = self._params(config, context, max_outputs, max_draft)
         self.max_batch_tokens: int = params.n_batch
         self.max_outputs: int = params.n_outputs_max
@@ -78,7 +86,9 @@ class LlamaEngine:
         # Deterministic rows may be padded past the end of a sequence, hence the spare cells.
         params.n_ctx = context if not config.deterministic else (context + 256) * self.num_sequences
         params.n_batch = min(config.batch, max(context, 64))
-        params.n_ubatch = params.n_batch if config.deterministic else min(config.ubatch, params.n_batch)
+        params.n_ubatch = (
+            params.n_batch if config.deterministic else min(config.ubatch, params.n_batch)
+        )
         params.n_outputs_max = max(self.num_sequences, min(max_outputs, params.n_batch))
         params.n_rs_seq = max_draft if self.model.is_recurrent else 0
         params.n_threads = config.threads or default_threads()
@@ -133,7 +143,9 @@ class LlamaEngine:
         if not count:
             return np.empty((0, self.vocab_size), np.float32)
         memory: Any = (ctypes.c_float * count).from_address(get_logits(self.handle))
-        logits: Logits = np.frombuffer(memory, np.float32).reshape(batch.num_outputs, self.vocab_size)
+        logits: Logits = np.frombuffer(memory, np.float32).reshape(
+            batch.num_outputs, self.vocab_size
+        )
         return logits
 
     def _decode_invariant(self, batch: Batch) -> Logits:
@@ -185,7 +197,9 @@ class LlamaEngine:
         return bool(api.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
     def _can_roll_back(self, seq_id: int, length: int) -> bool:
-        """libllama says yes to some rollbacks that silently corrupt the state; allow only the sound ones."""
+        """libllama says yes to some rollbacks that silently corrupt the state; allow only the sound
+        ones.
+        """
         dropped = self._lengths.get(seq_id, 0) - length
         if length == 0 or dropped <= 0:
             self._lengths[seq_id] = min(length, self._lengths.get(seq_id, 0))
@@ -227,7 +241,11 @@ class LlamaEngine:
 
 def default_threads() -> int:
     """Physical cores this process may use; siblings of one core slow each other down."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    allowed = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
     cores = set()
     for cpu in allowed:
         try:

@@ -14,7 +14,8 @@ from headstart.errors import NotSupportedError
 from headstart.sampling.params import SamplingParams
 
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
-_CERTAIN = 1.0  # XTC's own coin is never thrown: the sampler decides per position whether it applies
+# XTC's own coin is never thrown: the sampler decides per position whether it applies
+_CERTAIN = 1.0
 
 
 class LlamaFilters:
@@ -24,7 +25,9 @@ class LlamaFilters:
         self._vocab = vocab
         self._readers: list[Any] = []  # samplers that look at the text
         self._chain = self._build(params, context_size, with_xtc=False)
-        self._chain_xtc = self._build(params, context_size, with_xtc=True) if params.has_xtc else self._chain
+        self._chain_xtc = (
+            self._build(params, context_size, with_xtc=True) if params.has_xtc else self._chain
+        )
         self._capacity = 0
         self._grow(512)
 
@@ -44,7 +47,11 @@ class LlamaFilters:
             last_n = context_size if p.repeat_last_n < 0 else p.repeat_last_n
             return self._reading(
                 api.llama_sampler_init_penalties(
-                    self._vocab.size, last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty
+                    self._vocab.size,
+                    last_n,
+                    p.repeat_penalty,
+                    p.frequency_penalty,
+                    p.presence_penalty,
                 )
             )
         if name == "dry" and p.has_dry:
@@ -62,7 +69,9 @@ class LlamaFilters:
         if name == "xtc":
             return api.llama_sampler_init_xtc(_CERTAIN, p.xtc_threshold, p.min_keep, 0)
         if name == "temperature" and not p.is_greedy:
-            return api.llama_sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+            return api.llama_sampler_init_temp_ext(
+                p.temperature, p.dynatemp_range, p.dynatemp_exponent
+            )
         if name == "infill":
             return self._infill_sampler()
         return None
@@ -74,7 +83,9 @@ class LlamaFilters:
             NotSupportedError: libllama would abort with this vocabulary.
         """
         if reason := self._vocab.why_no_infill():
-            raise NotSupportedError(f"the sampler infill cannot be used: {reason}; leave it out of samplers")
+            raise NotSupportedError(
+                f"the sampler infill cannot be used: {reason}; leave it out of samplers"
+            )
         return api.llama_sampler_init_infill(self._vocab.handle)
 
     def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
@@ -83,7 +94,13 @@ class LlamaFilters:
         last_n = context_size if p.dry_penalty_last_n < 0 else p.dry_penalty_last_n
         return self._reading(
             api.llama_sampler_init_dry(
-                self._vocab.handle, p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n, array, len(breakers)
+                self._vocab.handle,
+                p.dry_multiplier,
+                p.dry_base,
+                p.dry_allowed_length,
+                last_n,
+                array,
+                len(breakers),
             )
         )
 
@@ -114,7 +131,9 @@ class LlamaFilters:
         api.llama_sampler_apply(self._chain_xtc if use_xtc else self._chain, ctypes.byref(array))
         start = 0
         if use_xtc:  # it drops the first candidates by moving the pointer
-            start = (ctypes.addressof(array.data.contents) - candidates.ctypes.data) // _CANDIDATE.itemsize
+            start = (
+                ctypes.addressof(array.data.contents) - candidates.ctypes.data
+            ) // _CANDIDATE.itemsize
             array.data = self._data
         kept = candidates[start : start + array.size]
         return kept["id"], kept["logit"]
@@ -125,6 +144,10 @@ class LlamaFilters:
             api.llama_sampler_accept(sampler, token)
 
     def __del__(self) -> None:
-        chains = {id(c): c for c in (getattr(self, "_chain", None), getattr(self, "_chain_xtc", None)) if c}
+        chains = {
+            id(c): c
+            for c in (getattr(self, "_chain", None), getattr(self, "_chain_xtc", None))
+            if c
+        }
         for chain in chains.values():
             api.llama_sampler_free(chain)

@@ -15,8 +15,9 @@ from ctypes import c_bool, c_char_p, c_int, c_void_p
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
-# Threads wait for each other hundreds of times a step. By default they spin for so long that two programs on the
-# same cores stop each other; with this they sleep sooner. Measured by benchmarks/busy_machine.py.
+# Threads wait for each other hundreds of times a step. By default they spin for so long that two
+# programs on the same cores stop each other; with this they sleep sooner. Measured by
+# benchmarks/busy_machine.py.
 if not os.environ.get("OMP_WAIT_POLICY"):
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -27,7 +28,8 @@ from headstart.errors import ModelError
 log = logging.getLogger("headstart.libllama")
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
-# What libllama says when a batch finds no free cells. That is no fault: `decode` raises and the scheduler makes room.
+# What libllama says when a batch finds no free cells. That is no fault: `decode` raises and the
+# scheduler makes room.
 _CACHE_FULL = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
 _recent_errors: deque[str] = deque(maxlen=8)
 _partial: list[str] = []
@@ -76,7 +78,9 @@ def start() -> None:
 
 def take_errors() -> str:
     """Error lines that libllama logged since the last call, joined; for messages of our own."""
-    lines = [line.split(": ", 1)[-1] if line.startswith("llama_") else line for line in _recent_errors]
+    lines = [
+        line.split(": ", 1)[-1] if line.startswith("llama_") else line for line in _recent_errors
+    ]
     _recent_errors.clear()
     return "; ".join(dict.fromkeys(lines))
 
@@ -104,7 +108,9 @@ get_logits = prototype(api._lib, "llama_get_logits", c_void_p, c_void_p)
 
 
 def _shared(name: str) -> ctypes.CDLL:
-    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or os.path.join(os.path.dirname(api.__file__), "lib")
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or os.path.join(
+        os.path.dirname(api.__file__), "lib"
+    )
     for suffix in (".so", ".dylib", ".dll"):
         path = os.path.join(folder, name + suffix)
         if os.path.exists(path):
@@ -138,7 +144,9 @@ def use_reference_kernels(context: Any) -> None:
         name_of = prototype(base, "ggml_backend_name", c_char_p, c_void_p)
         set_reference = prototype(cpu, "ggml_backend_cpu_set_use_ref", None, c_void_p, c_bool)
     except (AttributeError, OSError) as error:
-        raise ModelError(f"--deterministic needs a symbol this libllama does not export: {error}") from error
+        raise ModelError(
+            f"--deterministic needs a symbol this libllama does not export: {error}"
+        ) from error
     scheduler = get_scheduler(context)
     for index in range(count(scheduler)):
         backend = backend_at(scheduler, index)

@@ -48,14 +48,19 @@ class Model:
                 f"{self.path} is not a decoder-only model; encoders and embedding models cannot generate here"
             )
         if api.llama_model_is_diffusion(self.handle):
-            raise ModelError(f"{self.path} is a diffusion model; it does not generate from left to right")
-        if self.vocab.size == 0 or self.vocab.type == 0:  # asking libllama for a token's text would abort
+            raise ModelError(
+                f"{self.path} is a diffusion model; it does not generate from left to right"
+            )
+        # asking libllama for a token's text would abort
+        if self.vocab.size == 0 or self.vocab.type == 0:
             raise ModelError(f"{self.path} has no vocabulary")
 
     @property
     def is_recurrent(self) -> bool:
         """Whether some layers keep a state that cannot be cut (recurrent and hybrid models)."""
-        return bool(api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle))
+        return bool(
+            api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle)
+        )
 
     @property
     def train_context(self) -> int:
@@ -66,7 +71,11 @@ class Model:
         """Bytes of one cached token at 16 bits per value; an upper bound for sliding windows."""
         heads = max(1, api.llama_model_n_head(self.handle))
         head_size = api.llama_model_n_embd(self.handle) // heads
-        num_values = head_size * max(1, api.llama_model_n_head_kv(self.handle)) * api.llama_model_n_layer(self.handle)
+        num_values = (
+            head_size
+            * max(1, api.llama_model_n_head_kv(self.handle))
+            * api.llama_model_n_layer(self.handle)
+        )
         return int(4 * num_values)
 
     @property
@@ -125,13 +134,18 @@ def check_file(path: Path) -> None:
         raise ModelError(f"model file {path} does not exist")
     if path.is_dir():
         ggufs = sorted(p.name for p in path.glob("*.gguf"))
-        raise ModelError(f"{path} is a folder; name a file in it" + (f", for instance {ggufs[0]}" if ggufs else ""))
+        raise ModelError(
+            f"{path} is a folder; name a file in it"
+            + (f", for instance {ggufs[0]}" if ggufs else "")
+        )
     if not os.access(path, os.R_OK):
         raise ModelError(f"model file {path} is not readable by this user")
     with path.open("rb") as file:
         head = file.read(24)
     if head[:4] != _GGUF_MAGIC:
-        raise ModelError(f"{path} is not a GGUF file (it starts with {head[:4]!r}); convert the model to GGUF first")
+        raise ModelError(
+            f"{path} is not a GGUF file (it starts with {head[:4]!r}); convert the model to GGUF first"
+        )
     if len(head) < 24:
         raise ModelError(f"{path} is cut off after {len(head)} bytes; download it again")
 
@@ -154,7 +168,8 @@ def _params(config: EngineConfig, vocab_only: bool) -> tuple[Any, list[Any]]:
         keep.append(shares)
         params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
     if config.deterministic:
-        params.use_extra_bufts = False  # repacked 4-bit weights round differently for 4 rows and more
+        # repacked 4-bit weights round differently for 4 rows and more
+        params.use_extra_bufts = False
     return params, keep
 
 
@@ -172,5 +187,7 @@ def _shares(text: str) -> Any:
     except ValueError:
         raise ConfigError(f"--tensor-split is {text!r} but must be numbers such as 3,1") from None
     if len(values) > limit or any(v < 0 for v in values) or not any(values):
-        raise ConfigError(f"--tensor-split has {len(values)} shares; at most {limit}, none negative, one above 0")
+        raise ConfigError(
+            f"--tensor-split has {len(values)} shares; at most {limit}, none negative, one above 0"
+        )
     return (ctypes.c_float * limit)(*values)

@@ -39,10 +39,14 @@ class LlamaVocab:
         raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
         capacity = len(raw) + 16
         buffer = (ctypes.c_int32 * capacity)()
-        count = api.llama_tokenize(self.handle, raw, len(raw), buffer, capacity, add_special, parse_special)
+        count = api.llama_tokenize(
+            self.handle, raw, len(raw), buffer, capacity, add_special, parse_special
+        )
         if count < 0:
             buffer = (ctypes.c_int32 * -count)()
-            count = api.llama_tokenize(self.handle, raw, len(raw), buffer, -count, add_special, parse_special)
+            count = api.llama_tokenize(
+                self.handle, raw, len(raw), buffer, -count, add_special, parse_special
+            )
         return buffer[:count]
 
     def token_bytes(self, token: int) -> bytes:
@@ -68,7 +72,11 @@ class LlamaVocab:
             return "the vocabulary has no token that ends a text"
         if self._longest is None:
             # a spelling is never shorter than its bytes, and several times faster to get
-            spelled = (t for t in range(self.size) if len(api.llama_vocab_get_text(self.handle, t)) > _MAX_INFILL_BYTES)
+            spelled = (
+                t
+                for t in range(self.size)
+                if len(api.llama_vocab_get_text(self.handle, t)) > _MAX_INFILL_BYTES
+            )
             self._longest = max((len(self.token_bytes(t)) for t in spelled), default=0)
         if self._longest > _MAX_INFILL_BYTES:
             return f"the vocabulary has a token of {self._longest} bytes and it takes {_MAX_INFILL_BYTES}"

@@ -11,13 +11,17 @@ from headstart.structures.topk import top_k
 def token_logprobs(
     logits: NDArray[np.float32], token: int, num_top: int
 ) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Log softmax of one row, before any filter: (of `token`, of the `num_top` likeliest, best first)."""
+    """Log softmax of one row, before any filter: (of `token`, of the `num_top` likeliest, best
+    first).
+    """
     best = float(logits.max())
     log_sum = best + float(np.log(np.exp(logits - best, dtype=np.float64).sum()))
     if not num_top:
         return float(logits[token]) - log_sum, ()
     ids, scores = top_k(logits, num_top)
-    top = tuple((i, score - log_sum) for i, score in zip(ids.tolist(), scores.tolist(), strict=True))
+    top = tuple(
+        (i, score - log_sum) for i, score in zip(ids.tolist(), scores.tolist(), strict=True)
+    )
     return float(logits[token]) - log_sum, top
 
 
@@ -29,4 +33,6 @@ def filtered_logprobs(
         logs = np.log(probabilities)
     index = np.flatnonzero(ids == token)
     own = float(logs[index[0]]) if len(index) else float("-inf")
-    return own, tuple((int(i), float(p)) for i, p in zip(ids[:num_top], logs[:num_top], strict=True))
+    return own, tuple(
+        (int(i), float(p)) for i, p in zip(ids[:num_top], logs[:num_top], strict=True)
+    )

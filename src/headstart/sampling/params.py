@@ -12,7 +12,17 @@ from types import MappingProxyType
 
 from headstart.errors import InvalidParameterError
 
-DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+DEFAULT_SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
 SAMPLERS = (*DEFAULT_SAMPLERS, "infill")
 SAMPLER_ALIASES = {
     "typical_p": "typ_p",
@@ -62,11 +72,17 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high):
-                raise InvalidParameterError(f"{name} is {value!r} but must be a number from {low:g} to {high:g}")
+            if not (
+                isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
+            ):
+                raise InvalidParameterError(
+                    f"{name} is {value!r} but must be a number from {low:g} to {high:g}"
+                )
         unknown = [s for s in self.samplers if s not in SAMPLERS]
         if unknown:
-            raise InvalidParameterError(f"samplers contains {unknown[0]!r}, which is not one of {', '.join(SAMPLERS)}")
+            raise InvalidParameterError(
+                f"samplers contains {unknown[0]!r}, which is not one of {', '.join(SAMPLERS)}"
+            )
         if self.has_infill and not self._cuts_before_infill():
             raise InvalidParameterError(
                 "samplers contains infill, which compares every candidate with every other; "
@@ -82,7 +98,11 @@ class SamplingParams:
         """Whether the text so far changes the logits (DRY not counted)."""
         if "penalties" not in self.samplers or self.repeat_last_n == 0:
             return False
-        return self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return (
+            self.repeat_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
     @property
     def has_dry(self) -> bool:
@@ -102,7 +122,10 @@ class SamplingParams:
         return "infill" in self.samplers
 
     def _cuts_before_infill(self) -> bool:
-        return "top_k" in self.samplers[: self.samplers.index("infill")] and 1 <= self.top_k <= MAX_INFILL_TOP_K
+        return (
+            "top_k" in self.samplers[: self.samplers.index("infill")]
+            and 1 <= self.top_k <= MAX_INFILL_TOP_K
+        )
 
 
 _RANGES = (

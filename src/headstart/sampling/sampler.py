@@ -24,7 +24,9 @@ from headstart.structures.topk import top_k
 from headstart.types import Choice, Engine, Filters
 
 _XTC_SALT = 1
-_NOT_NUMBERS = "the model's logits are not numbers; its weights are damaged or the computation overflowed"
+_NOT_NUMBERS = (
+    "the model's logits are not numbers; its weights are damaged or the computation overflowed"
+)
 
 
 class Sampler:
@@ -69,7 +71,9 @@ class Sampler:
         best = int(scores.argmax())
         weights = np.exp(scores - scores[best])
         total = float(weights.sum())
-        return Choice(int(ids[coupled]), float(weights[coupled]) / total, int(ids[best]), 1.0 / total)
+        return Choice(
+            int(ids[coupled]), float(weights[coupled]) / total, int(ids[best]), 1.0 / total
+        )
 
     def probabilities(
         self, logits: NDArray[np.float32], position: int
@@ -93,22 +97,35 @@ class Sampler:
 
     def _drawn(self, ids: NDArray[np.int32], scores: NDArray[np.float32], position: int) -> int:
         """Index of the candidate that the noise chooses; where only one is left, it needs none."""
-        return int((scores + gumbel(self.params.seed, position, ids)).argmax()) if len(ids) > 1 else 0
+        return (
+            int((scores + gumbel(self.params.seed, position, ids)).argmax()) if len(ids) > 1 else 0
+        )
 
-    def _survivors(self, logits: NDArray[np.float32], position: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def _survivors(
+        self, logits: NDArray[np.float32], position: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
         ids, scores = self._candidates(logits)
-        use_xtc = self.params.has_xtc and uniform(self.params.seed, position, _XTC_SALT) < self.params.xtc_probability
+        use_xtc = (
+            self.params.has_xtc
+            and uniform(self.params.seed, position, _XTC_SALT) < self.params.xtc_probability
+        )
         return self._filters.apply(ids, scores, use_xtc)
 
-    def _candidates(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def _candidates(
+        self, logits: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Enough candidates for the filters to be exact, sorted by falling score, equal ones by id.
 
         If the first filter keeps the best k, then after m ids were changed (bias, penalties) the
         best k are among the m changed ones and the k + m that were best before.
         """
         count = self._num_candidates
-        touched = self._bias_ids if self._window is None else np.concatenate((self._bias_ids, self._window.ids()))
+        touched = (
+            self._bias_ids
+            if self._window is None
+            else np.concatenate((self._bias_ids, self._window.ids()))
+        )
         if not count or count + 2 * len(touched) >= self.vocab_size:
             return self._everything(logits)
         best, scores = top_k(logits, count + len(touched))
@@ -122,7 +139,9 @@ class Sampler:
         order = np.argsort(-scores, kind="stable")
         return ids[order], scores[order]
 
-    def _everything(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def _everything(
+        self, logits: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         if self._all_ids is None:
             self._all_ids = np.arange(self.vocab_size, dtype=np.int32)
         if len(self._bias_ids):
@@ -160,7 +179,11 @@ def _num_candidates(params: SamplingParams) -> int:
     Top-k keeps k, so k suffice if nothing before it needs more (penalties are accounted for by the
     caller). Greedy needs one, unless a filter can remove the best.
     """
-    removes_best = params.has_xtc or params.has_infill or ("typ_p" in params.samplers and params.typical_p < 1.0)
+    removes_best = (
+        params.has_xtc
+        or params.has_infill
+        or ("typ_p" in params.samplers and params.typical_p < 1.0)
+    )
     if params.is_greedy and not removes_best and not params.has_dry:
         return 1
     if params.top_k <= 0 or "top_k" not in params.samplers:

@@ -10,12 +10,18 @@ from numpy.typing import NDArray
 from headstart.sampling.sampler import Sampler
 
 
-def emit_granted(
-    sampler: Sampler, logits: NDArray[np.float32], draft: Sequence[int], position: int, num_granted: int
+def emit_forced(
+    sampler: Sampler,
+    logits: NDArray[np.float32],
+    draft: Sequence[int],
+    position: int,
+    num_forced: int,
 ) -> list[int]:
-    """Accept the first `num_granted` draft tokens unseen, then sample one: for measurements, not for text."""
-    token = sampler.sample(logits[num_granted], position + num_granted)
-    return [*draft[:num_granted], token]
+    """Accept the first `num_granted` draft tokens unseen, then sample one: for measurements, not
+    for text.
+    """
+    token = sampler.sample(logits[num_forced], position + num_forced)
+    return [*draft[:num_forced], token]
 
 
 def emit(

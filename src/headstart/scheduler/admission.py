@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headstart.scheduler.slot import Run, Slot
+from headstart.scheduler.slot import ActiveRequest, Slot
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Engine, MemoryKind
 
 
-def choose_slot(slots: Sequence[Slot], run: Run, engine: Engine) -> Slot | None:
+def choose_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> Slot | None:
     """Seat the run on a free slot with as much of its prompt in the cache as possible.
 
     A slot that holds mostly this conversation is continued. Otherwise the least recently used free
@@ -18,37 +18,43 @@ def choose_slot(slots: Sequence[Slot], run: Run, engine: Engine) -> Slot | None:
 
     Returns None if no slot is free, or for a preempted request while there is no room for it.
     """
-    free = [s for s in slots if s.run is None]
-    if not free or (run.admitted is not None and not _has_room(slots, run, engine)):
+    free = [s for s in slots if s.active is None]
+    if not free or (active.admitted is not None and not _has_room(slots, active, engine)):
         return None
-    wished = [s for s in free if s.slot_id == run.request.slot_id]
-    if not run.request.cache_prompt:
+    wished = [s for s in free if s.slot_id == active.request.slot_id]
+    if not active.request.cache_prompt:
         slot = (wished or [min(free, key=_age)])[0]
-        _seat(slot, run, 0, engine)
+        _seat(slot, active, 0, engine)
         return slot
     # The last prompt token is always decoded again: its logits are needed.
-    limit = len(run.tokens) - 1
-    shared = {s.slot_id: min(limit, s.num_cached, common_prefix_length(s.cached, run.tokens)) for s in slots}
+    limit = len(active.tokens) - 1
+    shared = {
+        s.slot_id: min(limit, s.num_cached, common_prefix_length(s.cached, active.tokens))
+        for s in slots
+    }
     slot = (wished or [max(free, key=lambda s: (shared[s.slot_id], -s.last_used))])[0]
     if not wished and not _continues(slot, shared[slot.slot_id], engine):
         slot = min(free, key=_age)
     own = shared[slot.slot_id]
     source = max(slots, key=lambda s: shared[s.slot_id])
-    if shared[source.slot_id] > own and engine.copy_prefix(source.slot_id, slot.slot_id, shared[source.slot_id]):
+    if shared[source.slot_id] > own and engine.copy_prefix(
+        source.slot_id, slot.slot_id, shared[source.slot_id]
+    ):
         own = shared[source.slot_id]
         slot.kept = source.cached[:own]
-    _seat(slot, run, own, engine)
+    _seat(slot, active, own, engine)
     return slot
 
 
-def _has_room(slots: Sequence[Slot], run: Run, engine: Engine) -> bool:
-    """Whether a preempted request would stay: seated too early it reads its prompt only to be put back again.
+def _has_room(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> bool:
+    """Whether a preempted request would stay: seated too early it reads its prompt only to be put
+    back again.
 
     Its text must fit beside those that run, with an eighth of all cells left to grow into. Cells
     that are shared count for each, so it may wait too long, but never once nobody runs.
     """
-    busy = sum(len(s.run.tokens) for s in slots if s.run is not None)
-    return not busy or busy + len(run.tokens) <= engine.num_cells - engine.num_cells // 8
+    busy = sum(len(s.active.tokens) for s in slots if s.active is not None)
+    return not busy or busy + len(active.tokens) <= engine.num_cells - engine.num_cells // 8
 
 
 def _continues(slot: Slot, shared: int, engine: Engine) -> bool:
@@ -63,10 +69,10 @@ def _age(slot: Slot) -> tuple[bool, float]:
     return (bool(slot.kept), slot.last_used)
 
 
-def _seat(slot: Slot, run: Run, shared: int, engine: Engine) -> None:
+def _seat(slot: Slot, active: ActiveRequest, shared: int, engine: Engine) -> None:
     if shared < len(slot.kept) and not (shared and engine.truncate(slot.slot_id, shared)):
         engine.clear(slot.slot_id)
         shared = 0
     slot.kept = []
-    slot.run = run
-    run.num_decoded = run.num_cached = shared
+    slot.active = active
+    active.num_decoded = active.num_cached = shared

@@ -9,14 +9,14 @@ from headstart.scheduler.slot import Slot
 from headstart.types import Batch, Engine
 
 
-class Room(NamedTuple):
+class DraftLimit(NamedTuple):
     """Most draft tokens that a slot may verify in a step, and what bounds them."""
 
     tokens: int
     reason: str
 
 
-def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> list[Room]:
+def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> list[DraftLimit]:
     """The room of each generating slot in this step.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
@@ -25,15 +25,18 @@ def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> l
     reserved = num_slots - len(generating)  # prompts that end in this step need one output each
     outputs = (engine.max_outputs - reserved) // len(generating) - 1
     rows = (engine.max_batch_tokens - reserved) // len(generating) - 1
-    share = min(Room(min(outputs, rows), "batch full"), Room(engine.max_rollback, "memory takes nothing back"))
-    rooms = []
+    share = min(
+        DraftLimit(min(outputs, rows), "batch full"),
+        DraftLimit(engine.max_rollback, "memory takes nothing back"),
+    )
+    draft_limits = []
     for slot in generating:
-        run = slot.run
-        assert run is not None
-        left = Room(run.num_left - 1, "max_tokens reached")
-        context = Room(engine.context_size - len(run.tokens) - 1, "context full")
-        rooms.append(min(share, left, context))
-    return rooms
+        active = slot.active
+        assert active is not None
+        left = DraftLimit(active.num_left - 1, "max_tokens reached")
+        context = DraftLimit(engine.context_size - len(active.tokens) - 1, "context full")
+        draft_limits.append(min(share, left, context))
+    return draft_limits
 
 
 def build(batch: Batch, slots: Sequence[Slot], engine: Engine, prefill_chunk: int) -> list[Slot]:
@@ -46,15 +49,15 @@ def build(batch: Batch, slots: Sequence[Slot], engine: Engine, prefill_chunk: in
     included: list[Slot] = []
     reading: list[Slot] = []
     for slot in slots:
-        run = slot.run
-        if run is None:
+        active = slot.active
+        if active is None:
             continue
-        if not run.is_generating:
+        if not active.is_generating:
             reading.append(slot)
             continue
-        draft = run.proposal.tokens
-        run.num_rows = 1 + len(draft)
-        batch.add(slot.slot_id, run.num_decoded, [run.tokens[-1], *draft], run.num_rows)
+        draft = active.proposal.tokens
+        active.num_rows = 1 + len(draft)
+        batch.add(slot.slot_id, active.num_decoded, [active.tokens[-1], *draft], active.num_rows)
         included.append(slot)
     if reading:
         room = min(engine.max_batch_tokens - batch.num_rows, prefill_chunk if included else _ALONE)
@@ -65,14 +68,16 @@ def build(batch: Batch, slots: Sequence[Slot], engine: Engine, prefill_chunk: in
 def _add_prompts(batch: Batch, reading: list[Slot], room: int) -> list[Slot]:
     included = []
     for slot in sorted(reading, key=_admitted):
-        run = slot.run
-        assert run is not None
-        run.num_rows = min(room, run.num_pending)
-        if not run.num_rows:
+        active = slot.active
+        assert active is not None
+        active.num_rows = min(room, active.num_pending)
+        if not active.num_rows:
             break
-        tokens = run.tokens[run.num_decoded : run.num_decoded + run.num_rows]
-        batch.add(slot.slot_id, run.num_decoded, tokens, int(run.num_rows == run.num_pending))
-        room -= run.num_rows
+        tokens = active.tokens[active.num_decoded : active.num_decoded + active.num_rows]
+        batch.add(
+            slot.slot_id, active.num_decoded, tokens, int(active.num_rows == active.num_pending)
+        )
+        room -= active.num_rows
         included.append(slot)
     return included
 
@@ -81,5 +86,5 @@ _ALONE = 512  # prompt rows of a step without generating slots: bounds how long 
 
 
 def _admitted(slot: Slot) -> float:
-    assert slot.run is not None
-    return slot.run.admitted or 0.0
+    assert slot.active is not None
+    return slot.active.admitted or 0.0

@@ -13,7 +13,14 @@ from headstart import errors
 from headstart.errors import HeadstartError, ModelError, WorkerDeadError
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
-from headstart.scheduler.request import DraftCounts, ErrorEvent, Event, FinishEvent, Request, RequestStats
+from headstart.scheduler.request import (
+    DraftCounts,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    Request,
+    RequestStats,
+)
 from headstart.scheduler.transport import Receiver
 
 log = logging.getLogger(__name__)
@@ -63,7 +70,9 @@ class WorkerClient:
     async def submit(self, request: Request) -> AsyncIterator[Event]:
         """Run a request; see `Worker.submit`."""
         if self.status != "ready" or self._transport is None:
-            raise WorkerDeadError(f"the engine is {self.status}" + (f": {self.failure}" if self.failure else ""))
+            raise WorkerDeadError(
+                f"the engine is {self.status}" + (f": {self.failure}" if self.failure else "")
+            )
         events: asyncio.Queue[Event | HeadstartError] = asyncio.Queue()
         self._queues[request.request_id] = events
         is_over = False
@@ -96,7 +105,9 @@ class WorkerClient:
             await asyncio.to_thread(transport.close)
 
     def kill(self) -> None:
-        """Do not wait for the engine to end its step; for those who asked to stop twice. In the loop's thread."""
+        """Do not wait for the engine to end its step; for those who asked to stop twice. In the
+        loop's thread.
+        """
         self.status = "closed"  # so that nobody restarts it
         self._fail_all(WorkerDeadError(_SHUTTING_DOWN))
         for transport in (self._transport, self._closing):
@@ -120,7 +131,8 @@ class WorkerClient:
         if message.report is not None:
             self._report = message.report
         for event in message.events:
-            if isinstance(event, FinishEvent):  # here, because nobody waits for the end of a cancelled one
+            # here, because nobody waits for the end of a cancelled one
+            if isinstance(event, FinishEvent):
                 _log_request(event.request_id, event.stats, event.reason)
             elif isinstance(event, ErrorEvent):
                 _log_error(event)
@@ -138,14 +150,19 @@ class WorkerClient:
             self._ready.set_exception(_load_error(error, self.failure))
             return
         self._fail_all(
-            WorkerDeadError(f"{self.failure} while this request was running; the server restarts it, try again")
+            WorkerDeadError(
+                f"{self.failure} while this request was running; the server restarts it, try again"
+            )
         )
         now = time.monotonic()
         self._deaths = [t for t in self._deaths if now - t < RESTART_WINDOW] + [now]
         if len(self._deaths) > MAX_RESTARTS:
             self.status = "failed"
             log.error(
-                "%s; it died %d times within %d s and stays down", self.failure, len(self._deaths), RESTART_WINDOW
+                "%s; it died %d times within %d s and stays down",
+                self.failure,
+                len(self._deaths),
+                RESTART_WINDOW,
             )
             return
         log.error("%s; restarting it", self.failure)
@@ -185,7 +202,9 @@ class _Relay:
 def _load_error(error: BaseException | None, failure: str) -> HeadstartError:
     """Why the models could not be loaded; a process that just died leaves only a guess."""
     if isinstance(error, WorkerDeadError):
-        return ModelError(f"{failure} while it loaded the models; a file is damaged, or memory ran out")
+        return ModelError(
+            f"{failure} while it loaded the models; a file is damaged, or memory ran out"
+        )
     return error if isinstance(error, HeadstartError) else HeadstartError(failure)
 
 
@@ -235,7 +254,10 @@ def _speculation(stats: RequestStats) -> str:
         ]
     several = len(stats.drafted_by) > 1
     if several or stats.num_drafted:
-        parts += [_drafted_by(name, counts, with_reasons=several) for name, counts in stats.drafted_by.items()]
+        parts += [
+            _drafted_by(name, counts, with_reasons=several)
+            for name, counts in stats.drafted_by.items()
+        ]
     if stats.reasons:
         parts.append(f"without a draft: {_counted(stats.reasons)}")
     if not stats.is_valid:

@@ -40,10 +40,14 @@ class Counters:
         self.prompt_seconds += stats.prompt_seconds
         self.tokens_predicted += stats.num_emitted
         self.predicted_seconds += stats.generation_seconds
-        self.max_tokens_in_cache = max(self.max_tokens_in_cache, stats.num_prompt + stats.num_emitted)
+        self.max_tokens_in_cache = max(
+            self.max_tokens_in_cache, stats.num_prompt + stats.num_emitted
+        )
 
     def add_draft(self, num_drafted: int, num_accepted: int) -> None:
-        """Book a verified draft at once, as the speculators' own counts do: the two agree at any time."""
+        """Book a verified draft at once, as the speculators' own counts do: the two agree at any
+        time.
+        """
         self.drafts += 1
         self.drafted += num_drafted
         self.accepted += num_accepted

@@ -46,8 +46,9 @@ class Message:
     report: WorkerReport | None = None
 
 
-class _Keeper:
-    """Has what control learned written: when work ends, but not twice in SAVE_SECONDS, and while it does not end.
+class _StateSaver:
+    """Has what control learned written: when work ends, but not twice in SAVE_SECONDS, and while it
+    does not end.
 
     So whatever kills the engine costs a minute's learning.
     """
@@ -55,7 +56,8 @@ class _Keeper:
     def __init__(self, drafting: Drafting, now: float) -> None:
         self._drafting = drafting
         self._earliest = now  # when it may be written
-        self._latest: float | None = None  # when it has to be, busy or not; None: nothing was learned
+        # when it has to be, busy or not; None: nothing was learned
+        self._latest: float | None = None
 
     def seconds_left(self, now: float) -> float | None:
         """Until it is written if no work comes."""
@@ -79,10 +81,11 @@ def run_loop(
     """Serve until a Stop command.
 
     Args:
-        receive: returns waiting commands; if there are none, waits for one for so many seconds (None: for ever).
+        receive: returns waiting commands; if there are none, waits for one for so many seconds
+            (None: for ever).
         send: hands a message over; must not block for long.
     """
-    last_report, keeper = 0.0, _Keeper(scheduler.drafting, clock())
+    last_report, keeper = 0.0, _StateSaver(scheduler.drafting, clock())
     send(Message(report=make_report(scheduler)))
     while True:
         for command in receive(0.0 if scheduler.has_work else keeper.seconds_left(clock())):
@@ -117,7 +120,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
     counters = scheduler.counters
     positions = counters.accepted_by_position
     return WorkerReport(
-        num_processing=sum(s.run is not None for s in scheduler.slots),
+        num_processing=sum(s.active is not None for s in scheduler.slots),
         num_waiting=len(scheduler.waiting),
         requests=counters.requests,
         requests_failed=counters.requests_failed,
@@ -135,28 +138,30 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         accepted_by_position=tuple(positions[i] for i in range(max(positions, default=-1) + 1)),
         preemptions=counters.preemptions,
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
-        speculators=tuple(seat.report() for seat in scheduler.drafting.seats.values()),
+        speculators=tuple(
+            speculator.report() for speculator in scheduler.drafting.speculators.values()
+        ),
         reasons=dict(scheduler.drafting.reasons),
         control=scheduler.drafting.controller.describe(),
     )
 
 
 def _slot_report(slot: Slot) -> SlotReport:
-    run = slot.run
-    if run is None:
+    active = slot.active
+    if active is None:
         return SlotReport(slot_id=slot.slot_id, num_in_cache=len(slot.kept))
     return SlotReport(
         slot_id=slot.slot_id,
-        request_id=run.request.request_id,
+        request_id=active.request.request_id,
         is_processing=True,
-        num_prompt=run.num_prompt,
-        num_processed=min(run.num_decoded, run.num_prompt),
-        num_cached=run.num_cached,
-        num_in_cache=run.num_decoded,
-        num_emitted=run.num_emitted,
-        max_tokens=run.request.max_tokens,
-        num_drafted=run.num_drafted,
-        num_accepted=run.num_accepted,
-        drafted_by=dict(run.drafted_by),
-        reasons=dict(run.reasons),
+        num_prompt=active.num_prompt,
+        num_processed=min(active.num_decoded, active.num_prompt),
+        num_cached=active.num_cached,
+        num_in_cache=active.num_decoded,
+        num_emitted=active.num_emitted,
+        max_tokens=active.request.max_tokens,
+        num_drafted=active.num_drafted,
+        num_accepted=active.num_accepted,
+        drafted_by=dict(active.drafted_by),
+        reasons=dict(active.reasons),
     )

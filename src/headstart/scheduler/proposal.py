@@ -26,7 +26,9 @@ class Proposal:
     @property
     def sources(self) -> list[str]:
         """The speculator of each token."""
-        return [self.head.speculator] * len(self.head.tokens) + [self.tail.speculator] * len(self.tail.tokens)
+        return [self.head.speculator] * len(self.head.tokens) + [self.tail.speculator] * len(
+            self.tail.tokens
+        )
 
     def cut(self, length: int) -> Proposal:
         """Only the first `length` tokens."""
@@ -42,12 +44,14 @@ def _cut(draft: Draft, length: int) -> Draft:
         return draft
     if not length:
         return NO_DRAFT
-    granted = None if draft.num_granted is None else min(draft.num_granted, length)
-    return Draft(draft.tokens[:length], draft.confidence[:length], draft.speculator, num_granted=granted)
+    forced = None if draft.num_forced is None else min(draft.num_forced, length)
+    return Draft(
+        draft.tokens[:length], draft.confidence[:length], draft.speculator, num_forced=forced
+    )
 
 
 @dataclass(slots=True)
-class Shadow:
+class TrackedDraft:
     """A guess that is compared with the text as it appears, whether it was verified or not.
 
     So control knows what a speculator would have earned, also while it is off or outbid, and at
@@ -64,9 +68,11 @@ class Shadow:
         return max(0, self.num_seen - len(self.after))
 
     def follow(self, seq_id: int, emitted: Sequence[int]) -> tuple[bool, Outcome | None]:
-        """Compare further; returns whether the comparison is over, and the outcome of what is newly known.
+        """Compare further; returns whether the comparison is over, and the outcome of what is newly
+        known.
 
-        Bit by bit: a right draft of 32 tokens that was not verified would else be known only 32 steps later.
+        Bit by bit: a right draft of 32 tokens that was not verified would else be known only 32
+        steps later.
         """
         num_known = self.num_matched
         for token in emitted:
@@ -77,19 +83,29 @@ class Shadow:
             self.num_seen += 1
             if at + 1 == len(self.draft.tokens):
                 return True, self._outcome(seq_id, at + 1, num_known)
-        return False, self._outcome(seq_id, self.num_matched, num_known) if self.num_matched > num_known else None
+        return False, self._outcome(
+            seq_id, self.num_matched, num_known
+        ) if self.num_matched > num_known else None
 
     def _outcome(self, seq_id: int, num_labelled: int, num_known: int) -> Outcome:
         draft = self.draft
         matched = self.num_matched
-        return Outcome(seq_id, draft.speculator, draft.confidence, matched, num_labelled, num_known, self.tokens)
+        return Outcome(
+            seq_id,
+            draft.speculator,
+            draft.confidence,
+            matched,
+            num_labelled,
+            num_known,
+            self.tokens,
+        )
 
 
 @dataclass(slots=True)
-class Shadows:
+class DraftTracker:
     """The guesses of one sequence that are being compared with its text, one per speculator."""
 
-    by_name: dict[str, Shadow] = field(default_factory=dict)
+    by_name: dict[str, TrackedDraft] = field(default_factory=dict)
 
     def watch(self, draft: Draft, tokens: Sequence[int], after: Sequence[int] = ()) -> None:
         """Compare this draft, unless an earlier one of this speculator is still undecided.
@@ -97,7 +113,7 @@ class Shadows:
         tokens: the one before the draft and the draft's.
         """
         if draft.speculator not in self.by_name:
-            self.by_name[draft.speculator] = Shadow(draft, tokens, after)
+            self.by_name[draft.speculator] = TrackedDraft(draft, tokens, after)
 
     def follow(self, seq_id: int, emitted: Sequence[int]) -> list[Outcome]:
         """Outcomes that these tokens decided."""

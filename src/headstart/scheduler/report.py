@@ -77,4 +77,5 @@ class WorkerReport:
     slots: tuple[SlotReport, ...] = ()
     speculators: tuple[SpeculatorReport, ...] = ()
     reasons: Mapping[str, int] = field(default_factory=dict)  # why steps had no draft -> slot steps
-    control: Mapping[str, Any] = field(default_factory=dict)  # cost table and calibration, JSON-ready
+    # cost table and calibration, JSON-ready
+    control: Mapping[str, Any] = field(default_factory=dict)

@@ -34,7 +34,9 @@ class SpeculativeParams:
                 f"speculative.n_min is {self.n_min} but must not exceed speculative.n_max, which is {self.n_max}"
             )
         if self.p_min is not None and not 0.0 <= self.p_min <= 1.0:
-            raise InvalidParameterError(f"speculative.p_min is {self.p_min} but must be from 0 to 1")
+            raise InvalidParameterError(
+                f"speculative.p_min is {self.p_min} but must be from 0 to 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Request:
     post_sampling_probs: bool = False  # probabilities after the filters instead of before
     cache_prompt: bool = True
     slot_id: int | None = None  # a wish; served by this slot if it is free
-    max_seconds: float | None = None  # of generation, after the first token; then the text ends with its line
+    # of generation, after the first token; then the text ends with its line
+    max_seconds: float | None = None
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
     namespace: str = ""  # tenant of shared corpora
     wants_progress: bool = False  # ProgressEvents while the prompt is read
@@ -107,7 +110,8 @@ class DraftCounts:
     accepted: int = 0  # tokens
     drafted_by_position: tuple[int, ...] = ()
     accepted_by_position: tuple[int, ...] = ()
-    reasons: Mapping[str, int] = field(default_factory=dict)  # why no draft of it was verified -> steps
+    # why no draft of it was verified -> steps
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows_wasted(self) -> int:

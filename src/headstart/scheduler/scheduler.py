@@ -18,7 +18,7 @@ from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
-from headstart.scheduler.slot import Run, Slot
+from headstart.scheduler.slot import ActiveRequest, Slot
 from headstart.scheduler.warm_up import time_decodes
 from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, StepStats, Vocab
 
@@ -44,10 +44,10 @@ class Scheduler:
         self.drafting = drafting
         self.config = config
         self.clock = clock
-        for seat in drafting.seats.values():
-            seat.vocab_size = engine.vocab_size
+        for speculator in drafting.speculators.values():
+            speculator.vocab_size = engine.vocab_size
         self.slots = [Slot(i) for i in range(config.parallel)]
-        self.waiting: deque[Run] = deque()
+        self.waiting: deque[ActiveRequest] = deque()
         self.counters = Counters()
         self._batch = Batch(engine.max_batch_tokens)
         self._in_batch: list[Slot] = []  # in the order of their rows
@@ -56,7 +56,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting) or any(s.run is not None for s in self.slots)
+        return bool(self.waiting) or any(s.active is not None for s in self.slots)
 
     def warm_up(self, seconds: float) -> None:
         """Measure what steps of some sizes cost; nothing stays in the cache."""
@@ -72,21 +72,23 @@ class Scheduler:
             ContextLengthError, InvalidParameterError: it can never run.
         """
         self._check(request)
-        if len(self.waiting) >= self.config.max_queue + sum(s.run is None for s in self.slots):
+        if len(self.waiting) >= self.config.max_queue + sum(s.active is None for s in self.slots):
             raise CapacityError(
                 f"{len(self.waiting)} requests are waiting and --max-queue is {self.config.max_queue}; try again later"
             )
         sampler = Sampler(request.sampling, self.engine, self.vocab.eog_ids)
-        self.waiting.append(Run(request, sampler, self.clock()))
+        self.waiting.append(ActiveRequest(request, sampler, self.clock()))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
-        for run in list(self.waiting):
-            if run.request.request_id == request_id:
-                self.waiting.remove(run)
-                self._events.append(FinishEvent(request_id, "cancelled", run.stats(-1, self.clock())))
+        for active in list(self.waiting):
+            if active.request.request_id == request_id:
+                self.waiting.remove(active)
+                self._events.append(
+                    FinishEvent(request_id, "cancelled", active.stats(-1, self.clock()))
+                )
         for slot in self.slots:
-            if slot.run is not None and slot.run.request.request_id == request_id:
+            if slot.active is not None and slot.active.request.request_id == request_id:
                 self._committer.finish(slot, "cancelled", self.clock())
 
     def step(self) -> StepStats:
@@ -122,12 +124,16 @@ class Scheduler:
             raise InvalidParameterError(
                 f"token id {wrong} is not in the vocabulary (0 to {self.engine.vocab_size - 1})"
             )
-        if (bias := request.sampling.logit_bias) and not all(0 <= i < self.engine.vocab_size for i in bias):
+        if (bias := request.sampling.logit_bias) and not all(
+            0 <= i < self.engine.vocab_size for i in bias
+        ):
             raise InvalidParameterError(
                 f"logit_bias names a token that is not in the vocabulary (0 to {self.engine.vocab_size - 1})"
             )
         if request.slot_id is not None and not 0 <= request.slot_id < len(self.slots):
-            raise InvalidParameterError(f"id_slot is {request.slot_id} but the slots are 0 to {len(self.slots) - 1}")
+            raise InvalidParameterError(
+                f"id_slot is {request.slot_id} but the slots are 0 to {len(self.slots) - 1}"
+            )
         self.drafting.check(request.speculative)
 
     def _admit(self) -> None:
@@ -135,26 +141,34 @@ class Scheduler:
             slot = admission.choose_slot(self.slots, self.waiting[0], self.engine)
             if slot is None:
                 return
-            run = self.waiting.popleft()
-            if run.admitted is None:
-                run.admitted = self.clock()
-                run.sampler.read(run.tokens)
+            active = self.waiting.popleft()
+            if active.admitted is None:
+                active.admitted = self.clock()
+                active.sampler.read(active.tokens)
             slot.last_used = self.clock()
 
     def _draft(self) -> None:
         """Give every generating run its draft for this step."""
-        generating = [s for s in self.slots if s.run is not None and s.run.is_generating]
+        generating = [s for s in self.slots if s.active is not None and s.active.is_generating]
         if not generating:
             return
-        rooms = batching.draft_rooms(generating, self.engine, len(self.slots))
-        reading = sum(s.run.num_pending for s in self.slots if s.run is not None and not s.run.is_generating)
+        draft_limits = batching.draft_rooms(generating, self.engine, len(self.slots))
+        reading = sum(
+            s.active.num_pending
+            for s in self.slots
+            if s.active is not None and not s.active.is_generating
+        )
         limits = (self.engine.max_batch_tokens, self.engine.max_outputs)
-        self.drafting.propose(generating, rooms, min(reading, self.config.prefill_chunk), limits)
+        self.drafting.propose(
+            generating, draft_limits, min(reading, self.config.prefill_chunk), limits
+        )
 
     def _decode(self) -> Logits | None:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
         while True:
-            self._in_batch = batching.build(self._batch, self.slots, self.engine, self.config.prefill_chunk)
+            self._in_batch = batching.build(
+                self._batch, self.slots, self.engine, self.config.prefill_chunk
+            )
             if not self._batch.num_rows:
                 return None
             try:
@@ -165,32 +179,37 @@ class Scheduler:
                 self._fail(error)
 
     def _make_room(self) -> None:
-        """Free cells: forget drafts, then idle prefixes, then put the youngest request back in the queue."""
-        running = [s for s in self.slots if s.run is not None]
-        if any(s.run is not None and s.run.proposal.head.tokens for s in running):
+        """Free cells: forget drafts, then idle prefixes, then put the youngest request back in the
+        queue.
+        """
+        running = [s for s in self.slots if s.active is not None]
+        if any(s.active is not None and s.active.proposal.head.tokens for s in running):
             self.drafting.drop(running)
             return
-        idle = [s for s in self.slots if s.run is None and s.kept]
+        idle = [s for s in self.slots if s.active is None and s.kept]
         if idle:
             oldest = min(idle, key=lambda s: s.last_used)
             self.engine.clear(oldest.slot_id)
             oldest.kept = []
         elif len(running) > 1:
-            self._preempt(max(running, key=lambda s: s.run.submitted if s.run else 0.0))
+            self._preempt(max(running, key=lambda s: s.active.submitted if s.active else 0.0))
         else:
             self._committer.finish(running[0], "length", self.clock(), truncated=True)
 
     def _preempt(self, slot: Slot) -> None:
         """Take the request off its slot; it loses its cells and no text, and continues later."""
-        run = slot.run
-        assert run is not None
+        active = slot.active
+        assert active is not None
         self.drafting.end(slot)
         self.engine.clear(slot.slot_id)
-        run.num_decoded, run.proposal = 0, NO_PROPOSAL
-        slot.run, slot.kept = None, []
-        self.waiting.appendleft(run)
+        active.num_decoded, active.proposal = 0, NO_PROPOSAL
+        slot.active, slot.kept = None, []
+        self.waiting.appendleft(active)
         self.counters.preemptions += 1
-        log.info("request %s waits: the context is full, it continues when cells are free", run.request.request_id)
+        log.info(
+            "request %s waits: the context is full, it continues when cells are free",
+            active.request.request_id,
+        )
 
     def _fail(self, error: EngineError) -> None:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
@@ -199,25 +218,29 @@ class Scheduler:
             self._fail_slot(slot, error)
 
     def _fail_slot(self, slot: Slot, error: EngineError) -> None:
-        if slot.run is None:
+        if slot.active is None:
             return
-        stats = slot.run.stats(slot.slot_id, self.clock())
-        self._events.append(error_event(slot.run.request.request_id, error, stats))
+        stats = slot.active.stats(slot.slot_id, self.clock())
+        self._events.append(error_event(slot.active.request.request_id, error, stats))
         self.drafting.end(slot)
         self.counters.requests_failed += 1
         self.engine.clear(slot.slot_id)
-        slot.run, slot.kept = None, []
+        slot.active, slot.kept = None, []
 
     def _observe_cost(self, milliseconds: float) -> None:
         """Tell control what the decode cost: rows, and what each of them attended to on average."""
         num_rows = self._batch.num_rows
         attended = sum(
-            s.run.num_rows * (s.num_cached + s.run.num_rows // 2) for s in self._in_batch if s.run is not None
+            s.active.num_rows * (s.num_cached + s.active.num_rows // 2)
+            for s in self._in_batch
+            if s.active is not None
         )
         self.drafting.controller.observe_step(num_rows, attended // num_rows, milliseconds)
 
     def _observed(self, logits: Logits) -> Decoded:
-        """The rows for speculators. They must not write to the logits: these are sampled afterwards."""
+        """The rows for speculators. They must not write to the logits: these are sampled
+        afterwards.
+        """
         if not self.drafting.observes:
             return _NOTHING_OBSERVED
         batch = self._batch
@@ -232,18 +255,20 @@ class Scheduler:
         )
 
     def _commit(self, logits: Logits) -> int:
-        """Verify and emit, slot by slot, in the order of the batch's outputs; returns tokens emitted."""
+        """Verify and emit, slot by slot, in the order of the batch's outputs; returns tokens
+        emitted.
+        """
         offset = emitted = 0
         now = self.clock()
         for slot in self._in_batch:
-            run = slot.run
-            assert run is not None
-            if run.num_rows < run.num_pending:  # a chunk of the prompt, no outputs
-                run.num_decoded += run.num_rows
-                if run.request.wants_progress:
-                    self._events.append(_progress(run, now))
+            active = slot.active
+            assert active is not None
+            if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
+                active.num_decoded += active.num_rows
+                if active.request.wants_progress:
+                    self._events.append(_progress(active, now))
                 continue
-            width = 1 + len(run.proposal.tokens)
+            width = 1 + len(active.proposal.tokens)
             try:
                 emitted += self._committer.commit(slot, logits[offset : offset + width], now)
             except EngineError as error:
@@ -267,11 +292,16 @@ class Scheduler:
         return stats
 
 
-def _progress(run: Run, now: float) -> ProgressEvent:
-    since = now - (run.admitted or now)
-    return ProgressEvent(run.request.request_id, run.num_prompt, run.num_cached, run.num_decoded, since)
+def _progress(active: ActiveRequest, now: float) -> ProgressEvent:
+    since = now - (active.admitted or now)
+    return ProgressEvent(
+        active.request.request_id, active.num_prompt, active.num_cached, active.num_decoded, since
+    )
 
 
 _NOTHING_OBSERVED = Decoded(
-    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.float32)
+    np.empty(0, np.int32),
+    np.empty(0, np.int32),
+    np.empty(0, np.int32),
+    np.empty((0, 0), np.float32),
 )

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.proposal import NO_PROPOSAL, Proposal, Shadows
+from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.request import DraftCounts, Request, RequestStats
-from headstart.scheduler.tally import Tally
+from headstart.scheduler.speculator_stats import SpeculatorStats
 from headstart.structures.indentation import Indentation
 from headstart.structures.stop_strings import StopStrings
 
 if TYPE_CHECKING:
-    from headstart.scheduler.desk import Policy
+    from headstart.scheduler.draft_plan import SpeculationPolicy
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class ActiveRequest:
     """One request from submission to its last event.
 
     tokens[0 : num_decoded]      in the target's cache
@@ -32,8 +32,8 @@ class Run:
     tokens: list[int] = field(init=False)
     num_decoded: int = 0
     proposal: Proposal = NO_PROPOSAL
-    shadows: Shadows = field(default_factory=Shadows)
-    policy: Policy | None = None  # set while speculators know this sequence
+    tracker: DraftTracker = field(default_factory=DraftTracker)
+    policy: SpeculationPolicy | None = None  # set while speculators know this sequence
     num_rows: int = 0  # rows of the batch being built or decoded, draft included
     stop: StopStrings = field(init=False)
     indent: Indentation = field(init=False)
@@ -46,7 +46,8 @@ class Run:
     num_drafted: int = 0
     num_accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
-    tallies: dict[str, Tally] = field(default_factory=dict)  # of each speculator that may draft for it
+    # of each speculator that may draft for it
+    stats_by_speculator: dict[str, SpeculatorStats] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class Run:
     @property
     def drafted_by(self) -> dict[str, DraftCounts]:
         """What each speculator that might draft for it did."""
-        return {name: tally.counts() for name, tally in self.tallies.items()}
+        return {name: stats.counts() for name, stats in self.stats_by_speculator.items()}
 
     def stats(self, slot_id: int, now: float) -> RequestStats:
         admitted = now if self.admitted is None else self.admitted
@@ -122,15 +123,15 @@ class Slot:
     """One sequence of the target's cache. Between requests it keeps its tokens for the next prompt."""
 
     slot_id: int  # also its seq_id
-    run: Run | None = None
+    active: ActiveRequest | None = None
     kept: list[int] = field(default_factory=list)  # in the cache while no request runs
     last_used: float = 0.0
 
     @property
     def cached(self) -> list[int]:
         """Tokens in the cache; while a request runs, a prefix of this list (see `num_cached`)."""
-        return self.kept if self.run is None else self.run.tokens
+        return self.kept if self.active is None else self.active.tokens
 
     @property
     def num_cached(self) -> int:
-        return len(self.kept) if self.run is None else self.run.num_decoded
+        return len(self.kept) if self.active is None else self.active.num_decoded

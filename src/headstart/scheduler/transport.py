@@ -26,7 +26,8 @@ from headstart.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS = 30.0  # an engine has to end its step and to write what was learned; a prompt's chunk may take long
+# an engine has to end its step and to write what was learned; a prompt's chunk may take long
+STOP_SECONDS = 30.0
 QUIET_SECONDS = 5.0  # of them, before the log says what is waited for
 
 Build = Callable[[], tuple[Scheduler, WorkerInfo]]
@@ -53,7 +54,9 @@ class ThreadTransport:
         self._thread: threading.Thread | None = None
 
     def start(self, receiver: Receiver) -> None:
-        self._thread = threading.Thread(target=self._run, args=(receiver,), name="headstart-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(receiver,), name="headstart-engine", daemon=True
+        )
         self._thread.start()
 
     def send(self, command: Command) -> None:
@@ -108,11 +111,16 @@ class ProcessTransport:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_process_main, args=(self._build, theirs, self._log_level), name="headstart-engine", daemon=True
+            target=_process_main,
+            args=(self._build, theirs, self._log_level),
+            name="headstart-engine",
+            daemon=True,
         )
         self._process.start()
         theirs.close()
-        threading.Thread(target=self._listen, args=(receiver,), name="headstart-events", daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(receiver,), name="headstart-events", daemon=True
+        ).start()
 
     def send(self, command: Command) -> None:
         """Hand over a command; lost without notice if the process is dead (`on_end` tells that)."""
@@ -132,7 +140,10 @@ class ProcessTransport:
         self._process.join(QUIET_SECONDS)
         if self._process.is_alive() and self._is_ready:
             left = STOP_SECONDS - QUIET_SECONDS
-            log.warning("the engine is in a long step; it has %g s more to end it and to keep what it learned", left)
+            log.warning(
+                "the engine is in a long step; it has %g s more to end it and to keep what it learned",
+                left,
+            )
             self._process.join(left)
         if self._process.is_alive():
             log.warning("the engine did not stop in time and is killed")
@@ -161,7 +172,9 @@ class ProcessTransport:
                     error, stopped = item, True
         except (EOFError, OSError):
             self._process.join()
-            error = WorkerDeadError(f"the engine process ended with {_exit_words(self._process.exitcode)}")
+            error = WorkerDeadError(
+                f"the engine process ended with {_exit_words(self._process.exitcode)}"
+            )
         receiver.on_end(error)
 
 
@@ -176,20 +189,33 @@ def _exit_words(code: int | None) -> str:
 
 def _process_main(build: Build, pipe: Connection, log_level: int) -> None:
     """Entry of the engine process: load, report ready, run the loop, say why it ended."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the server tells us to stop
+    # sent to the whole group; the server tells us to stop
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=log_level,
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     error: BaseException | None = None
     try:
         scheduler, info = build()
         pipe.send_bytes(pickle.dumps(info, protocol=5))
-        run_loop(scheduler, _PipeReader(pipe).receive, lambda m: pipe.send_bytes(pickle.dumps(m, protocol=5)))
+        run_loop(
+            scheduler,
+            _PipeReader(pipe).receive,
+            lambda m: pipe.send_bytes(pickle.dumps(m, protocol=5)),
+        )
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the server is gone
     except BaseException as caught:
         if not isinstance(caught, HeadstartError):
             log.exception("the engine process stops")
-        error = caught if isinstance(caught, HeadstartError) else HeadstartError(f"{type(caught).__name__}: {caught}")
+        error = (
+            caught
+            if isinstance(caught, HeadstartError)
+            else HeadstartError(f"{type(caught).__name__}: {caught}")
+        )
     pipe.send_bytes(pickle.dumps(error, protocol=5))
 
 

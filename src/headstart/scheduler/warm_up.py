@@ -1,4 +1,6 @@
-"""Time some decodes before the first request, so that control need not find out what rows cost on the first texts."""
+"""Time some decodes before the first request, so that control need not find out what rows cost on
+the first texts.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ FILL = 128  # tokens put in the cache after the first round
 def time_decodes(engine: Engine, clock: Callable[[], float], seconds: float) -> list[Sample]:
     """Decode batches of some sizes; takes little more than `seconds`, and needs an empty cache.
 
-    A machine may be slower for seconds: each size is compared with decodes of REFERENCE_ROWS around it.
-    The rows stay in the cache until the end, so each size is seen at growing contexts, which tells what
-    attention costs. Also brings the weights into memory.
+    A machine may be slower for seconds: each size is compared with decodes of REFERENCE_ROWS around
+    it. The rows stay in the cache until the end, so each size is seen at growing contexts, which
+    tells what attention costs. Also brings the weights into memory.
     """
     timer, end = _Timer(engine, clock), clock() + seconds
     most = min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)
@@ -28,14 +30,21 @@ def time_decodes(engine: Engine, clock: Callable[[], float], seconds: float) -> 
     decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
     references = [timer.decode(REFERENCE_ROWS)]
     for turn, rows in enumerate(sizes * ROUNDS):
-        if turn == len(sizes) and clock() + decodes[-1][2] / 1000.0 * FILL / sizes[-1] < end and timer.has_room(FILL):
+        if (
+            turn == len(sizes)
+            and clock() + decodes[-1][2] / 1000.0 * FILL / sizes[-1] < end
+            and timer.has_room(FILL)
+        ):
             timer.decode(FILL, num_outputs=1)
         decodes.append((rows, timer.make_room(rows), timer.decode(rows)))
         references.append(timer.decode(REFERENCE_ROWS))
         if clock() > end:
             break
     engine.clear(0)
-    return [Sample(*decode, median(references[max(0, i - 1) : i + 3])) for i, decode in enumerate(decodes)]
+    return [
+        Sample(*decode, median(references[max(0, i - 1) : i + 3]))
+        for i, decode in enumerate(decodes)
+    ]
 
 
 class _Timer:
@@ -56,7 +65,10 @@ class _Timer:
     def has_room(self, rows: int) -> bool:
         """Whether so many rows and then each size fit into one batch and the context."""
         room = self._engine.context_size - self.context
-        return rows <= self._engine.max_batch_tokens and rows + sum(ROWS) + len(ROWS) * REFERENCE_ROWS <= room
+        return (
+            rows <= self._engine.max_batch_tokens
+            and rows + sum(ROWS) + len(ROWS) * REFERENCE_ROWS <= room
+        )
 
     def decode(self, rows: int, num_outputs: int | None = None) -> float:
         """Milliseconds of a decode of so many rows; all of them have logits unless told otherwise."""

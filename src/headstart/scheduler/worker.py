@@ -40,4 +40,6 @@ class Worker(Protocol):
         """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
 
     def kill(self) -> None:
-        """End the engine in the middle of its step; what it learned since it was last saved is lost."""
+        """End the engine in the middle of its step; what it learned since it was last saved is
+        lost.
+        """

@@ -35,7 +35,9 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
     pings = _ping_seconds(dialect.body)
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
-        generation = await stack.enter_async_context(Generation(service.worker, requests, http.receive))
+        generation = await stack.enter_async_context(
+            Generation(service.worker, requests, http.receive)
+        )
         try:
             if not dialect.body.stream:
                 return await _whole(dialect, generation)
@@ -137,5 +139,7 @@ def _ping_seconds(body: GenerationBody) -> float | None:
     if seconds is None:
         return PING_SECONDS
     if seconds < -1 or seconds == 0:
-        raise ApiError(400, f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none")
+        raise ApiError(
+            400, f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none"
+        )
     return None if seconds == -1 else seconds

@@ -24,11 +24,14 @@ def create_app(
     load_model: Callable[[], ServedModel],
     on_loaded: Callable[[Exception | None], None] | None = None,
 ) -> FastAPI:
-    """Build the app. It starts the worker when it starts, answers 503 until that is done, and closes it at the end.
+    """Build the app. It starts the worker when it starts, answers 503 until that is done, and
+    closes it at the end.
 
     Args:
-        load_model: gives what the routes need of the model; runs in a thread once the worker is ready.
-        on_loaded: told when requests can be answered, or why worker or model could not be loaded; after a failure
+        load_model: gives what the routes need of the model; runs in a thread once the worker is
+            ready.
+        on_loaded: told when requests can be answered, or why worker or model could not be loaded;
+            after a failure
             the app goes on saying it in /health.
 
     Raises:
@@ -46,7 +49,9 @@ def create_app(
             await asyncio.gather(loading, return_exceptions=True)
             await worker.close()
 
-    app = FastAPI(title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.service = service
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
     for family in (status, chat, completions, native, infill, text, metrics):
@@ -56,7 +61,9 @@ def create_app(
 
 
 async def _load(
-    service: Service, load_model: Callable[[], ServedModel], on_loaded: Callable[[Exception | None], None] | None
+    service: Service,
+    load_model: Callable[[], ServedModel],
+    on_loaded: Callable[[Exception | None], None] | None,
 ) -> None:
     """Load the worker, then this side; a failure is kept for /health.
 
@@ -69,6 +76,7 @@ async def _load(
     except Exception as error:  # the server's own start: everything that goes wrong is told
         failure, service.load_failure = error, str(error)
     if on_loaded:
-        on_loaded(failure)  # who starts the server says why it ends; said here as well it would be read twice
+        # who starts the server says why it ends; said here as well it would be read twice
+        on_loaded(failure)
     elif failure:
         logger.error("the model could not be loaded: %s", failure)

@@ -13,7 +13,9 @@ from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call, make_requests
 
 
-def new_call(http: HttpRequest, service: Service, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
+def new_call(
+    http: HttpRequest, service: Service, prefix: str, *, stop: tuple[str, ...] = ()
+) -> Call:
     """Name a call and note who asks."""
     return Call(
         id=f"{prefix}-{secrets.token_hex(12)}",
@@ -26,7 +28,9 @@ def new_call(http: HttpRequest, service: Service, prefix: str, *, stop: tuple[st
     )
 
 
-def make_choices(body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None) -> list[Choice]:
+def make_choices(
+    body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None
+) -> list[Choice]:
     """Choices in the order in which the API numbers them: all of the first prompt, then the next."""
     requests = make_requests(body, prompts, call, num_logprobs)
     per_prompt = len(requests) // len(prompts)

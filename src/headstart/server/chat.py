@@ -53,7 +53,11 @@ class ChatDialect(OpenAIDialect):
     whole_kind = "chat.completion"
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
-        role = {"index": choice.index, "delta": {"role": "assistant", "content": None}, "finish_reason": None}
+        role = {
+            "index": choice.index,
+            "delta": {"role": "assistant", "content": None},
+            "finish_reason": None,
+        }
         chunks = [self.frame(self.chunk_kind, [role])]
         if self.body.echo and choice.prompt.echo:
             chunks.append(self.delta(choice, Piece(choice.prompt.echo)))
@@ -61,9 +65,17 @@ class ChatDialect(OpenAIDialect):
 
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> dict[str, Any]:
         if is_whole:
-            said: dict[str, Any] = {"message": {"role": "assistant", "content": piece.text}, "logprobs": None}
+            said: dict[str, Any] = {
+                "message": {"role": "assistant", "content": piece.text},
+                "logprobs": None,
+            }
         else:
             said = {"delta": {} if piece is END else {"content": piece.text}}
         if piece.logprobs:
             said["logprobs"] = {"content": self.probabilities(choice, piece.logprobs)}
-        return {"index": choice.index, **said, "finish_reason": None, **self.extras(piece.tokens, piece.sources)}
+        return {
+            "index": choice.index,
+            **said,
+            "finish_reason": None,
+            **self.extras(piece.tokens, piece.sources),
+        }

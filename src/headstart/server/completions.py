@@ -32,22 +32,30 @@ async def completions(http: HttpRequest) -> Response:
     def prepare() -> Dialect:
         _refuse(body)
         prompts = read_prompts(body.prompt, call.model.vocab)
-        return CompletionDialect(call, body, make_choices(body, prompts, call, _num_logprobs(body, call)))
+        return CompletionDialect(
+            call, body, make_choices(body, prompts, call, _num_logprobs(body, call))
+        )
 
     return await answer(http, service, prepare)
 
 
 def _refuse(body: CompletionBody) -> None:
     if body.best_of != 1:
-        raise not_supported(f"best_of is {body.best_of} but only 1 is supported; use n and choose yourself")
+        raise not_supported(
+            f"best_of is {body.best_of} but only 1 is supported; use n and choose yourself"
+        )
     if body.suffix:
         raise not_supported("suffix is not supported; leave it out")
     if body.echo and body.logprobs not in (None, False):
-        raise not_supported("echo with logprobs is not supported: prompt tokens have no log probabilities here")
+        raise not_supported(
+            "echo with logprobs is not supported: prompt tokens have no log probabilities here"
+        )
 
 
 def _num_logprobs(body: CompletionBody, call: Call) -> int | None:
-    """`logprobs: 0` asks for the chosen token alone, as at OpenAI; n_probs 0 for nothing, as at llama-server."""
+    """`logprobs: 0` asks for the chosen token alone, as at OpenAI; n_probs 0 for nothing, as at
+    llama-server.
+    """
     if body.logprobs is None or body.logprobs is False:
         return check_num_logprobs("n_probs", body.n_probs or None, call.model.vocab)
     if isinstance(body.logprobs, bool) or not isinstance(body.logprobs, int):
@@ -70,5 +78,10 @@ class CompletionDialect(OpenAIDialect):
             logprobs = {"content": content}
             if not choice.request.post_sampling_probs:
                 logprobs |= legacy_logprobs(content, 0 if is_whole else choice.num_chars_sent)
-        said = {"index": choice.index, "text": piece.text, "logprobs": logprobs, "finish_reason": None}
+        said = {
+            "index": choice.index,
+            "text": piece.text,
+            "logprobs": logprobs,
+            "finish_reason": None,
+        }
         return said | self.extras(piece.tokens, piece.sources)

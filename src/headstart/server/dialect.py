@@ -17,7 +17,14 @@ from headstart.scheduler.request import (
     TokenLogprob,
 )
 from headstart.server.prompts import Prompt
-from headstart.server.results import provenance, speculative_metrics, sum_stats, timings, token_probabilities, usage
+from headstart.server.results import (
+    provenance,
+    speculative_metrics,
+    sum_stats,
+    timings,
+    token_probabilities,
+    usage,
+)
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.utf8 import Utf8Decoder
@@ -87,7 +94,9 @@ class Choice:
             num_cached=progress.num_cached if progress else 0,
             num_emitted=len(self.tokens),
             prompt_seconds=progress.seconds if progress else 0.0,
-            generation_seconds=self.clock() - self._first_token_at if self._first_token_at is not None else 0.0,
+            generation_seconds=self.clock() - self._first_token_at
+            if self._first_token_at is not None
+            else 0.0,
         )
 
     @property
@@ -152,9 +161,13 @@ class Dialect(ABC):
             extras["tokens"] = list(tokens)
         return extras
 
-    def probabilities(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    def probabilities(
+        self, choice: Choice, logprobs: Sequence[TokenLogprob]
+    ) -> list[dict[str, Any]]:
         """Log probabilities as the body asked for them."""
-        return token_probabilities(logprobs, self.call.model.vocab, is_post_sampling=choice.request.post_sampling_probs)
+        return token_probabilities(
+            logprobs, self.call.model.vocab, is_post_sampling=choice.request.post_sampling_probs
+        )
 
 
 class OpenAIDialect(Dialect):
@@ -186,7 +199,9 @@ class OpenAIDialect(Dialect):
         entries = []
         for choice in self.choices:
             piece = Piece(self.full_text(choice), choice.tokens, choice.sources, choice.logprobs)
-            entries.append(self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason})
+            entries.append(
+                self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason}
+            )
         return self.frame(self.whole_kind, entries) | {"usage": self._usage()} | self._numbers()
 
     def frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,24 +12,56 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.errors import CapacityError, ContextLengthError, HeadstartError, NotSupportedError, RequestError
+from headstart.errors import (
+    CapacityError,
+    ContextLengthError,
+    HeadstartError,
+    NotSupportedError,
+    RequestError,
+)
 
 logger = logging.getLogger(__name__)
 
-# Every answer that is an error: its status, the `type` in its body, and when; docs/errors.md is made from it.
+# Every answer that is an error: its status, the `type` in its body, and when; docs/errors.md is
+# made from it.
 ANSWERS = (
-    (400, "invalid_request_error", "the body or the value of a field; the message names it, the value and the limit"),
-    (400, "exceed_context_size_error", "the prompt does not fit the context; has `n_prompt_tokens` and `n_ctx`"),
-    (400, "not_supported_error", "a field asks for what is not built, for instance a grammar or tools; leave it out"),
+    (
+        400,
+        "invalid_request_error",
+        "the body or the value of a field; the message names it, the value and the limit",
+    ),
+    (
+        400,
+        "exceed_context_size_error",
+        "the prompt does not fit the context; has `n_prompt_tokens` and `n_ctx`",
+    ),
+    (
+        400,
+        "not_supported_error",
+        "a field asks for what is not built, for instance a grammar or tools; leave it out",
+    ),
     (401, "authentication_error", "no API key, or a wrong one"),
     (404, "not_found_error", "no such path or model"),
     (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
     (413, "invalid_request_error", "the body is larger than `--max-body-mb`"),
-    (500, "server_error", "libllama failed, the engine process ended, or a fault of the server; see its log"),
-    (501, "not_supported_error", "this server or model cannot do it: `/slots` off, no markers to fill in the middle"),
-    (503, "unavailable_error", "loading, restarting, or too many requests wait; try again after `Retry-After` seconds"),
+    (
+        500,
+        "server_error",
+        "libllama failed, the engine process ended, or a fault of the server; see its log",
+    ),
+    (
+        501,
+        "not_supported_error",
+        "this server or model cannot do it: `/slots` off, no markers to fill in the middle",
+    ),
+    (
+        503,
+        "unavailable_error",
+        "loading, restarting, or too many requests wait; try again after `Retry-After` seconds",
+    ),
 )
-TYPES = {status: type for status, type, _ in reversed(ANSWERS)}  # of a status with several, the first
+# of a status with several, the first
+TYPES = {status: type for status, type, _ in reversed(ANSWERS)}
 
 
 _repr = reprlib.Repr()
@@ -63,7 +95,10 @@ def error_body(error: Exception) -> dict[str, Any]:
             return _shape(error.status, str(error), error.type)
         case ContextLengthError():
             body = _shape(400, str(error), "exceed_context_size_error")
-            body["error"] |= {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.context_size}
+            body["error"] |= {
+                "n_prompt_tokens": error.num_prompt_tokens,
+                "n_ctx": error.context_size,
+            }
             return body
         case NotSupportedError():
             return _shape(501, str(error))
@@ -81,7 +116,13 @@ def error_response(error: Exception) -> Response:
     """Return the whole HTTP answer for an exception."""
     body = error_body(error)
     status = body["error"]["code"]
-    headers = {"Retry-After": "1"} if status == 503 else {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = (
+        {"Retry-After": "1"}
+        if status == 503
+        else {"WWW-Authenticate": "Bearer"}
+        if status == 401
+        else None
+    )
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
@@ -120,7 +161,11 @@ def _answer_http(request: Request, error: Exception) -> Response:
         return error_response(ApiError(404, f"there is no {path} here"))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        response = error_response(ApiError(405, f"{path} does not take {request.method}, only {allowed}"))
+        response = error_response(
+            ApiError(405, f"{path} does not take {request.method}, only {allowed}")
+        )
         response.headers["Allow"] = allowed
         return response
-    return error_response(ApiError(error.status_code if error.status_code in TYPES else 500, str(error.detail)))
+    return error_response(
+        ApiError(error.status_code if error.status_code in TYPES else 500, str(error.detail))
+    )

@@ -1,4 +1,5 @@
-"""Runs the requests of one call: their events in order of arrival, cancelled when the client leaves.
+"""Runs the requests of one call: their events in order of arrival, cancelled when the client
+leaves.
 
 Every request has a task that moves its events into one queue; another task waits for the client to
 disconnect. Whoever reads the queue sees events, the first failure, or the disconnect.
@@ -39,12 +40,17 @@ class Generation:
         self._num_running = len(requests)
 
     async def __aenter__(self) -> Generation:
-        self._pumps = [asyncio.create_task(self._pump(i, request)) for i, request in enumerate(self._requests)]
+        self._pumps = [
+            asyncio.create_task(self._pump(i, request)) for i, request in enumerate(self._requests)
+        ]
         self._watcher = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         tasks = [*self._pumps, self._watcher] if self._watcher else []
         for task in tasks:
@@ -83,7 +89,9 @@ class Generation:
             self._queue.put_nowait(error)
 
     async def _watch(self) -> None:
-        """Wait for the disconnect (the body was read, nothing else can come), then cancel the requests."""
+        """Wait for the disconnect (the body was read, nothing else can come), then cancel the
+        requests.
+        """
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._queue.put_nowait(ClientGoneError())

@@ -19,13 +19,16 @@ from headstart.errors import ConfigError
 from headstart.server.errors import ApiError, error_response
 
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
-DRAIN_FACTOR = 4  # bodies up to this multiple of the limit are read (and dropped) so that the client sees the 413
+# bodies up to this multiple of the limit are read (and dropped) so that the client sees the 413
+DRAIN_FACTOR = 4
 
 
 class Guard:
     """ASGI middleware in front of all routes."""
 
-    def __init__(self, app: ASGIApp, *, config: ServerConfig, why_not_ready: Callable[[], str | None]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, config: ServerConfig, why_not_ready: Callable[[], str | None]
+    ) -> None:
         self._app = app
         self._keys = load_keys(config)
         self._max_bytes = config.max_body_mb * 2**20
@@ -61,7 +64,9 @@ class Guard:
         """Name of the tenant with this key; never the key itself."""
         matches = [key for key in self._keys if hmac.compare_digest(key, offered)]
         if not matches:
-            raise ApiError(401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'")
+            raise ApiError(
+                401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
+            )
         return hashlib.sha256(matches[0]).hexdigest()[:16]
 
     def _limited(self, receive: Receive, headers: Headers) -> Receive:
@@ -79,7 +84,9 @@ class Guard:
             while message.get("more_body") and num_bytes <= DRAIN_FACTOR * limit:
                 message = await receive()
                 num_bytes += len(message.get("body", b""))
-            raise ApiError(413, f"the body is larger than {limit >> 20} MiB; start with a larger --max-body-mb")
+            raise ApiError(
+                413, f"the body is larger than {limit >> 20} MiB; start with a larger --max-body-mb"
+            )
 
         return counted
 
@@ -95,10 +102,14 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
         try:
             lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {config.api_key_file} cannot be read: {error}") from error
+            raise ConfigError(
+                f"--api-key-file {config.api_key_file} cannot be read: {error}"
+            ) from error
         lines = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not lines:
-            raise ConfigError(f"--api-key-file {config.api_key_file} holds no key; put one on each line")
+            raise ConfigError(
+                f"--api-key-file {config.api_key_file} holds no key; put one on each line"
+            )
         keys = [*keys, *lines]
     return tuple(key.strip().encode() for key in keys if key.strip())
 

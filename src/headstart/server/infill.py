@@ -2,10 +2,12 @@
 
 The prompt, with the markers that the vocabulary has:
 
-    [repository]name  [file]name, piece of another file, ...  [file]name  [prefix]before[suffix]after[middle]
+    [repository]name  [file]name, piece of another file, ...  [file]name
+    [prefix]before[suffix]after[middle]
 
-Which part is cut to what length does not depend on the lengths of the others or on n_predict, so that
-the prompts of successive keystrokes, and of a warm-up before them, begin alike and hit the prompt cache.
+Which part is cut to what length does not depend on the lengths of the others or on n_predict, so
+that the prompts of successive keystrokes, and of a warm-up before them, begin alike and hit the
+prompt cache.
 
 Source: Hui et al. 2024, "Qwen2.5-Coder Technical Report", https://arxiv.org/abs/2409.12186
 """
@@ -47,7 +49,9 @@ async def infill(http: HttpRequest) -> Response:
         vocab = call.model.vocab
         tokens = infill_prompt(body, vocab, call.info)
         prompt = Prompt(tokens, tokens_text(tokens, vocab), echo="")
-        return NativeDialect(call, body, make_choices(body, [prompt], call, num_logprobs(body, vocab)))
+        return NativeDialect(
+            call, body, make_choices(body, [prompt], call, num_logprobs(body, vocab))
+        )
 
     return await answer(http, service, prepare)
 
@@ -55,8 +59,8 @@ async def infill(http: HttpRequest) -> Response:
 def infill_prompt(body: InfillBody, vocab: Vocab, info: WorkerInfo) -> list[int]:
     """Prefix, suffix and other files between their markers; at most 7/8 of the context.
 
-    Prefix and suffix share a batch three to one, the suffix's part also holds the line of the cursor; but
-    they take at most half of the context, of which other files get what is left.
+    Prefix and suffix share a batch three to one, the suffix's part also holds the line of the
+    cursor; but they take at most half of the context, of which other files get what is left.
 
     Raises:
         NotSupportedError: the vocabulary lacks a marker.
@@ -92,7 +96,11 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
     room -= len(head) + len(tail)
     files: list[int] = []
     for extra in reversed(extras):
-        name = _plain(SNIPPET, vocab) if fim.file is None else [fim.file, *_plain(extra.filename + "\n", vocab)]
+        name = (
+            _plain(SNIPPET, vocab)
+            if fim.file is None
+            else [fim.file, *_plain(extra.filename + "\n", vocab)]
+        )
         file = name + _plain(extra.text, vocab)
         if len(files) + len(file) > room:
             break

@@ -1,4 +1,6 @@
-"""Runs the app: takes the port, serves until a signal, and ends with the reason if the model cannot be loaded."""
+"""Runs the app: takes the port, serves until a signal, and ends with the reason if the model cannot
+be loaded.
+"""
 
 from __future__ import annotations
 
@@ -89,10 +91,13 @@ class _Server(uvicorn.Server):
 @contextmanager
 def _sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
     """End with exit code 0 on SIGTERM: uvicorn raises the signal once more after its shutdown."""
-    if threading.current_thread() is not threading.main_thread():  # signals are not ours to set there
+    # signals are not ours to set there
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: setattr(server, "should_exit", True))
+    before = signal.signal(
+        signal.SIGTERM, lambda number, frame: setattr(server, "should_exit", True)
+    )
     try:
         yield
     finally:
@@ -106,7 +111,8 @@ def take_port(config: ServerConfig) -> socket.socket:
         ConfigError: it is in use, or not ours.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # asyncio switches Nagle's algorithm off only for sockets that name their protocol; 40 ms a token otherwise
+    # asyncio switches Nagle's algorithm off only for sockets that name their protocol; 40 ms a
+    # token otherwise
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -56,7 +56,11 @@ def _lines(metric: Metric, report: WorkerReport) -> Iterator[str]:
         yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
     for labels, value in samples:
         inside = ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items())
-        yield f"{metric.name}{{{inside}}} {value:.15g}\n" if inside else f"{metric.name} {value:.15g}\n"
+        yield (
+            f"{metric.name}{{{inside}}} {value:.15g}\n"
+            if inside
+            else f"{metric.name} {value:.15g}\n"
+        )
 
 
 def _escape(text: str) -> str:
@@ -79,7 +83,9 @@ def _each(read: Callable[[SpeculatorReport], float]) -> Callable[[WorkerReport],
     return lambda report: [({"speculator": one.name}, read(one)) for one in report.speculators]
 
 
-def _positions(read: Callable[[SpeculatorReport], Iterable[int]]) -> Callable[[WorkerReport], Iterable[Sample]]:
+def _positions(
+    read: Callable[[SpeculatorReport], Iterable[int]],
+) -> Callable[[WorkerReport], Iterable[Sample]]:
     return lambda report: [
         ({"speculator": one.name, "position": str(position)}, count)
         for one in report.speculators
@@ -137,21 +143,40 @@ METRICS = (
         "Seconds of generating for requests that ended",
         _one("predicted_seconds"),
     ),
-    Metric("llamacpp:n_decode_total", "counter", "Decodes of the target model", _one("num_decodes")),
+    Metric(
+        "llamacpp:n_decode_total", "counter", "Decodes of the target model", _one("num_decodes")
+    ),
     Metric(
         "llamacpp:n_tokens_max",
         "counter",
         "Most tokens of one request that ended, prompt and answer",
         _one("max_tokens_in_cache"),
     ),
-    Metric("llamacpp:spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified", _one("drafted")),
-    Metric("llamacpp:spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted", _one("accepted")),
-    Metric("llamacpp:spec_decode_num_drafts_total", "counter", "Verify steps with a draft", _one("drafts")),
+    Metric(
+        "llamacpp:spec_decode_num_draft_tokens_total",
+        "counter",
+        "Draft tokens verified",
+        _one("drafted"),
+    ),
+    Metric(
+        "llamacpp:spec_decode_num_accepted_tokens_total",
+        "counter",
+        "Draft tokens accepted",
+        _one("accepted"),
+    ),
+    Metric(
+        "llamacpp:spec_decode_num_drafts_total",
+        "counter",
+        "Verify steps with a draft",
+        _one("drafts"),
+    ),
     Metric(
         "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
         "counter",
         "Draft tokens accepted by position",
-        lambda report: [({"position": str(i)}, count) for i, count in enumerate(report.accepted_by_position)],
+        lambda report: [
+            ({"position": str(i)}, count) for i, count in enumerate(report.accepted_by_position)
+        ],
         ("position",),
     ),
     Metric(
@@ -166,8 +191,12 @@ METRICS = (
         "Generated tokens per second of a request, average since the start",
         _ratio("tokens_predicted", "predicted_seconds"),
     ),
-    Metric("llamacpp:requests_processing", "gauge", "Requests that hold a slot", _one("num_processing")),
-    Metric("llamacpp:requests_deferred", "gauge", "Requests that wait for a slot", _one("num_waiting")),
+    Metric(
+        "llamacpp:requests_processing", "gauge", "Requests that hold a slot", _one("num_processing")
+    ),
+    Metric(
+        "llamacpp:requests_deferred", "gauge", "Requests that wait for a slot", _one("num_waiting")
+    ),
     Metric(
         "llamacpp:n_busy_slots_per_decode",
         "gauge",
@@ -175,14 +204,24 @@ METRICS = (
         _ratio("busy_slots", "num_decodes"),
     ),
     Metric("headstart_requests_total", "counter", "Requests that ended", _one("requests")),
-    Metric("headstart_requests_failed_total", "counter", "Requests that ended with an error", _one("requests_failed")),
+    Metric(
+        "headstart_requests_failed_total",
+        "counter",
+        "Requests that ended with an error",
+        _one("requests_failed"),
+    ),
     Metric(
         "headstart_preemptions_total",
         "counter",
         "Requests put back into the queue because the cache was full",
         _one("preemptions"),
     ),
-    Metric("headstart_engine_restarts_total", "counter", "Restarts of the engine process", _one("engine_restarts")),
+    Metric(
+        "headstart_engine_restarts_total",
+        "counter",
+        "Restarts of the engine process",
+        _one("engine_restarts"),
+    ),
     Metric(
         "headstart_proposals_total",
         "counter",
@@ -197,7 +236,13 @@ METRICS = (
         _each(lambda one: one.offered),
         _SPECULATOR,
     ),
-    Metric("headstart_drafts_total", "counter", "Drafts verified", _each(lambda one: one.drafts), _SPECULATOR),
+    Metric(
+        "headstart_drafts_total",
+        "counter",
+        "Drafts verified",
+        _each(lambda one: one.drafts),
+        _SPECULATOR,
+    ),
     Metric(
         "headstart_drafts_accepted_total",
         "counter",
@@ -206,7 +251,11 @@ METRICS = (
         _SPECULATOR,
     ),
     Metric(
-        "headstart_draft_tokens_total", "counter", "Draft tokens verified", _each(lambda one: one.drafted), _SPECULATOR
+        "headstart_draft_tokens_total",
+        "counter",
+        "Draft tokens verified",
+        _each(lambda one: one.drafted),
+        _SPECULATOR,
     ),
     Metric(
         "headstart_draft_tokens_accepted_total",

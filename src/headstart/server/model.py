@@ -24,12 +24,15 @@ class ServedModel:
     alias: str
     vocab: Vocab
     template: ChatTemplate
-    sampling: SamplingParams = field(default_factory=SamplingParams)  # what a request gets that does not say
+    # what a request gets that does not say
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(slots=True)
 class Service:
-    """What the routes of one app share. `model` and `load_failure` are set once, by the loading task."""
+    """What the routes of one app share. `model` and `load_failure` are set once, by the loading
+    task.
+    """
 
     config: ServerConfig
     worker: Worker
@@ -45,7 +48,11 @@ class Service:
         """Why requests cannot be taken now; None when they can."""
         status, reason = self.worker.status, self.load_failure or self.worker.failure
         if self.load_failure or status == "failed":
-            return f"the model could not be loaded: {reason}" if self.model is None else f"the engine failed: {reason}"
+            return (
+                f"the model could not be loaded: {reason}"
+                if self.model is None
+                else f"the engine failed: {reason}"
+            )
         if status == "restarting":
             return f"restarting the engine: {reason}"
         if status == "closed":

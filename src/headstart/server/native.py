@@ -34,7 +34,9 @@ async def completion(http: HttpRequest) -> Response:
 
     def prepare() -> Dialect:
         vocab = call.model.vocab
-        choices = make_choices(body, read_prompts(body.prompt, vocab), call, num_logprobs(body, vocab))
+        choices = make_choices(
+            body, read_prompts(body.prompt, vocab), call, num_logprobs(body, vocab)
+        )
         return NativeDialect(call, body, choices)
 
     return await answer(http, service, prepare)
@@ -84,7 +86,9 @@ class NativeDialect(Dialect):
         finals = []
         for choice in self.choices:
             tokens = choice.tokens if self.body.return_tokens else ()
-            final = self._final(choice, self.full_text(choice), tokens) | self.extras(choice.tokens, choice.sources)
+            final = self._final(choice, self.full_text(choice), tokens) | self.extras(
+                choice.tokens, choice.sources
+            )
             if choice.logprobs:
                 final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
             finals.append(pick_fields(final, self._fields) if self._fields else final)
@@ -115,7 +119,9 @@ class NativeDialect(Dialect):
 
 
 def pick_fields(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Keep these fields; "timings/prompt_n" reaches inside and stays one flat key. Unknown ones are left out."""
+    """Keep these fields; "timings/prompt_n" reaches inside and stays one flat key. Unknown ones are
+    left out.
+    """
     picked: dict[str, Any] = {}
     for path in paths:
         value: Any = result

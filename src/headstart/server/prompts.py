@@ -33,7 +33,10 @@ def read_prompts(prompt: Any, vocab: Vocab) -> list[Prompt]:
         if not prompt:
             raise ApiError(400, "prompt is an empty list; give at least one text or token id")
         if len(prompt) > MAX_PROMPTS:
-            raise ApiError(400, f"prompt is a list of {len(prompt)} prompts but one call takes at most {MAX_PROMPTS}")
+            raise ApiError(
+                400,
+                f"prompt is a list of {len(prompt)} prompts but one call takes at most {MAX_PROMPTS}",
+            )
         return [_read_prompt(part, vocab) for part in prompt]
     return [_read_prompt(prompt, vocab)]
 
@@ -49,30 +52,41 @@ def _read_prompt(prompt: Any, vocab: Vocab) -> Prompt:
 
 def _prompt(tokens: list[int], text: str, echo: str | None = None) -> Prompt:
     if not tokens:
-        raise ApiError(400, "the prompt is empty and this model has no start token; give it some text")
+        raise ApiError(
+            400, "the prompt is empty and this model has no start token; give it some text"
+        )
     return Prompt(tokens, text, text if echo is None else echo)
 
 
 def tokenize_mixed(
     content: Any, vocab: Vocab, *, field: str, add_special: bool, parse_special: bool = True
 ) -> list[int]:
-    """Token ids of a text, or of a list of texts and token ids; only a leading text gets a start token."""
+    """Token ids of a text, or of a list of texts and token ids; only a leading text gets a start
+    token.
+    """
     parts = content if isinstance(content, list) else [content]
     tokens: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, str):
-            tokens += vocab.tokenize(part, add_special=add_special and index == 0, parse_special=parse_special)
+            tokens += vocab.tokenize(
+                part, add_special=add_special and index == 0, parse_special=parse_special
+            )
         elif _is_id(part):
             tokens.append(check_token(part, vocab, field))
         else:
-            raise ApiError(400, f"{field} must be a text, token ids, or a list of these; it holds {shorten(part)}")
+            raise ApiError(
+                400,
+                f"{field} must be a text, token ids, or a list of these; it holds {shorten(part)}",
+            )
     return tokens
 
 
 def check_token(token: int, vocab: Vocab, field: str) -> int:
     """Return the token id if the vocabulary has it."""
     if not 0 <= token < vocab.size:
-        raise ApiError(400, f"{field} holds token id {token} but this vocabulary has ids 0 to {vocab.size - 1}")
+        raise ApiError(
+            400, f"{field} holds token id {token} but this vocabulary has ids 0 to {vocab.size - 1}"
+        )
     return token
 
 
@@ -112,7 +126,9 @@ def render_chat(body: ChatBody, model: ServedModel) -> tuple[str, str]:
 
 def _refuse_tools(body: ChatBody) -> None:
     if body.tools and body.tool_choice != "none":
-        raise not_supported('tools are not supported yet; leave them out or set "tool_choice": "none"')
+        raise not_supported(
+            'tools are not supported yet; leave them out or set "tool_choice": "none"'
+        )
 
 
 def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -125,11 +141,15 @@ def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     if content is None or isinstance(content, str):
         return message
     if not isinstance(content, list):
-        raise ApiError(400, f"{where}.content must be a text or a list of parts, not {shorten(content)}")
+        raise ApiError(
+            400, f"{where}.content must be a text or a list of parts, not {shorten(content)}"
+        )
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise not_supported(f"{where}.content has a part of type {shorten(kind)}: this server reads text only")
+            raise not_supported(
+                f"{where}.content has a part of type {shorten(kind)}: this server reads text only"
+            )
         if not isinstance(part.get("text"), str):
             raise ApiError(400, f"{where}.content has a text part without a text")
     return message
@@ -139,12 +159,17 @@ def _continues(body: ChatBody) -> bool:
     """Whether the answer goes on where the last message ends."""
     wish = body.continue_final_message
     if wish not in (None, True, False, "content"):
-        raise not_supported(f"continue_final_message is {shorten(wish)} but must be true, false or content")
+        raise not_supported(
+            f"continue_final_message is {shorten(wish)} but must be true, false or content"
+        )
     roles = [message.get("role") for message in body.messages]
     if wish and roles[-1:] != ["assistant"]:
         raise ApiError(400, "continue_final_message needs a last message of role assistant")
     if wish and body.add_generation_prompt:
-        raise ApiError(400, "add_generation_prompt and continue_final_message exclude each other; set one of them")
+        raise ApiError(
+            400,
+            "add_generation_prompt and continue_final_message exclude each other; set one of them",
+        )
     if wish is False or roles[-1:] != ["assistant"]:
         return False
     if roles[-2:] == ["assistant", "assistant"]:

@@ -54,13 +54,17 @@ def speculative_metrics(stats: RequestStats) -> dict[str, Any]:
     return {
         "speculative_decoding": {
             "mean_acceptance_length": stats.acceptance_length,
-            "draft_acceptance_rate": stats.num_accepted / stats.num_drafted if stats.num_drafted else 0.0,
+            "draft_acceptance_rate": stats.num_accepted / stats.num_drafted
+            if stats.num_drafted
+            else 0.0,
             "acceptance_histogram": list(stats.accepted_histogram),
             "num_spec_steps": stats.num_drafts,
             "num_steps": stats.num_steps,
             "num_draft_tokens": stats.num_drafted,
             "num_accepted_draft_tokens": stats.num_accepted,
-            "by_speculator": {name: draft_counts(counts) for name, counts in stats.drafted_by.items()},
+            "by_speculator": {
+                name: draft_counts(counts) for name, counts in stats.drafted_by.items()
+            },
             "reasons_not_drafted": dict(stats.reasons),
             **({} if stats.is_valid else {"output_is_valid": False}),
         }
@@ -88,7 +92,9 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
     if len(stats) == 1:
         return stats[0]
     length = max((len(one.accepted_histogram) for one in stats), default=0)
-    padded = [one.accepted_histogram + (0,) * (length - len(one.accepted_histogram)) for one in stats]
+    padded = [
+        one.accepted_histogram + (0,) * (length - len(one.accepted_histogram)) for one in stats
+    ]
     drafted_by: dict[str, DraftCounts] = {}
     reasons: dict[str, int] = {}
     for one in stats:
@@ -114,16 +120,26 @@ _SUMMED = (
 def token_probabilities(
     logprobs: Sequence[TokenLogprob], vocab: Vocab, *, is_post_sampling: bool
 ) -> list[dict[str, Any]]:
-    """One entry per emitted token, its alternatives inside; probabilities instead of their logs after sampling."""
+    """One entry per emitted token, its alternatives inside; probabilities instead of their logs
+    after sampling.
+    """
     name, top_name = ("prob", "top_probs") if is_post_sampling else ("logprob", "top_logprobs")
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = vocab.token_bytes(token)
         value = math.exp(logprob) if is_post_sampling else max(logprob, LOWEST)
-        return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data), name: value}
+        return {
+            "id": token,
+            "token": data.decode("utf-8", "replace"),
+            "bytes": list(data),
+            name: value,
+        }
 
     return [
-        {**entry(one.token, one.logprob), top_name: [entry(token, logprob) for token, logprob in one.top]}
+        {
+            **entry(one.token, one.logprob),
+            top_name: [entry(token, logprob) for token, logprob in one.top],
+        }
         for one in logprobs
     ]
 
@@ -137,7 +153,9 @@ def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict
     return {
         "tokens": [entry["token"] for entry in content],
         "token_logprobs": [entry["logprob"] for entry in content],
-        "top_logprobs": [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in content],
+        "top_logprobs": [
+            {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in content
+        ],
         "text_offset": offsets,
     }
 

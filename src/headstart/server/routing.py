@@ -21,7 +21,11 @@ def get(router: APIRouter, *paths: str) -> Callable[[Handler], Handler]:
 
 def post(router: APIRouter, *paths: str, body: type[Body]) -> Callable[[Handler], Handler]:
     """Decorator: serve POST on these paths; the handler reads the body with `read_body`."""
-    content = {"application/json": {"schema": body.model_json_schema(ref_template="#/components/schemas/{model}")}}
+    content = {
+        "application/json": {
+            "schema": body.model_json_schema(ref_template="#/components/schemas/{model}")
+        }
+    }
     return _declare(router, "POST", paths, {"requestBody": {"required": True, "content": content}})
 
 

@@ -1,9 +1,9 @@
 """Request bodies: names and types of their fields, documented for OpenAPI.
 
-Ranges are checked where the values live (`SamplingParams`, `SpeculativeParams`, `translate`). Fields
-that take several types (prompt, stop, logit_bias ...) are `Any` here and read by `translate` and `prompts`.
-An absent field and null are the same; unknown fields are ignored, as llama-server and OpenAI do, but for those
-of `speculative`: whoever sets one of them wants it to have an effect.
+Ranges are checked where the values live (`SamplingParams`, `SpeculativeParams`, `translate`).
+Fields that take several types (prompt, stop, logit_bias ...) are `Any` here and read by `translate`
+and `prompts`. An absent field and null are the same; unknown fields are ignored, as llama-server
+and OpenAI do, but for those of `speculative`: whoever sets one of them wants it to have an effect.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-MAX_INT = 2**53  # beyond it JSON's numbers are not exact, and what echoes them back cannot write them
+# beyond it JSON's numbers are not exact, and what echoes them back cannot write them
+MAX_INT = 2**53
 Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
-Count = Annotated[Int, BeforeValidator(lambda value: int(value) if isinstance(value, bool) else value)]
+Count = Annotated[
+    Int, BeforeValidator(lambda value: int(value) if isinstance(value, bool) else value)
+]
 
 
 class Body(BaseModel):
@@ -36,7 +39,11 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+        return (
+            {key: value for key, value in data.items() if value is not None}
+            if isinstance(data, dict)
+            else data
+        )
 
 
 class SamplingBody(Body):
@@ -63,9 +70,13 @@ class SamplingBody(Body):
     dry_penalty_last_n: Int | None = None
     dry_sequence_breakers: list[str] | None = None
     ignore_eos: bool | None = None
-    seed: Int | None = Field(default=None, description="-1 takes a random one, which the answer reports")
+    seed: Int | None = Field(
+        default=None, description="-1 takes a random one, which the answer reports"
+    )
     samplers: Any = Field(default=None, description="list of names, or one letter each in a string")
-    logit_bias: Any = Field(default=None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans')
+    logit_bias: Any = Field(
+        default=None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans'
+    )
 
 
 class SpeculativeBody(Body):
@@ -74,11 +85,17 @@ class SpeculativeBody(Body):
     model_config = ConfigDict(extra="forbid")
 
     mode: str | None = Field(default=None, description="auto, fixed or off")
-    types: Any = Field(default=None, description="speculators in order of preference: list, or names with commas")
+    types: Any = Field(
+        default=None, description="speculators in order of preference: list, or names with commas"
+    )
     type: Any = Field(default=None, description="the same as types")
     n_max: Int | None = Field(default=None, description="most draft tokens a step; 0 for none")
-    n_min: Int | None = Field(default=None, description="shorter drafts are dropped, but never one of n_max tokens")
-    p_min: float | None = Field(default=None, description="a draft model stops before a token less likely than this")
+    n_min: Int | None = Field(
+        default=None, description="shorter drafts are dropped, but never one of n_max tokens"
+    )
+    p_min: float | None = Field(
+        default=None, description="a draft model stops before a token less likely than this"
+    )
 
 
 class StreamOptions(Body):
@@ -94,20 +111,30 @@ class GenerationBody(SamplingBody):
     stream_options: StreamOptions = StreamOptions()
     n: Int = 1
     n_cmpl: Int | None = Field(default=None, description="the same as n")
-    n_predict: Int | None = Field(default=None, description="most tokens; -1 no limit, 0 only fills the cache")
+    n_predict: Int | None = Field(
+        default=None, description="most tokens; -1 no limit, 0 only fills the cache"
+    )
     max_completion_tokens: Int | None = Field(default=None, description="the same as n_predict")
     max_tokens: Int | None = Field(default=None, description="the same as n_predict")
     stop: Any = Field(default=None, description="a string or a list of strings")
-    n_indent: Int = Field(0, description="end before a new line with less white space in front than this; 0 is off")
-    n_probs: Int | None = Field(default=None, description="alternatives per token, with log probabilities")
+    n_indent: Int = Field(
+        0, description="end before a new line with less white space in front than this; 0 is off"
+    )
+    n_probs: Int | None = Field(
+        default=None, description="alternatives per token, with log probabilities"
+    )
     post_sampling_probs: bool = False
     cache_prompt: bool = True
     id_slot: Int = -1
-    t_max_predict_ms: Int = Field(0, description="after so many ms the text ends with the line it is in; 0 is off")
+    t_max_predict_ms: Int = Field(
+        0, description="after so many ms the text ends with the line it is in; 0 is off"
+    )
     timings_per_token: bool = False
     return_tokens: bool = False
     return_progress: bool = False
-    return_draft_info: bool = Field(default=False, description="`sources`: which speculator guessed each token")
+    return_draft_info: bool = Field(
+        default=False, description="`sources`: which speculator guessed each token"
+    )
     sse_ping_interval: Int | None = Field(
         default=None, description="seconds between comments in a silent stream; -1 none"
     )
@@ -116,8 +143,12 @@ class GenerationBody(SamplingBody):
     mirostat: Int = Field(0, description="only 0")
     adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
     lora: Any = Field(default=None, description="only an empty list, or scales of 0")
-    reasoning_budget_tokens: Int | None = Field(default=None, description="only -1, which is no limit")
-    thinking_budget_tokens: Int | None = Field(default=None, description="the same as reasoning_budget_tokens")
+    reasoning_budget_tokens: Int | None = Field(
+        default=None, description="only -1, which is no limit"
+    )
+    thinking_budget_tokens: Int | None = Field(
+        default=None, description="the same as reasoning_budget_tokens"
+    )
     grammar: Any = Field(default=None, description="refused")
     json_schema: Any = Field(default=None, description="refused")
     response_format: dict[str, Any] | None = Field(default=None, description="only type text")
@@ -128,11 +159,18 @@ class GenerationBody(SamplingBody):
         """Read "speculative.n_max" like {"speculative": {"n_max": ...}}; the dotted key wins."""
         if not isinstance(data, dict):
             return data
-        dotted = {key: value for key, value in data.items() if key.startswith("speculative.") and value is not None}
+        dotted = {
+            key: value
+            for key, value in data.items()
+            if key.startswith("speculative.") and value is not None
+        }
         nested = data.get("speculative") or {}
         if not dotted or not isinstance(nested, dict):
             return data
-        return data | {"speculative": nested | {key.removeprefix("speculative."): dotted[key] for key in dotted}}
+        return data | {
+            "speculative": nested
+            | {key.removeprefix("speculative."): dotted[key] for key in dotted}
+        }
 
 
 class ChatBody(GenerationBody):
@@ -178,9 +216,13 @@ class InfillExtra(Body):
 class InfillBody(NativeBody):
     """POST /infill; all else as for /completion."""
 
-    input_prefix: Any = Field(description="what comes before the lines of the cursor: string, token ids or both")
+    input_prefix: Any = Field(
+        description="what comes before the lines of the cursor: string, token ids or both"
+    )
     input_suffix: Any = Field(description="what comes after the cursor, likewise")
-    input_extra: list[InfillExtra] = Field(default_factory=list, description="pieces of other files, the best last")
+    input_extra: list[InfillExtra] = Field(
+        default_factory=list, description="pieces of other files, the best last"
+    )
     prompt: str = Field(default="", description="the line of the cursor up to it")
     t_max_prompt_ms: Int = Field(0, description="taken for compatibility, has no effect")
 

@@ -36,7 +36,9 @@ async def models(http: HttpRequest) -> Response:
     alias = service.served.alias
     ollama = {"name": alias, "model": alias, "type": "model", "capabilities": ["completion"]}
     details = {"format": "gguf", "family": service.info.target.architecture}
-    return _json({"object": "list", "data": [_model(service)], "models": [ollama | {"details": details}]})
+    return _json(
+        {"object": "list", "data": [_model(service)], "models": [ollama | {"details": details}]}
+    )
 
 
 @get(router, "/v1/models/{model_id:path}", "/models/{model_id:path}")
@@ -85,13 +87,17 @@ async def slots(http: HttpRequest) -> Response:
     if not service.config.slots:
         raise ApiError(501, "this server was started with --no-slots")
     report = await service.worker.report()
-    if http.query_params.get("fail_on_no_slot") and all(slot.is_processing for slot in report.slots):
+    if http.query_params.get("fail_on_no_slot") and all(
+        slot.is_processing for slot in report.slots
+    ):
         raise ApiError(503, "no slot available")
     return _json([_slot(slot, service) for slot in report.slots])
 
 
 def _json(data: Any) -> Response:
-    return Response(orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
+    return Response(
+        orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS), media_type="application/json"
+    )
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -113,7 +119,16 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 def _facts(model: ModelInfo) -> dict[str, Any]:
-    names = ("path", "name", "architecture", "num_params", "size_bytes", "vocab_size", "num_layers", "memory")
+    names = (
+        "path",
+        "name",
+        "architecture",
+        "num_params",
+        "size_bytes",
+        "vocab_size",
+        "num_layers",
+        "memory",
+    )
     return {name: getattr(model, name) for name in names}
 
 
@@ -147,7 +162,9 @@ def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
         "n_prompt_tokens_processed": slot.num_processed - slot.num_cached,
         "n_prompt_tokens_cache": slot.num_cached,
         "n_tokens_in_cache": slot.num_in_cache,
-        "next_token": [{"has_next_token": slot.is_processing, "n_remain": left, "n_decoded": slot.num_emitted}],
+        "next_token": [
+            {"has_next_token": slot.is_processing, "n_remain": left, "n_decoded": slot.num_emitted}
+        ],
         "draft_n": slot.num_drafted,
         "draft_n_accepted": slot.num_accepted,
         "by_speculator": {name: draft_counts(counts) for name, counts in slot.drafted_by.items()},

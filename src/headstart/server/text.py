@@ -27,9 +27,17 @@ async def tokenize(http: HttpRequest) -> Response:
 
     def run() -> list[Any]:
         ids = tokenize_mixed(
-            body.content, vocab, field="content", add_special=body.add_special, parse_special=body.parse_special
+            body.content,
+            vocab,
+            field="content",
+            add_special=body.add_special,
+            parse_special=body.parse_special,
         )
-        return [{"id": i, "piece": text_or_bytes(vocab.token_text(i))} for i in ids] if body.with_pieces else ids
+        return (
+            [{"id": i, "piece": text_or_bytes(vocab.token_text(i))} for i in ids]
+            if body.with_pieces
+            else ids
+        )
 
     return JSONResponse({"tokens": await run_in_threadpool(run)})
 

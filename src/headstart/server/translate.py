@@ -46,7 +46,9 @@ class Call:
     stop: tuple[str, ...] = ()  # besides those of the body
 
 
-def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None) -> list[Request]:
+def make_requests(
+    body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None
+) -> list[Request]:
     """One request per prompt and choice, choices of a prompt adjacent; they differ in seed.
 
     Raises:
@@ -55,7 +57,10 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call, num_l
     _refuse(body)
     num_choices = _num_choices(body, call.info)
     if len(prompts) * num_choices > MAX_PROMPTS:
-        raise ApiError(400, f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one call")
+        raise ApiError(
+            400,
+            f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one call",
+        )
     sampling = sampling_params(body, call)
     first = Request(
         request_id=call.id,
@@ -78,7 +83,9 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call, num_l
             first,
             request_id=f"{call.id}-{index}" if index else call.id,
             prompt=prompt.tokens,
-            sampling=dataclasses.replace(sampling, seed=(sampling.seed + index % num_choices) % 2**32),
+            sampling=dataclasses.replace(
+                sampling, seed=(sampling.seed + index % num_choices) % 2**32
+            ),
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_choices))
     ]
@@ -89,10 +96,15 @@ def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:
     given: dict[str, Any] = {name: getattr(body, name) for name in _PLAIN_FIELDS}
     given["seed"] = secrets.randbelow(MAX_SEED) if body.seed in (None, *RANDOM_SEEDS) else body.seed
     given["samplers"] = None if body.samplers is None else _samplers(body.samplers)
-    given["logit_bias"] = {} if body.logit_bias is None else _logit_bias(body.logit_bias, call.model.vocab)
+    given["logit_bias"] = (
+        {} if body.logit_bias is None else _logit_bias(body.logit_bias, call.model.vocab)
+    )
     if body.dry_sequence_breakers is not None:
         if not body.dry_sequence_breakers:
-            raise ApiError(400, "dry_sequence_breakers is an empty list; give at least one text or leave it out")
+            raise ApiError(
+                400,
+                "dry_sequence_breakers is an empty list; give at least one text or leave it out",
+            )
         given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     changes = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(call.model.sampling, **changes)
@@ -103,10 +115,15 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     mode, types = body.mode, _types(body)
     modes = tuple(known.value for known in SequenceMode)
     if mode is not None and mode not in modes:
-        raise ApiError(400, f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}")
+        raise ApiError(
+            400, f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}"
+        )
     if types == ("none",):
         if mode not in (None, SequenceMode.OFF.value):
-            raise ApiError(400, f"speculative.mode is {mode} but speculative.types is none; leave out one of them")
+            raise ApiError(
+                400,
+                f"speculative.mode is {mode} but speculative.types is none; leave out one of them",
+            )
         mode, types = SequenceMode.OFF.value, None
     return SpeculativeParams(
         mode=None if mode is None else SequenceMode(mode),
@@ -120,7 +137,10 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
 def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | None:
     """Return the number of alternatives if it makes sense."""
     if value is not None and not 0 <= value <= vocab.size:
-        raise ApiError(400, f"{field} is {value} but must be from 0 to {vocab.size}, the size of the vocabulary")
+        raise ApiError(
+            400,
+            f"{field} is {value} but must be from 0 to {vocab.size}, the size of the vocabulary",
+        )
     return value
 
 
@@ -131,7 +151,9 @@ def generation_settings(request: Request, body: GenerationBody | None = None) ->
     limit = -1 if request.max_tokens is None else request.max_tokens
     speculative = request.speculative
     return settings | {
-        "logit_bias": [{"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()],
+        "logit_bias": [
+            {"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()
+        ],
         "max_tokens": limit,
         "n_predict": limit,
         "stop": [stop.decode("utf-8", "replace") for stop in request.stop],
@@ -157,12 +179,18 @@ def _refuse(body: GenerationBody) -> None:
             f"mirostat is {body.mirostat} but only 0 is supported: its state cannot be rolled back with a draft"
         )
     if body.adaptive_target is not None and body.adaptive_target >= 0:
-        raise not_supported(f"adaptive_target is {body.adaptive_target} but only less than 0, off, is supported")
+        raise not_supported(
+            f"adaptive_target is {body.adaptive_target} but only less than 0, off, is supported"
+        )
     for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
         if getattr(body, name) not in (None, -1):
-            raise not_supported(f"{name} is {getattr(body, name)} but only -1, no limit, is supported")
+            raise not_supported(
+                f"{name} is {getattr(body, name)} but only -1, no limit, is supported"
+            )
     if body.lora and not _is_without_adapters(body.lora):
-        raise not_supported(f"lora is {shorten(body.lora)} but adapters are not supported; leave it out")
+        raise not_supported(
+            f"lora is {shorten(body.lora)} but adapters are not supported; leave it out"
+        )
     for name in ("grammar", "json_schema"):
         if getattr(body, name) not in (None, ""):
             raise not_supported(f"{name} is not supported yet; leave it out")
@@ -175,13 +203,18 @@ def _refuse(body: GenerationBody) -> None:
 
 def _is_without_adapters(lora: Any) -> bool:
     """Whether every entry of the list has the scale 0."""
-    return isinstance(lora, list) and all(isinstance(one, dict) and one.get("scale") == 0 for one in lora)
+    return isinstance(lora, list) and all(
+        isinstance(one, dict) and one.get("scale") == 0 for one in lora
+    )
 
 
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
     number = body.n if body.n_cmpl is None else body.n_cmpl
     if not 1 <= number <= info.num_slots:
-        raise ApiError(400, f"n is {number} but must be from 1 to {info.num_slots}, the number of slots (--parallel)")
+        raise ApiError(
+            400,
+            f"n is {number} but must be from 1 to {info.num_slots}, the number of slots (--parallel)",
+        )
     return number
 
 
@@ -198,7 +231,9 @@ def _max_tokens(body: GenerationBody) -> int | None:
 
 def _slot(slot: int, info: WorkerInfo) -> int | None:
     if not -1 <= slot < info.num_slots:
-        raise ApiError(400, f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any")
+        raise ApiError(
+            400, f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any"
+        )
     return None if slot == -1 else slot
 
 
@@ -210,7 +245,9 @@ def _stop(stop: Any) -> tuple[bytes, ...]:
     if len(encoded) > MAX_STOPS:
         raise ApiError(400, f"stop holds {len(encoded)} texts but at most {MAX_STOPS} are taken")
     if longest := max((len(text) for text in encoded if len(text) > MAX_STOP_BYTES), default=0):
-        raise ApiError(400, f"stop holds a text of {longest} bytes but at most {MAX_STOP_BYTES} are taken")
+        raise ApiError(
+            400, f"stop holds a text of {longest} bytes but at most {MAX_STOP_BYTES} are taken"
+        )
     return encoded
 
 
@@ -220,7 +257,9 @@ def _samplers(samplers: Any) -> tuple[str, ...]:
         unknown = [letter for letter in samplers if letter not in SAMPLER_LETTERS]
         if unknown:
             letters = ", ".join(f"{letter} {name}" for letter, name in SAMPLER_LETTERS.items())
-            raise ApiError(400, f"samplers has the letter {unknown[0]!r}, which is not one of {letters}")
+            raise ApiError(
+                400, f"samplers has the letter {unknown[0]!r}, which is not one of {letters}"
+            )
         return tuple(SAMPLER_LETTERS[letter] for letter in samplers)
     names = _names("samplers", samplers) or ()
     return tuple(SAMPLER_ALIASES.get(name, name) for name in names)
@@ -232,28 +271,40 @@ def _names(field: str, value: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ApiError(400, f"{field} is {shorten(value)} but must be a list of names, or names with commas between")
+        raise ApiError(
+            400,
+            f"{field} is {shorten(value)} but must be a list of names, or names with commas between",
+        )
     return tuple(names)
 
 
 def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
     if None not in (body.types, body.type) and body.types != body.type:
-        raise ApiError(400, "speculative.types and speculative.type are two names of one field; send one of them")
+        raise ApiError(
+            400,
+            "speculative.types and speculative.type are two names of one field; send one of them",
+        )
     types = _names("speculative.types", body.type if body.types is None else body.types)
     if types and "none" in types and len(types) > 1:
-        raise ApiError(400, f"speculative.types is {', '.join(types)} but none cannot stand beside others")
+        raise ApiError(
+            400, f"speculative.types is {', '.join(types)} but none cannot stand beside others"
+        )
     if types is None:
         return None
     for name in types:
         if name in MULTI_TOKEN_HEADS:
-            raise not_supported(f"speculative.types names {name}: multi-token heads are not supported yet")
+            raise not_supported(
+                f"speculative.types names {name}: multi-token heads are not supported yet"
+            )
     return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in types))
 
 
 def _logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
     """Read both forms; a text biases every token of it."""
     pairs = list(value.items()) if isinstance(value, Mapping) else value
-    if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
         raise ApiError(400, "logit_bias must be an object {token: bias} or a list of [token, bias]")
     biases: dict[int, float] = {}
     for token, bias in pairs:
@@ -268,7 +319,8 @@ def _bias(token: Any, bias: Any) -> float:
         return -math.inf
     if isinstance(bias, bool) or not isinstance(bias, int | float):
         raise ApiError(
-            400, f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to ban it"
+            400,
+            f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to ban it",
         )
     return float(bias)
 
@@ -279,7 +331,9 @@ def _bias_tokens(token: Any, vocab: Vocab, is_key: bool) -> list[int]:
     if isinstance(token, str):
         return vocab.tokenize(token, add_special=False, parse_special=False)
     if isinstance(token, bool) or not isinstance(token, int):
-        raise ApiError(400, f"logit_bias names the token {shorten(token)} but must name an id or a text")
+        raise ApiError(
+            400, f"logit_bias names the token {shorten(token)} but must name an id or a text"
+        )
     return [check_token(token, vocab, "logit_bias")]
 
 

@@ -16,7 +16,9 @@ S = TypeVar("S", bound="type[Speculator]")
 def register(cls: S) -> S:
     """Class decorator: make a speculator selectable by its `name`."""
     if cls.name in SPECULATORS:
-        raise ConfigError(f"speculator {cls.name!r} is already registered by {SPECULATORS[cls.name].__module__}")
+        raise ConfigError(
+            f"speculator {cls.name!r} is already registered by {SPECULATORS[cls.name].__module__}"
+        )
     SPECULATORS[cls.name] = cls
     return cls
 
@@ -30,11 +32,14 @@ class Speculator(ABC):
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Capability]] = frozenset()
-    scores_are_probabilities: ClassVar[bool] = False  # of acceptance, given the tokens before: believed from the start
+    # of acceptance, given the tokens before: believed from the start
+    scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes: control prices it before it drafts
-    skips_verification: ClassVar[bool] = False  # may set Draft.num_granted: for measurements, the text is not valid
+    # may set Draft.num_granted: for measurements, the text is not valid
+    skips_verification: ClassVar[bool] = False
 
-    Options: ClassVar[type | None] = None  # a frozen dataclass; its fields become flags --spec-<name>-<field>
+    # a frozen dataclass; its fields become flags --spec-<name>-<field>
+    Options: ClassVar[type | None] = None
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """A request starts to generate; `prompt` is its whole history so far. Copy to keep."""
@@ -43,12 +48,14 @@ class Speculator(ABC):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, same order, each at most `max_tokens` long."""
 
-    def backlog(self, seq_id: int, history: Sequence[int]) -> int:
+    def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens a model speculator has to read before it can draft, the newest one not counted."""
         return 0
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        """Model speculators: milliseconds of a draft round and of a token read, timed before the first request."""
+        """Model speculators: milliseconds of a draft round and of a token read, timed before the
+        first request.
+        """
         return None
 
     def observe(self, decoded: Decoded) -> None:

@@ -23,31 +23,32 @@ from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import NO_DRAFT, Batch, ContextFullError, Draft, DraftRequest, Engine
-from headstart.vocabulary.bridge import VocabularyBridge
-from headstart.vocabulary.voice import Growth, Voice, make_voice
+from headstart.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer, make_draft_tokenizer
+from headstart.vocabulary.vocabulary_translator import VocabularyTranslator
 
 _SAMPLE, _SAMPLES = 64, 2  # tokens read to time reading, and how often ...
 _SAMPLE_SECONDS = 1.5  # ... unless that takes longer
 
 
 @dataclass(slots=True)
-class _Line:
+class _CachedSequence:
     """One sequence in the draft model's cache, in the draft model's own tokens.
 
     tokens[0 : synced]       equal the history
     tokens[synced : ]        drafted earlier; compared with the history before they are used
     """
 
-    voice: Voice
+    tokenizer: DraftTokenizer
     tokens: list[int] = field(default_factory=list)
     synced: int = 0
     num_history: int = 0  # target tokens of the history, as far as accepted
-    num_heard: int = 0  # of them, told to the voice; what it heard beyond may be a draft that was rejected
-    num_read: int = 0  # of them, in the cache; an estimate where the vocabularies differ
+    # of them, told to the voice; what it heard beyond may be a draft that was rejected
+    num_translated: int = 0
+    num_caught_up: int = 0  # of them, in the cache; an estimate where the vocabularies differ
     is_new: bool = True  # nothing was drafted for this request yet
     last_used: int = 0  # number of the call
     start: int = 0  # where the last draft began: beyond the history if it continued another's draft
-    last: Growth | None = None  # the last draft
+    last: DraftBuilder | None = None  # the last draft
     is_open: bool = False
 
 
@@ -73,34 +74,46 @@ class DraftModelSpeculator(Speculator):
                     f"got {self.sampling!r} and {self.catch_up}"
                 )
 
-    def __init__(self, engine: Engine, options: Options | None = None, bridge: VocabularyBridge | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        options: Options | None = None,
+        translator: VocabularyTranslator | None = None,
+    ) -> None:
         """Draft with `engine`; without a bridge its token ids are the target's."""
         self.engine = engine
         self.options = options or self.Options()
         self.num_decoded = 0  # rows
-        self._bridge = bridge
-        self._make_voice = make_voice(bridge, self.options.sampling)
-        self._lines: dict[int, _Line] = {}
+        self._translator = translator
+        self._make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
+        self._sequences: dict[int, _CachedSequence] = {}
         self._num_calls = 0
         self._batch = Batch(engine.max_batch_tokens)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """Nothing is read or translated yet: perhaps no draft will be asked for."""
-        line = self._line(seq_id)
-        line.is_open, line.is_new, line.num_history = True, True, len(prompt)
-        line.num_read = max(
-            min(other.num_read, common_prefix_length(other.voice.heard(other.tokens), prompt))
-            for other in self._lines.values()
+        sequence = self._sequence(seq_id)
+        sequence.is_open, sequence.is_new, sequence.num_history = True, True, len(prompt)
+        sequence.num_caught_up = max(
+            min(
+                other.num_caught_up,
+                common_prefix_length(other.tokenizer.to_target_tokens(other.tokens), prompt),
+            )
+            for other in self._sequences.values()
         )
 
-    def _share(self, seq_id: int, line: _Line, history: Sequence[int]) -> None:
+    def _share(self, seq_id: int, sequence: _CachedSequence, history: Sequence[int]) -> None:
         """Take over what another sequence already decoded of this history, if it is more."""
-        line.is_new = False
-        line.synced = common_prefix_length(line.tokens, history)
-        for other_id, other in self._lines.items():
+        sequence.is_new = False
+        sequence.synced = common_prefix_length(sequence.tokens, history)
+        for other_id, other in self._sequences.items():
             shared = common_prefix_length(other.tokens, history)
-            if other_id != seq_id and shared > line.synced and self.engine.copy_prefix(other_id, seq_id, shared):
-                line.tokens, line.synced = other.tokens[:shared], shared
+            if (
+                other_id != seq_id
+                and shared > sequence.synced
+                and self.engine.copy_prefix(other_id, seq_id, shared)
+            ):
+                sequence.tokens, sequence.synced = other.tokens[:shared], shared
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One decode per draft token for all requests together."""
@@ -108,120 +121,141 @@ class DraftModelSpeculator(Speculator):
             return self._propose(requests)
         except ContextFullError:
             for request in requests:
-                line = self._line(request.seq_id)
-                line.num_read = min(line.num_read, len(line.tokens))
+                sequence = self._sequence(request.seq_id)
+                sequence.num_caught_up = min(sequence.num_caught_up, len(sequence.tokens))
             self._make_room({r.seq_id for r in requests})
             return [Draft(reason="draft context full", is_ready=False)] * len(requests)
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._num_calls += 1
-        speeches = [_Speech(r, self._line(r.seq_id)) for r in requests]
+        drafts = [_DraftInProgress(r, self._sequence(r.seq_id)) for r in requests]
         room = max(self.options.catch_up, 2 * len(requests))
-        for speech in speeches:
-            self._prepare(speech, room)
-        for speech in sorted(speeches, key=lambda s: s.num_unread):  # who reads a prompt does not hold up the others
-            self._read(speech, room)
-            room -= len(speech.pending)
-        while active := [s for s in speeches if s.is_active]:
-            for speech, logits in zip(active, self._decode(active), strict=True):
-                speech.extend(logits)
-        return [s.finish(self.name) for s in speeches]
+        for drafting in drafts:
+            self._prepare(drafting, room)
+        # who reads a prompt does not hold up the others
+        for drafting in sorted(drafts, key=lambda s: s.num_catch_up):
+            self._catch_up(drafting, room)
+            room -= len(drafting.pending)
+        while active := [s for s in drafts if s.is_active]:
+            for drafting, logits in zip(active, self._decode(active), strict=True):
+                drafting.extend(logits)
+        return [s.finish(self.name) for s in drafts]
 
-    def _prepare(self, speech: _Speech, room: int) -> None:
-        """Cut the cache to what it shares with the history; of the rest, up to `room` tokens are pending."""
-        request, line = speech.request, speech.line
-        line.last_used = self._num_calls
-        is_new = line.is_new
-        history = line.voice.listen(request.tokens, 0 if is_new else min(line.num_heard, len(request.tokens)))
-        line.num_heard = line.num_history
+    def _prepare(self, drafting: _DraftInProgress, room: int) -> None:
+        """Cut the cache to what it shares with the history; of the rest, up to `room` tokens are
+        pending.
+        """
+        request, sequence = drafting.request, drafting.sequence
+        sequence.last_used = self._num_calls
+        is_new = sequence.is_new
+        history = sequence.tokenizer.to_draft_tokens(
+            request.tokens, 0 if is_new else min(sequence.num_translated, len(request.tokens))
+        )
+        sequence.num_translated = sequence.num_history
         if is_new:
-            self._share(request.seq_id, line, history)
-        known = min(line.synced, line.voice.num_stable, len(line.tokens))
-        shared = min(common_prefix_length(line.tokens, history, known), len(history) - 1)
-        line.last, line.start = None, len(request.tokens)
-        if shared < 0 or not line.voice.can_draft:
-            speech.reason = "draft model has no text to continue"
+            self._share(request.seq_id, sequence, history)
+        known = min(sequence.synced, sequence.tokenizer.num_stable, len(sequence.tokens))
+        shared = min(common_prefix_length(sequence.tokens, history, known), len(history) - 1)
+        sequence.last, sequence.start = None, len(request.tokens)
+        if shared < 0 or not sequence.tokenizer.can_draft:
+            drafting.reason = "draft model has no text to continue"
             return
-        if shared < len(line.tokens):
+        if shared < len(sequence.tokens):
             self.engine.truncate(request.seq_id, shared)
-            del line.tokens[shared:]
-        line.synced = shared if len(request.tokens) == line.num_history else min(line.synced, shared)
-        limit = min(line.voice.num_draft_tokens(request.max_tokens), self.engine.context_size - len(history))
+            del sequence.tokens[shared:]
+        sequence.synced = (
+            shared if len(request.tokens) == sequence.num_history else min(sequence.synced, shared)
+        )
+        limit = min(
+            sequence.tokenizer.num_draft_tokens(request.max_tokens),
+            self.engine.context_size - len(history),
+        )
         if limit <= 0:
-            speech.reason = "draft context full"
+            drafting.reason = "draft context full"
             return
-        speech.growth = line.last = line.voice.begin(request, limit)
-        speech.num_unread = len(history) - shared
-        speech.pending = list(history[shared : shared + room])
-        line.num_read = len(request.tokens)
+        drafting.builder = sequence.last = sequence.tokenizer.begin(request, limit)
+        drafting.num_catch_up = len(history) - shared
+        drafting.pending = list(history[shared : shared + room])
+        sequence.num_caught_up = len(request.tokens)
 
-    def _read(self, speech: _Speech, room: int) -> None:
+    def _catch_up(self, drafting: _DraftInProgress, room: int) -> None:
         """If not all that is pending fits into this call, read a part and draft another time."""
-        line, num_unread = speech.line, speech.num_unread
-        if num_unread <= room:
+        sequence, num_catch_up = drafting.sequence, drafting.num_catch_up
+        if num_catch_up <= room:
             return
-        speech.reason = "draft model is reading the prompt"
-        del speech.pending[max(0, room) :]
-        if speech.pending:
-            self._decode([speech])
-        num_known = len(line.tokens)
-        line.num_read = line.num_read * num_known // (num_known + num_unread - len(speech.pending))
+        drafting.reason = "draft model is reading the prompt"
+        del drafting.pending[max(0, room) :]
+        if drafting.pending:
+            self._decode([drafting])
+        num_known = len(sequence.tokens)
+        sequence.num_caught_up = (
+            sequence.num_caught_up * num_known // (num_known + num_catch_up - len(drafting.pending))
+        )
 
-    def _decode(self, active: Sequence[_Speech]) -> NDArray[np.float32]:
+    def _decode(self, active: Sequence[_DraftInProgress]) -> NDArray[np.float32]:
         """Decode what is pending; one row of logits for each that is still drafting."""
         batch = self._batch
         batch.clear()
-        for speech in active:
-            position = len(speech.line.tokens)
-            batch.add(speech.request.seq_id, position, speech.pending, 0 if speech.reason else 1)
+        for drafting in active:
+            position = len(drafting.sequence.tokens)
+            batch.add(
+                drafting.request.seq_id, position, drafting.pending, 0 if drafting.reason else 1
+            )
         logits = self.engine.decode(batch)
         self.num_decoded += batch.num_rows
-        for speech in active:
-            line = speech.line
-            line.tokens += speech.pending
-            if not speech.has_begun and len(speech.request.tokens) == line.num_history:
-                line.synced = len(line.tokens)
+        for drafting in active:
+            sequence = drafting.sequence
+            sequence.tokens += drafting.pending
+            if not drafting.has_begun and len(drafting.request.tokens) == sequence.num_history:
+                sequence.synced = len(sequence.tokens)
         return logits
 
-    def backlog(self, seq_id: int, history: Sequence[int]) -> int:
-        line = self._lines.get(seq_id)
-        return max(0, len(history) - 1 - (line.num_read if line else 0))
+    def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
+        sequence = self._sequences.get(seq_id)
+        return max(0, len(history) - 1 - (sequence.num_caught_up if sequence else 0))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """Let the voice learn which way of picking tokens is accepted."""
-        line = self._lines.get(seq_id)
-        if line is None:
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
             return
-        offset = line.start - line.num_history  # tokens of the draft that this one continued
+        # tokens of the draft that this one continued
+        offset = sequence.start - sequence.num_history
         num_right = num_accepted  # of what was read; others may have drafted what was accepted
-        if line.last is not None and offset <= num_accepted:
-            num_right = min(num_right, offset + line.last.num_right(emitted[offset:]))
-        line.num_read = min(line.num_read, line.num_history + num_right)
-        line.num_history += len(emitted)
-        if line.last is not None and offset <= num_accepted:
-            line.last.learn(emitted[offset:])
-        line.last = None
+        if sequence.last is not None and offset <= num_accepted:
+            num_right = min(num_right, offset + sequence.last.num_right(emitted[offset:]))
+        sequence.num_caught_up = min(sequence.num_caught_up, sequence.num_history + num_right)
+        sequence.num_history += len(emitted)
+        if sequence.last is not None and offset <= num_accepted:
+            sequence.last.learn(emitted[offset:])
+        sequence.last = None
 
     def end(self, seq_id: int) -> None:
         """Keep the cache: the next turn of a chat starts with it."""
-        if line := self._lines.get(seq_id):
-            line.is_open, line.last = False, None
+        if sequence := self._sequences.get(seq_id):
+            sequence.is_open, sequence.last = False, None
 
-    def _line(self, seq_id: int) -> _Line:
-        line = self._lines.get(seq_id)
-        if line is None:
-            line = self._lines[seq_id] = _Line(self._make_voice())
-        return line
+    def _sequence(self, seq_id: int) -> _CachedSequence:
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            sequence = self._sequences[seq_id] = _CachedSequence(self._make_tokenizer())
+        return sequence
 
     def _make_room(self, busy: set[int]) -> None:
-        """Forget the closed sequences that were used longest ago; if there are none, all (they catch up again)."""
-        closed = [s for s, line in self._lines.items() if not line.is_open and line.tokens and s not in busy]
-        closed.sort(key=lambda seq_id: self._lines[seq_id].last_used)
-        for seq_id in closed[: len(closed) // 2 + 1] or list(self._lines):
-            line = self._lines[seq_id]
+        """Forget the closed sequences that were used longest ago; if there are none, all (they
+        catch up again).
+        """
+        closed = [
+            s
+            for s, sequence in self._sequences.items()
+            if not sequence.is_open and sequence.tokens and s not in busy
+        ]
+        closed.sort(key=lambda seq_id: self._sequences[seq_id].last_used)
+        for seq_id in closed[: len(closed) // 2 + 1] or list(self._sequences):
+            sequence = self._sequences[seq_id]
             self.engine.clear(seq_id)
-            line.tokens.clear()
-            line.synced = line.num_read = 0
+            sequence.tokens.clear()
+            sequence.synced = sequence.num_caught_up = 0
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         size = min(_SAMPLE, self.engine.max_batch_tokens, self.engine.context_size)
@@ -243,47 +277,57 @@ class DraftModelSpeculator(Speculator):
         return 1000.0 * (clock() - started)
 
     def describe(self) -> dict[str, Any]:
-        vocabulary = "identical" if self._bridge is None else self._bridge.describe()
-        way = "identical" if self._bridge is None else self._bridge.way.value
+        vocabulary = "identical" if self._translator is None else self._translator.describe()
+        mode = "identical" if self._translator is None else self._translator.mode.value
         return {
             "sampling": self.options.sampling,
             "rows_decoded": self.num_decoded,
-            "way": way,
+            "mode": mode,
             "vocabulary": vocabulary,
         }
 
 
 @dataclass(slots=True)
-class _Speech:
+class _DraftInProgress:
     """One request's draft while it grows."""
 
     request: DraftRequest
-    line: _Line
-    growth: Growth | None = None  # of this draft; None where there can be none
-    num_unread: int = 0  # tokens of the history that the cache does not have
+    sequence: _CachedSequence
+    builder: DraftBuilder | None = None  # of this draft; None where there can be none
+    num_catch_up: int = 0  # tokens of the history that the cache does not have
     pending: list[int] = field(default_factory=list)  # to decode next
     reason: str = ""  # why there is no draft
 
     @property
     def is_active(self) -> bool:
-        growth = self.growth
-        return growth is not None and not self.reason and bool(self.pending) and len(growth.tokens) < growth.limit
+        builder = self.builder
+        return (
+            builder is not None
+            and not self.reason
+            and bool(self.pending)
+            and len(builder.tokens) < builder.limit
+        )
 
     @property
     def has_begun(self) -> bool:
         """Whether it has a token."""
-        return self.growth is not None and bool(self.growth.tokens)
+        return self.builder is not None and bool(self.builder.tokens)
 
     def extend(self, logits: NDArray[np.float32]) -> None:
         """Pick the next token from the row after the last one; none ends the draft."""
-        token = None if self.growth is None else self.growth.extend(logits, self.request.min_confidence)
+        token = (
+            None
+            if self.builder is None
+            else self.builder.extend(logits, self.request.min_confidence)
+        )
         self.pending = [] if token is None else [token]
 
     def finish(self, name: str) -> Draft:
-        if self.growth is None or self.reason:
+        if self.builder is None or self.reason:
             return Draft(reason=self.reason, is_ready=False)
-        tokens, confidence = self.growth.finish()
+        tokens, confidence = self.builder.finish()
         if not tokens:
             return NO_DRAFT if self.has_begun else Draft(reason="draft model is unsure")
-        self.line.num_read += len(tokens) - 1  # of the draft all but the last, if they are accepted
+        # of the draft all but the last, if they are accepted
+        self.sequence.num_caught_up += len(tokens) - 1
         return Draft(tokens, confidence, name)

@@ -6,11 +6,11 @@ the static level (a file, never changed; only its bigrams count). Static counts 
 tokens of the other two. The score of a token is the running product of c / (s + 1 / n): c of the s
 tokens that followed its n-gram of n tokens.
 
-Differs from llama.cpp where that forgets or never writes: the context begins anew with each request,
-single tokens are counted, the dynamic file is written (as a whole, atomically, and not over what
-somebody else wrote meanwhile) and the static file is held once. Other namespaces read the public
-dynamic level and leave nothing in it. A dynamic file with more n-grams than are kept is refused:
-writing it would lose the others.
+Differs from llama.cpp where that forgets or never writes: the context begins anew with each
+request, single tokens are counted, the dynamic file is written (as a whole, atomically, and not
+over what somebody else wrote meanwhile) and the static file is held once. Other namespaces read the
+public dynamic level and leave nothing in it. A dynamic file with more n-grams than are kept is
+refused: writing it would lose the others.
 
 Writing 500 000 n-grams takes 0.6 s, for all slots, so it waits until nobody generates, but not for
 ever.
@@ -28,8 +28,8 @@ from typing import Any
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.counted_history import CountedHistory
+from headstart.structures.match_scores import conditional
 from headstart.structures.ngram_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
-from headstart.structures.shares import conditional
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 
@@ -60,7 +60,8 @@ class NgramCacheSpeculator(Speculator):
         n_max: int = 8  # longest draft, in tokens
         min_share: float = 0.1  # a draft ends before its score (0 to 1) falls below this
         lookup_cache_static: str | None = None  # lookup file made from a text collection; only read
-        lookup_cache_dynamic: str | None = None  # lookup file of past answers; read, and written as they come
+        # lookup file of past answers; read, and written as they come
+        lookup_cache_dynamic: str | None = None
         save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
         max_ngrams: int = 500_000  # most n-grams kept of past answers
 
@@ -69,34 +70,47 @@ class NgramCacheSpeculator(Speculator):
                 raise ConfigError(f"ngram-cache needs min-share in [0, 1), got {self.min_share}")
             for name in ("n_max", "save_tokens", "max_ngrams"):
                 if getattr(self, name) < 1:
-                    raise ConfigError(f"ngram-cache needs {name.replace('_', '-')} >= 1, got {getattr(self, name)}")
+                    raise ConfigError(
+                        f"ngram-cache needs {name.replace('_', '-')} >= 1, got {getattr(self, name)}"
+                    )
 
-    def __init__(self, options: Options | None = None, vocabulary: VocabularyId | None = None) -> None:
+    def __init__(
+        self, options: Options | None = None, vocabulary: VocabularyId | None = None
+    ) -> None:
         self._options = options = options or self.Options()
         self._static = NgramCounts()
         self._dynamic = NgramCounts(options.max_ngrams)
-        self._dynamic_path = Path(options.lookup_cache_dynamic) if options.lookup_cache_dynamic else None
+        self._dynamic_path = (
+            Path(options.lookup_cache_dynamic) if options.lookup_cache_dynamic else None
+        )
         self._vocabulary = vocabulary
-        self._seen: tuple[int, int, int] | None = None  # the dynamic file as it was read or written last
+        # the dynamic file as it was read or written last
+        self._seen: tuple[int, int, int] | None = None
         self._num_unsaved = 0
         self._num_learned = 0  # texts
         self._has_warned = False
         self._histories: dict[int, CountedHistory] = {}
         if options.lookup_cache_static or self._dynamic_path:
             if vocabulary is None:
-                raise ConfigError("lookup cache files need to know the vocabulary: their tokens mean nothing without")
+                raise ConfigError(
+                    "lookup cache files need to know the vocabulary: their tokens mean nothing without"
+                )
             self._load(vocabulary)
 
     def _load(self, vocabulary: VocabularyId) -> None:
         if self._options.lookup_cache_static:
             self._static = NgramCounts.load(Path(self._options.lookup_cache_static), vocabulary)
             if not len(self._static):
-                raise ConfigError(f"lookup cache {self._options.lookup_cache_static} is empty; leave it out")
+                raise ConfigError(
+                    f"lookup cache {self._options.lookup_cache_static} is empty; leave it out"
+                )
         path = self._dynamic_path
         if path is None:
             return
         if not path.resolve().parent.is_dir():
-            raise ConfigError(f"the folder of lookup cache {path} does not exist; create it or name another file")
+            raise ConfigError(
+                f"the folder of lookup cache {path} does not exist; create it or name another file"
+            )
         if not os.access(path.resolve().parent, os.W_OK):
             raise ConfigError(
                 f"lookup cache {path} is in a folder that cannot be written; name another file, or read it only "
@@ -115,7 +129,9 @@ class NgramCacheSpeculator(Speculator):
     def _draft(self, request: DraftRequest) -> Draft:
         history = self._histories.get(request.seq_id)
         if history is None:
-            history = self._histories[request.seq_id] = CountedHistory(request.tokens, request.namespace)
+            history = self._histories[request.seq_id] = CountedHistory(
+                request.tokens, request.namespace
+            )
         history.follow(request.tokens)
         window = history.tokens[-MAX_NGRAM:]
         key, size = pack(window), len(window)
@@ -131,7 +147,9 @@ class NgramCacheSpeculator(Speculator):
             if guess is None:
                 guess = dynamic.clearest(key, size, _STRICT, weights)
             if guess is None and weights:
-                guess = static.clearest(shorter(key, _STATIC_NGRAM), _STATIC_NGRAM, _STATIC_ONLY, _NONE)
+                guess = static.clearest(
+                    shorter(key, _STATIC_NGRAM), _STATIC_NGRAM, _STATIC_ONLY, _NONE
+                )
             if guess is None:
                 break
             score *= guess[1]
@@ -155,7 +173,9 @@ class NgramCacheSpeculator(Speculator):
             self._learn(history)
         elif self._dynamic_path and not self._has_warned:
             self._has_warned = True
-            log.warning("lookup cache %s learns from requests without an API key only", self._dynamic_path)
+            log.warning(
+                "lookup cache %s learns from requests without an API key only", self._dynamic_path
+            )
         if self._num_unsaved >= self._options.save_tokens * (_OVERDUE if self._histories else 1):
             self._save()
 

@@ -3,11 +3,11 @@
 `ngram-map-k` copies from the newest place of the key (the last n tokens). `ngram-map-k4v` compares
 the m tokens after each place and copies the continuation that dominates, or declines.
 
-Each key remembers how far its drafts held in this request. The statistics learn from every step, whoever drafted:
-a miss after a tokens lowers the key's reach to a + 1, a draft that held to its end doubles it, and
-a draft cut short by somebody else says nothing, so a reach can always grow again. Scores: n / (n + i)
-for the i-th token (see `structures/shares.py`); for k4v h * n / (h * n + 1) ... with the h places that
-agree, times their share of all places.
+Each key remembers how far its drafts held in this request. The statistics learn from every step,
+whoever drafted: a miss after a tokens lowers the key's reach to a + 1, a draft that held to its end
+doubles it, and a draft cut short by somebody else says nothing, so a reach can always grow again.
+Scores: n / (n + i) for the i-th token (see `structures/match_scores.py`); for k4v h * n / (h * n +
+1) ... with the h places that agree, times their share of all places.
 
 The options are those of llama.cpp's ngram-map-k and ngram-map-k4v.
 """
@@ -22,9 +22,9 @@ from typing import ClassVar, NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.structures.adaptive_length import AdaptiveLength
 from headstart.structures.histories import Histories
-from headstart.structures.reach import Reach
-from headstart.structures.shares import agreeing, conditional
+from headstart.structures.match_scores import agreeing, conditional
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
 
@@ -36,18 +36,25 @@ class NgramMapOptions:
     """Lengths in tokens."""
 
     size_n: int = 12  # tokens of a key
-    size_m: int = 48  # longest draft, in tokens; ngram-map-k4v compares continuations of this length
+    # longest draft, in tokens; ngram-map-k4v compares continuations of this length
+    size_m: int = 48
     min_hits: int = 1  # places where a key must have occurred before
 
     def __post_init__(self) -> None:
         if self.size_n < 1 or self.size_m < 1:
-            raise ConfigError(f"ngram-map needs size-n and size-m of at least 1, got {self.size_n} and {self.size_m}")
+            raise ConfigError(
+                f"ngram-map needs size-n and size-m of at least 1, got {self.size_n} and {self.size_m}"
+            )
         if not 1 <= self.min_hits <= _MAX_PLACES:
-            raise ConfigError(f"ngram-map needs min-hits from 1 to {_MAX_PLACES}, got {self.min_hits}")
+            raise ConfigError(
+                f"ngram-map needs min-hits from 1 to {_MAX_PLACES}, got {self.min_hits}"
+            )
 
 
 class _Choice(NamedTuple):
-    """A place to copy from, how many of how many agree with it, and what its reach is remembered by."""
+    """A place to copy from, how many of how many agree with it, and what its reach is remembered
+    by.
+    """
 
     position: int
     num_agreeing: int
@@ -63,33 +70,43 @@ class _NgramMap(Speculator):
     def __init__(self, options: NgramMapOptions | None = None) -> None:
         self._options = options or NgramMapOptions()
         self._histories = Histories((self._options.size_n,), max_match=self._options.size_n)
-        self._reaches: dict[int, Reach] = {}
+        self._reaches: dict[int, AdaptiveLength] = {}
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         self._histories.begin(seq_id, prompt)
-        self._reaches[seq_id] = Reach(self._options.size_m)
+        self._reaches[seq_id] = AdaptiveLength(self._options.size_m)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
         index = self._histories.at(request.seq_id, request.tokens)
-        reach = self._reaches.get(request.seq_id)
-        if reach is None:
-            reach = self._reaches[request.seq_id] = Reach(self._options.size_m)
+        adaptive_length = self._reaches.get(request.seq_id)
+        if adaptive_length is None:
+            adaptive_length = self._reaches[request.seq_id] = AdaptiveLength(self._options.size_m)
         places = index.places(max(self._num_places, self._options.min_hits))
         if len(places) < self._options.min_hits:
-            reach.watch(None, ())
-            return Draft(speculator=self.name, reason="fewer hits than min-hits" if places else "no match")
+            adaptive_length.watch(None, ())
+            return Draft(
+                speculator=self.name, reason="fewer hits than min-hits" if places else "no match"
+            )
         choice = self._choose(index, places)
         if choice is None:
-            reach.watch(None, ())
+            adaptive_length.watch(None, ())
             return Draft(speculator=self.name, reason="no continuation dominates")
-        tokens = index.copy(choice.position, min(reach.of(choice.key), request.max_tokens))
-        reach.watch(choice.key, tokens)
+        tokens = index.copy(
+            choice.position, min(adaptive_length.of(choice.key), request.max_tokens)
+        )
+        adaptive_length.watch(choice.key, tokens)
         share = choice.num_agreeing / choice.num_places
-        scores = agreeing(self._options.size_n * choice.num_agreeing, choice.num_agreeing, len(tokens))
-        return Draft(tokens, conditional(scores if share == 1.0 else [share * score for score in scores]), self.name)
+        scores = agreeing(
+            self._options.size_n * choice.num_agreeing, choice.num_agreeing, len(tokens)
+        )
+        return Draft(
+            tokens,
+            conditional(scores if share == 1.0 else [share * score for score in scores]),
+            self.name,
+        )
 
     _num_places: ClassVar[int]  # that `_choose` wants to see
 
@@ -99,9 +116,9 @@ class _NgramMap(Speculator):
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         self._histories.accept(seq_id, emitted)
-        reach = self._reaches.get(seq_id)
-        if reach is not None:
-            reach.learn(emitted)
+        adaptive_length = self._reaches.get(seq_id)
+        if adaptive_length is not None:
+            adaptive_length.learn(emitted)
 
     def end(self, seq_id: int) -> None:
         self._histories.end(seq_id)

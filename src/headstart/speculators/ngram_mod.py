@@ -18,9 +18,9 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.structures.match_scores import conditional
 from headstart.structures.ngram_table import NgramTable
 from headstart.structures.rolling import key_of, leaving_factor, salt_of, slide
-from headstart.structures.shares import conditional
 from headstart.types import Draft, DraftRequest
 
 
@@ -57,7 +57,9 @@ class NgramModSpeculator(Speculator):
                     f"{self.n_match}, {self.n_min} and {self.n_max}"
                 )
             if not 10 <= self.table_bits <= 28:
-                raise ConfigError(f"ngram-mod needs table-bits from 10 to 28, got {self.table_bits}")
+                raise ConfigError(
+                    f"ngram-mod needs table-bits from 10 to 28, got {self.table_bits}"
+                )
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or self.Options()
@@ -85,7 +87,9 @@ class NgramModSpeculator(Speculator):
             state.key, list(state.window), state.salt, min(request.max_tokens, options.n_max)
         )
         if not tokens or len(tokens) < min(options.n_min, request.max_tokens):
-            return Draft(speculator=self.name, reason="shorter than n-min" if tokens else "no match")
+            return Draft(
+                speculator=self.name, reason="shorter than n-min" if tokens else "no match"
+            )
         score, scores = 1.0, []
         for length, count in enumerate(counts, options.n_match):
             score *= count / (count + 1 / length)
@@ -98,7 +102,10 @@ class NgramModSpeculator(Speculator):
         if state is None:
             self.begin(request.seq_id, tokens, request.namespace)
             return self._sequences[request.seq_id]
-        if state.size == len(tokens) and list(state.window)[-8:] == list(tokens[-8:])[-len(state.window) :]:
+        if (
+            state.size == len(tokens)
+            and list(state.window)[-8:] == list(tokens[-8:])[-len(state.window) :]
+        ):
             return state
         if state.size < len(tokens):
             self._table.learn(tokens[max(0, state.size - self._options.n_match) :], state.salt)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.histories import Histories
-from headstart.structures.shares import agreeing, conditional
+from headstart.structures.match_scores import agreeing, conditional
 from headstart.types import Draft, DraftRequest
 
 

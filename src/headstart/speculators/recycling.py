@@ -17,8 +17,8 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.shares import conditional
-from headstart.structures.successors import Successors
+from headstart.structures.match_scores import conditional
+from headstart.structures.next_token_table import NextTokenTable
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 
 _MAX_NAMESPACES = 16
@@ -49,11 +49,11 @@ class RecyclingSpeculator(Speculator):
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or self.Options()
-        self._tables: dict[str, Successors] = {}  # by namespace, least recently begun first
-        self._sequences: dict[int, Successors] = {}
+        self._tables: dict[str, NextTokenTable] = {}  # by namespace, least recently begun first
+        self._sequences: dict[int, NextTokenTable] = {}
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        table = self._tables.pop(namespace, None) or Successors(self._options.width)
+        table = self._tables.pop(namespace, None) or NextTokenTable(self._options.width)
         self._tables[namespace] = self._sequences[seq_id] = table
         if len(self._tables) > _MAX_NAMESPACES:
             del self._tables[next(iter(self._tables))]
@@ -79,10 +79,14 @@ class RecyclingSpeculator(Speculator):
                 break
             tokens.append(token)
             scores.append(score)
-        return Draft(tokens, conditional(scores), self.name, "" if tokens else "no likely successor")
+        return Draft(
+            tokens, conditional(scores), self.name, "" if tokens else "no likely successor"
+        )
 
     def observe(self, decoded: Decoded) -> None:
-        for row, (seq_id, token) in enumerate(zip(decoded.seq_ids.tolist(), decoded.tokens.tolist(), strict=True)):
+        for row, (seq_id, token) in enumerate(
+            zip(decoded.seq_ids.tolist(), decoded.tokens.tolist(), strict=True)
+        ):
             table = self._sequences.get(seq_id)
             if table is not None:
                 table.learn(token, decoded.logits[row])

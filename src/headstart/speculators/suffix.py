@@ -1,17 +1,18 @@
 """Copy from where the longest end of the text occurred before: in this text or in past ones.
 
-A copy that was left is taken up again close behind, with the changes made so far: an edit replaces the
-same few things again and again (see `structures/alignment.py`).
+A copy that was left is taken up again close behind, with the changes made so far: an edit replaces
+the same few things again and again (see `structures/alignment.py`).
 
 All places found vote for the next token with the length of their match as weight; of those that win
 the longest match is copied. The others confirm it or speak against it where they part from it: the
-score of a token is the running product of these shares (see `structures/shares.py`), and their sum
-the expected number of accepted tokens. The source with the largest sum drafts. The place copied
-from stays a place to look at, so a long copy is not lost in passages that occur everywhere; once it
-is as long as a match can be, no other place is looked at.
+score of a token is the running product of these shares (see `structures/match_scores.py`), and
+their sum the expected number of accepted tokens. The source with the largest sum drafts. The place
+copied from stays a place to look at, so a long copy is not lost in passages that occur everywhere;
+once it is as long as a match can be, no other place is looked at.
 
 Past texts are kept per namespace and only shown to it; the public namespace and added files are
-shown to all. An earlier answer to the very same prompt is not copied: a repeated request drafts as the first did.
+shown to all. An earlier answer to the very same prompt is not copied: a repeated request drafts as
+the first did.
 
 Sources: Oliaro et al. 2024, "SuffixDecoding", https://arxiv.org/abs/2411.04975; escape
 probabilities of PPM (Cleary and Witten 1984).
@@ -35,8 +36,8 @@ from headstart.speculators.base import Speculator, register
 from headstart.structures.alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
 from headstart.structures.histories import Histories
+from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.shares import agreeing_shares, worth
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest, Vocab
@@ -56,7 +57,7 @@ class _Copy:
     source: SuffixIndex
     place: tuple[int, int]  # length of the match, position
     tokens: list[int]
-    shares: Sequence[float]  # that a token is accepted if those before it are
+    match_scores: Sequence[float]  # that a token is accepted if those before it are
     worth: float  # expected accepted tokens
 
 
@@ -80,32 +81,47 @@ class SuffixSpeculator(Speculator):
         """Counts in tokens unless they say otherwise."""
 
         factor: float = 4.0  # longest draft, in tokens per token of the longest match
-        min_share: float = 0.1  # a draft ends before its expected acceptance (0 to 1) falls below this
+        # a draft ends before its expected acceptance (0 to 1) falls below this
+        min_share: float = 0.1
         max_places: int = 3  # places that vote on the next token
         corpus_tokens: int = 2_000_000  # tokens of past texts kept, over all namespaces; 0: none
         file: str | None = None  # file that keeps the corpus of past texts over restarts
 
         def __post_init__(self) -> None:
-            if self.factor <= 0 or not 0.0 <= self.min_share < 1.0 or self.max_places < 1 or self.corpus_tokens < 0:
+            if (
+                self.factor <= 0
+                or not 0.0 <= self.min_share < 1.0
+                or self.max_places < 1
+                or self.corpus_tokens < 0
+            ):
                 raise ConfigError(
                     "suffix needs factor > 0, min-share in [0, 1), max-places >= 1 and corpus-tokens >= 0, got "
                     f"{self.factor}, {self.min_share}, {self.max_places} and {self.corpus_tokens}"
                 )
             if self.file and not self.corpus_tokens:
-                raise ConfigError("suffix has a corpus file but corpus-tokens is 0; set one or leave out the other")
+                raise ConfigError(
+                    "suffix has a corpus file but corpus-tokens is 0; set one or leave out the other"
+                )
 
     def __init__(self, options: Options | None = None, vocab: Vocab | None = None) -> None:
-        """Without `vocab` a change of a word is learned anew in each spelling, and there can be no corpus file."""
+        """Without `vocab` a change of a word is learned anew in each spelling, and there can be no
+        corpus file.
+        """
         self._options = options = options or self.Options()
         self._histories = Histories(SIZES, MAX_MATCH)
         self._variants = None if vocab is None else Variants(vocab)
         self._running: dict[int, _Running] = {}
-        self._answers: OrderedDict[_Prompt, Answer] = OrderedDict()  # what was answered to a prompt last
+        # what was answered to a prompt last
+        self._answers: OrderedDict[_Prompt, Answer] = OrderedDict()
         self.corpus = SuffixCorpus(options.corpus_tokens)
         if options.file:
             if vocab is None:
-                raise ConfigError("a corpus file needs to know the vocabulary: its tokens mean nothing without")
-            self.corpus = SuffixCorpus.open(Path(options.file), VocabularyId.of(vocab), options.corpus_tokens)
+                raise ConfigError(
+                    "a corpus file needs to know the vocabulary: its tokens mean nothing without"
+                )
+            self.corpus = SuffixCorpus.open(
+                Path(options.file), VocabularyId.of(vocab), options.corpus_tokens
+            )
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         self._histories.begin(seq_id, prompt)
@@ -133,19 +149,29 @@ class SuffixSpeculator(Speculator):
         if not best.tokens:
             return Draft(speculator=self.name, reason="below min-share")
         alignment.start(best.source, best.place)
-        return self._rewritten(alignment, best.tokens, best.shares, request.max_tokens)
+        return self._rewritten(alignment, best.tokens, best.match_scores, request.max_tokens)
 
-    def _continue(self, index: SuffixIndex, place: Place, alignment: Alignment, max_tokens: int) -> Draft:
+    def _continue(
+        self, index: SuffixIndex, place: Place, alignment: Alignment, max_tokens: int
+    ) -> Draft:
         """A long copy goes on."""
         tokens = index.copy(place.position, min(max_tokens, int(self._options.factor * MAX_MATCH)))
-        return self._rewritten(alignment, tokens, agreeing_shares(place.length, 1, len(tokens)), max_tokens)
+        return self._rewritten(
+            alignment, tokens, agreeing_scores(place.length, 1, len(tokens)), max_tokens
+        )
 
-    def _rewritten(self, alignment: Alignment, tokens: list[int], shares: Sequence[float], max_tokens: int) -> Draft:
+    def _rewritten(
+        self,
+        alignment: Alignment,
+        tokens: list[int],
+        match_scores: Sequence[float],
+        max_tokens: int,
+    ) -> Draft:
         """The copy with the changes made so far, which may be longer than it."""
-        tokens, shares = alignment.rewrite(tokens, shares)
+        tokens, match_scores = alignment.rewrite(tokens, match_scores)
         if len(tokens) > max_tokens:
-            tokens, shares = tokens[:max_tokens], shares[:max_tokens]
-        return Draft(tokens, shares, self.name)
+            tokens, match_scores = tokens[:max_tokens], match_scores[:max_tokens]
+        return Draft(tokens, match_scores, self.name)
 
     def _best_copy(self, own: SuffixIndex, running: _Running, max_tokens: int) -> _Copy | None:
         """The copy worth most, over all texts that this sequence may see."""
@@ -158,7 +184,9 @@ class SuffixSpeculator(Speculator):
                 places.sort(reverse=True)  # longest match first, newest first among equals
             if known is not None and known[0] is index:
                 places = [place for place in places if place[1] not in known[1]]
-            here = alignment.place(places[0][0] if places else 0) if alignment.index is index else None
+            here = (
+                alignment.place(places[0][0] if places else 0) if alignment.index is index else None
+            )
             if here is not None:
                 places.insert(0, here)
             if places:
@@ -166,7 +194,11 @@ class SuffixSpeculator(Speculator):
         return best
 
     def _vote(
-        self, index: SuffixIndex, places: Sequence[tuple[int, int]], max_tokens: int, best: _Copy | None
+        self,
+        index: SuffixIndex,
+        places: Sequence[tuple[int, int]],
+        max_tokens: int,
+        best: _Copy | None,
     ) -> _Copy:
         """What to copy of one index, and from where, unless the best so far is worth as much."""
         longest, weight = places[0][0], sum([length for length, _ in places])
@@ -176,13 +208,19 @@ class SuffixSpeculator(Speculator):
         leader = _winner(index, places) if 2 * longest < weight else 0
         tokens = index.copy(places[leader][1], size)
         partings = _partings(index, places, leader, tokens)
-        shares, total, least = _weigh(len(tokens), weight, len(places), partings)
+        match_scores, total, least = _weigh(len(tokens), weight, len(places), partings)
         if least < self._options.min_share:
-            scores = [score for score in accumulate(shares, mul) if score >= self._options.min_share]
-            tokens, shares, total = tokens[: len(scores)], shares[: len(scores)], sum(scores)
+            scores = [
+                score for score in accumulate(match_scores, mul) if score >= self._options.min_share
+            ]
+            tokens, match_scores, total = (
+                tokens[: len(scores)],
+                match_scores[: len(scores)],
+                sum(scores),
+            )
         if best is not None and total <= best.worth:
             return best
-        return _Copy(index, places[leader], tokens, shares, total)
+        return _Copy(index, places[leader], tokens, match_scores, total)
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         running = self._running.get(seq_id)
@@ -192,7 +230,12 @@ class SuffixSpeculator(Speculator):
 
     def end(self, seq_id: int) -> None:
         index, running = self._histories.end(seq_id), self._running.pop(seq_id, None)
-        if index is None or running is None or running.prompt is _NO_PROMPT or not self._options.corpus_tokens:
+        if (
+            index is None
+            or running is None
+            or running.prompt is _NO_PROMPT
+            or not self._options.corpus_tokens
+        ):
             return
         if not self.corpus.add(index.tokens, running.namespace):
             return
@@ -229,7 +272,9 @@ def _winner(index: SuffixIndex, places: Sequence[tuple[int, int]]) -> int:
 
 
 _Parting = tuple[int, int, bool]
-"""Where a copy leaves the draft, the length of its match there, whether it says something else then."""
+"""Where a copy leaves the draft, the length of its match there, whether it says something else
+then.
+"""
 
 
 def _partings(
@@ -264,18 +309,18 @@ def _weigh(
     votes and "x" 2, so "a b c" is drafted. Its shares are 6 / (6 + 2 + 1), for "b" 8 / (8 + 1) as
     both matches grew by one, and for "c" 6 / (6 + 4 + 1).
     """
-    shares: list[float] = []
+    match_scores: list[float] = []
     against = 0
     for end, length, differs in (*partings, (size, 0, False)):
-        if end > len(shares) and against:
-            shares.append(weight / (weight + against + 1))
+        if end > len(match_scores) and against:
+            match_scores.append(weight / (weight + against + 1))
             weight, against = weight + num_places, 0
-        count = end - len(shares)
+        count = end - len(match_scores)
         if count > 0:
-            shares += agreeing_shares(weight, num_places, count)
+            match_scores += agreeing_scores(weight, num_places, count)
             weight += num_places * count
         weight, num_places = weight - length, num_places - 1
         if differs:
             against += length
-    scores = list(accumulate(shares, mul))
-    return tuple(shares), sum(scores), scores[-1]
+    scores = list(accumulate(match_scores, mul))
+    return tuple(match_scores), sum(scores), scores[-1]

@@ -29,16 +29,22 @@ class SyntheticSpeculator(Speculator):
     class Options:
         """What the coin is worth."""
 
-        rate: float = 0.8  # probability (0 to 1) that a draft token is accepted, given those before it
-        length: float | None = None  # instead: tokens emitted per step on average, the target's own included
+        # probability (0 to 1) that a draft token is accepted, given those before it
+        rate: float = 0.8
+        # instead: tokens emitted per step on average, the target's own included
+        length: float | None = None
         n_max: int = 8  # longest draft, in tokens
         seed: int = 0  # seed of the coin that decides
 
         def __post_init__(self) -> None:
             if not 0.0 <= self.rate <= 1.0 or self.n_max < 1:
-                raise ConfigError(f"synthetic needs rate in [0, 1] and n-max >= 1, got {self.rate} and {self.n_max}")
+                raise ConfigError(
+                    f"synthetic needs rate in [0, 1] and n-max >= 1, got {self.rate} and {self.n_max}"
+                )
             if self.length is not None and not 1.0 <= self.length <= self.n_max + 1:
-                raise ConfigError(f"synthetic needs length in [1, n-max + 1 = {self.n_max + 1}], got {self.length}")
+                raise ConfigError(
+                    f"synthetic needs length in [1, n-max + 1 = {self.n_max + 1}], got {self.length}"
+                )
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
@@ -52,11 +58,16 @@ class SyntheticSpeculator(Speculator):
         size = min(options.n_max, request.max_tokens)
         if options.length is not None:
             wanted = options.length - 1.0
-            granted = int(wanted) + int(self._random.random() < wanted % 1.0)
+            forced = int(wanted) + int(self._random.random() < wanted % 1.0)
         else:
             failures = np.flatnonzero(self._random.random(size) >= options.rate)
-            granted = int(failures[0]) if len(failures) else size
-        return Draft([request.tokens[-1]] * size, [options.rate] * size, self.name, num_granted=min(granted, size))
+            forced = int(failures[0]) if len(failures) else size
+        return Draft(
+            [request.tokens[-1]] * size,
+            [options.rate] * size,
+            self.name,
+            num_forced=min(forced, size),
+        )
 
     def describe(self) -> dict[str, Any]:
         return {"output_is_valid": False, "rate": self.options.rate, "length": self.options.length}

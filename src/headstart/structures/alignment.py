@@ -1,13 +1,15 @@
 """Follow a text while it is copied from another place, with changes.
 
-An edit copies most of a text and replaces the same few things again and again: a renamed variable, a changed
-argument. When the text leaves the copy, its tokens are kept until two of them show where it goes on in the source:
+An edit copies most of a text and replaces the same few things again and again: a renamed variable,
+a changed argument. When the text leaves the copy, its tokens are kept until two of them show where
+it goes on in the source:
 
     source   ... f ( old , x ) ...            learned: old -> new
     text     ... f ( new , x )                expected from now on wherever the source says `old`
 
-So a copy does not end at a change, and a change that was made before is drafted. Scores are shares of counts: tokens
-followed against times left (as in `structures/shares.py`), changes made against changes not made.
+So a copy does not end at a change, and a change that was made before is drafted. Scores are shares
+of counts: tokens followed against times left (as in `structures/match_scores.py`), changes made
+against changes not made.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
 ANCHOR = 2  # equal tokens that show where the text goes on
-LONGEST_OLD, LONGEST_NEW = 8, 12  # tokens of a change; what is only left out has the token behind it in both
+# tokens of a change; what is only left out has the token behind it in both
+LONGEST_OLD, LONGEST_NEW = 8, 12
 MAX_CHANGES = 64
 MAX_FURTHER = 3  # changes a step that follow from one learned: each takes time
 TRUST = 4  # tokens followed before a change that still speak for the copy after it
@@ -29,7 +32,9 @@ WEAK = 3  # equal tokens with which another place does not end the search for wh
 
 
 Variants = Callable[[Sequence[int], Sequence[int]], Iterable[tuple[list[int], list[int]]]]
-"""(old tokens, new tokens) -> further changes that follow from this one, found as they are asked for."""
+"""(old tokens, new tokens) -> further changes that follow from this one, found as they are asked
+for.
+"""
 
 
 @dataclass(slots=True)
@@ -53,7 +58,17 @@ class Alignment:
     Changes hold for the rest of the text, also when it is copied from somewhere else later.
     """
 
-    __slots__ = ("_changes", "_further", "_limit", "_num_changes", "_variants", "_written", "index", "position", "run")
+    __slots__ = (
+        "_changes",
+        "_further",
+        "_limit",
+        "_num_changes",
+        "_variants",
+        "_written",
+        "index",
+        "position",
+        "run",
+    )
 
     def __init__(self, variants: Variants | None = None) -> None:
         """`variants` knows what else changes when this does."""
@@ -65,7 +80,8 @@ class Alignment:
         self._limit = 0  # of the source, which may be the beginning of the text itself
         self._changes: dict[int, list[Change]] = {}  # by first old token
         self._num_changes = 0
-        self._further: list[Iterator[tuple[list[int], list[int]]]] = []  # that follow from changes, the newest last
+        # that follow from changes, the newest last
+        self._further: list[Iterator[tuple[list[int], list[int]]]] = []
 
     def exact(self) -> Place | None:
         """Where the next token stands in `index` while the text is copied token by token."""
@@ -75,7 +91,9 @@ class Alignment:
         return None if index.tokens[position] == SEPARATOR else Place(self.run, position)
 
     def start(self, index: SuffixIndex, place: tuple[int, int]) -> None:
-        """This place was drafted from: the text is copied from here, unless that is little more than a guess."""
+        """This place was drafted from: the text is copied from here, unless that is little more
+        than a guess.
+        """
         if self._written and place[0] <= WEAK:  # so is every hunch
             return
         self.index, (self.run, self.position) = index, place
@@ -87,7 +105,9 @@ class Alignment:
         self._written.clear()
 
     def follow(self, emitted: Sequence[int]) -> None:
-        """The text grows by these tokens; call it before an index of the text gets them. O(1) per token."""
+        """The text grows by these tokens; call it before an index of the text gets them. O(1) per
+        token.
+        """
         at = 0
         while at < len(emitted):
             index = self.index
@@ -133,8 +153,12 @@ class Alignment:
             return self._hunch() if longest < HUNCH else None
         return self.exact() if longest < self.run else None
 
-    def rewrite(self, source: list[int], scores: Sequence[float]) -> tuple[list[int], Sequence[float]]:
-        """A copy with the changes made so far; `scores` are the chances of its tokens, given those before."""
+    def rewrite(
+        self, source: list[int], scores: Sequence[float]
+    ) -> tuple[list[int], Sequence[float]]:
+        """A copy with the changes made so far; `scores` are the chances of its tokens, given those
+        before.
+        """
         changes = self._changes
         if not changes or changes.keys().isdisjoint(source):
             return source, scores
@@ -212,7 +236,9 @@ class Alignment:
         written, size = self._written, len(self._written) - ANCHOR
         if size < 0:
             return
-        source = index.tokens[self.position : min(self._limit, self.position + LONGEST_OLD + ANCHOR)].tolist()
+        source = index.tokens[
+            self.position : min(self._limit, self.position + LONGEST_OLD + ANCHOR)
+        ].tolist()
         anchor = written[size:]
         for skipped in range(len(source) - ANCHOR + 1) if anchor[0] in source else ():
             if source[skipped : skipped + ANCHOR] == anchor:
@@ -225,7 +251,9 @@ class Alignment:
             self.stop()
 
     def _learn(self, old: list[int], new: list[int], following: list[int]) -> None:
-        """Remember a change. What is only left out is told by the token that follows it; what is only put in, not."""
+        """Remember a change. What is only left out is told by the token that follows it; what is
+        only put in, not.
+        """
         if not old:
             return
         if not new:

@@ -23,11 +23,13 @@ from headstart.structures.token_log import Record, TokenLog, VocabularyId
 
 log = logging.getLogger(__name__)
 
-SIZES = (2, 4, 8)  # n-grams that are looked up: short ones for reach, long ones for the better place
+# n-grams that are looked up: short ones for reach, long ones for the better place
+SIZES = (2, 4, 8)
 MAX_MATCH = 16
 _key_of = lru_cache(maxsize=1024)(namespace_id)  # asked for in every step
 _PUBLIC = _key_of("")
-_FILES = b"\xff" * 16  # key of the added files; a namespace's hash is as unlikely to equal it as the zeros
+# key of the added files; a namespace's hash is as unlikely to equal it as the zeros
+_FILES = b"\xff" * 16
 _BLOCK = 64  # tokens; how finely known beginnings are told
 
 
@@ -57,7 +59,8 @@ class _Shelf:
 
     def __init__(self, num_before: int) -> None:
         """`num_before` is at least what all shelves of this namespace held before."""
-        self.num_before = num_before  # the first token in the index, counted over all that came and went
+        # the first token in the index, counted over all that came and went
+        self.num_before = num_before
         self.index = SuffixIndex(SIZES, MAX_MATCH)
         self.starts: deque[int] = deque()  # of the live texts in the index
         self.marks: deque[list[int]] = deque()  # that each of them added to `known`
@@ -134,7 +137,9 @@ class SuffixCorpus:
                 )
 
     def _check_size(self, token_log: TokenLog) -> None:
-        """A file grows to twice the capacity and one text; one with more was kept for a larger corpus."""
+        """A file grows to twice the capacity and one text; one with more was kept for a larger
+        corpus.
+        """
         if (num_tokens := token_log.num_unread) > 3 * self._capacity:
             token_log.close()
             raise ConfigError(
@@ -196,7 +201,9 @@ class SuffixCorpus:
     def _make_room(self) -> None:
         excess = len(self) - self._capacity
         while excess > 0:
-            key, shelf = max(self._shelves.items(), key=lambda item: (item[0] != _FILES, item[1].num_tokens))
+            key, shelf = max(
+                self._shelves.items(), key=lambda item: (item[0] != _FILES, item[1].num_tokens)
+            )
             before = shelf.num_tokens
             shelf.drop_oldest()
             excess -= before - shelf.num_tokens
@@ -214,7 +221,9 @@ class SuffixCorpus:
             self.close()
 
     def _compact(self, token_log: TokenLog) -> None:
-        token_log.rewrite(Record(key, text) for key, shelf in self._shelves.items() for text in shelf.texts())
+        token_log.rewrite(
+            Record(key, text) for key, shelf in self._shelves.items() for text in shelf.texts()
+        )
         self._num_logged = len(self)
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:

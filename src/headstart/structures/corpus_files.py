@@ -12,7 +12,8 @@ from headstart.errors import ConfigError
 from headstart.structures.corpus import SuffixCorpus
 
 MAX_FILE_BYTES = 1 << 20
-_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "target", "venv"})  # and those that begin with a dot
+# and those that begin with a dot
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "target", "venv"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,13 @@ class AddReport:
     unread: tuple[Path, ...] = ()  # the huge and the unreadable ones
 
 
-def add_files(corpus: SuffixCorpus, tokenize: Callable[[bytes], Sequence[int]], paths: Iterable[Path]) -> AddReport:
+def add_files(
+    corpus: SuffixCorpus, tokenize: Callable[[bytes], Sequence[int]], paths: Iterable[Path]
+) -> AddReport:
     """Add text files, and those in folders, to a corpus; binary and huge ones are skipped.
 
-    In folders also hidden ones: all users may be served guesses from these texts, and `.env` is no source.
+    In folders also hidden ones: all users may be served guesses from these texts, and `.env` is no
+    source.
 
     Raises:
         ConfigError: a path does not exist; nothing was added.
@@ -40,7 +44,9 @@ def add_files(corpus: SuffixCorpus, tokenize: Callable[[bytes], Sequence[int]], 
     paths = list(paths)
     for path in paths:
         if not path.is_dir() and not path.is_file():
-            raise ConfigError(f"{path} is neither a file nor a folder, nothing was added; leave it out or correct it")
+            raise ConfigError(
+                f"{path} is neither a file nor a folder, nothing was added; leave it out or correct it"
+            )
     counts: Counter[str] = Counter()
     unread = []
     for path in _files(paths):
@@ -55,7 +61,8 @@ def add_files(corpus: SuffixCorpus, tokenize: Callable[[bytes], Sequence[int]], 
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    """These files and those below, in a stable order, and folders that cannot be read; no hidden ones below.
+    """These files and those below, in a stable order, and folders that cannot be read; no hidden
+    ones below.
 
     Symbolic links to folders are not followed.
     """
@@ -65,7 +72,9 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             continue
         closed: list[OSError] = []
         for folder, names, files in os.walk(path, onerror=closed.append):
-            names[:] = sorted(name for name in names if not name.startswith(".") and name not in _SKIPPED_FOLDERS)
+            names[:] = sorted(
+                name for name in names if not name.startswith(".") and name not in _SKIPPED_FOLDERS
+            )
             yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
         yield from (Path(error.filename) for error in closed)
 

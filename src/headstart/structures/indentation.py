@@ -6,7 +6,8 @@ from __future__ import annotations
 class Indentation:
     """Looks at the beginning of every line but the first.
 
-    A byte that is no white space, or the end of an empty line, before `minimum` spaces and tabs ends the text.
+    A byte that is no white space, or the end of an empty line, before `minimum` spaces and tabs
+    ends the text.
     """
 
     def __init__(self, minimum: int) -> None:

@@ -3,8 +3,8 @@
 The file (its `lookup` examples write and read it) repeats, in int32 of the machine's order: the
 four tokens of the n-gram, -1 where it is shorter; a number k; k pairs of token and count. It does
 not say whose tokens these are, so we add an n-gram of no tokens, which llama.cpp reads and never
-looks up: it is followed by the mark of the vocabulary. What was read from a file without the mark is
-written without it again: nobody knows whose tokens those are.
+looks up: it is followed by the mark of the vocabulary. What was read from a file without the mark
+is written without it again: nobody knows whose tokens those are.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class _Several:
         """The token with the largest count * (100 * weight, or 1)."""
         counts = self.counts
         known = [token for token in weights if token in counts]
-        return max([*known, self.best], key=lambda token: counts[token] * (100 * weights.get(token, 0) or 1))
+        return max(
+            [*known, self.best],
+            key=lambda token: counts[token] * (100 * weights.get(token, 0) or 1),
+        )
 
 
 class NgramCounts:
@@ -144,11 +147,15 @@ class NgramCounts:
         found.add(token, count)
 
     def _trim(self) -> None:
-        """Make room if there are too many: drop the rarest, of equals the oldest. 0.1 s for 500 000."""
+        """Make room if there are too many: drop the rarest, of equals the oldest. 0.1 s for 500
+        000.
+        """
         table, limit = self._table, self._limit
         if limit is None or len(table) <= limit:
             return
-        totals = [found & _COUNT if isinstance(found, int) else found.total for found in table.values()]
+        totals = [
+            found & _COUNT if isinstance(found, int) else found.total for found in table.values()
+        ]
         rarest, keys = np.argsort(np.array(totals), kind="stable"), list(table)
         for at in rarest[: len(table) - limit + limit // 8].tolist():
             del table[keys[at]]
@@ -215,7 +222,9 @@ class NgramCounts:
         return rows.tobytes()
 
     def _encode_several(self) -> bytes:
-        several = {key: found.counts for key, found in self._table.items() if not isinstance(found, int)}
+        several = {
+            key: found.counts for key, found in self._table.items() if not isinstance(found, int)
+        }
         numbers = array("i")
         for ngram, counts in zip(_ngrams(list(several)).tolist(), several.values(), strict=True):
             numbers.extend(ngram)
@@ -227,7 +236,8 @@ class NgramCounts:
 
     @classmethod
     def load(cls, path: Path, vocabulary: VocabularyId, limit: int | None = None) -> NgramCounts:
-        """Read llama.cpp's file, all of it: beyond the limit something is lost only with the next text.
+        """Read llama.cpp's file, all of it: beyond the limit something is lost only with the next
+        text.
 
         Raises:
             ModelError: it cannot be read, is damaged, or belongs to another vocabulary (of a file
@@ -237,7 +247,9 @@ class NgramCounts:
             data = path.read_bytes()
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            raise ModelError(f"lookup cache {path} cannot be read: {reason}; name another file") from error
+            raise ModelError(
+                f"lookup cache {path} cannot be read: {reason}; name another file"
+            ) from error
         if len(data) % 4:
             raise ModelError(
                 f"lookup cache {path} is damaged: {len(data)} bytes are not a whole number of int32; "
@@ -252,9 +264,13 @@ class NgramCounts:
             position = counts._read_record(numbers, position, vocabulary, path)
         return counts
 
-    def _read_record(self, numbers: array[int], position: int, vocabulary: VocabularyId, path: Path) -> int:
+    def _read_record(
+        self, numbers: array[int], position: int, vocabulary: VocabularyId, path: Path
+    ) -> int:
         def damaged(what: str) -> ModelError:
-            return ModelError(f"lookup cache {path} is damaged at byte {4 * position}: {what}; delete it or rebuild it")
+            return ModelError(
+                f"lookup cache {path} is damaged at byte {4 * position}: {what}; delete it or rebuild it"
+            )
 
         start = position + MAX_NGRAM + 1
         if start > len(numbers):
@@ -269,7 +285,9 @@ class NgramCounts:
         pairs = numbers[start:end]
         if not size:
             if set(pairs[0::2]) != {vocabulary.mark}:
-                raise ModelError(f"lookup cache {path} was made with another vocabulary; name another file")
+                raise ModelError(
+                    f"lookup cache {path} was made with another vocabulary; name another file"
+                )
             self.is_marked = True
             return end
         for token in (*ngram[:size], *pairs[0::2]):

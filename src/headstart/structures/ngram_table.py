@@ -56,7 +56,8 @@ class NgramTable:
         slots = (keys >> np.uint64(self._shift)).astype(np.int64)
         fingerprints = (keys >> np.uint64(self._fingerprint_shift)) & np.uint64(_FINGERPRINT)
         following = text[self.n :].astype(np.uint64)
-        # Order matters only within a slot: those that come once are done at once, the rest in order.
+        # Order matters only within a slot: those that come once are done at once, the rest in
+        # order.
         _, inverse, counts = np.unique(slots, return_inverse=True, return_counts=True)
         is_lone = counts[inverse] == 1
         self._learn_lone(slots[is_lone], following[is_lone], fingerprints[is_lone])
@@ -78,7 +79,9 @@ class NgramTable:
         is_other_ngram = (old >> np.uint64(8)) & np.uint64(_FINGERPRINT) != fingerprints
         worn = np.where(is_other_ngram, old - one, old - count + count // np.uint64(2))
         kept = np.where(is_same, fresh | np.minimum(count + one, np.uint64(MAX_COUNT)), worn)
-        self._entries[slots] = np.where((count <= one) & ~(is_same & (count == one)), fresh | one, kept)
+        self._entries[slots] = np.where(
+            (count <= one) & ~(is_same & (count == one)), fresh | one, kept
+        )
 
     def learn_next(self, key: int, token: int, salt: int) -> None:
         """Add that `token` followed the window with this key."""
@@ -87,12 +90,19 @@ class NgramTable:
         mark = (key >> self._fingerprint_shift) & _FINGERPRINT
         self._view[slot] = updated(self._view[slot], token, mark)
 
-    def follow(self, key: int, window: list[int], salt: int, count: int) -> tuple[list[int], list[int]]:
+    def follow(
+        self, key: int, window: list[int], salt: int, count: int
+    ) -> tuple[list[int], list[int]]:
         """Walk from a window (the last n tokens) as far as the table knows.
 
         Returns at most `count` tokens, and for each how often it was seen (1 to MAX_COUNT).
         """
-        view, factor, shift, mark_shift = self._view, self._factor, self._shift, self._fingerprint_shift
+        view, factor, shift, mark_shift = (
+            self._view,
+            self._factor,
+            self._shift,
+            self._fingerprint_shift,
+        )
         tokens: list[int] = []
         counts: list[int] = []
         window = window[:]

@@ -46,7 +46,9 @@ class Tail:
 
 
 def _keys_of(text: NDArray[np.int32], n: int) -> NDArray[np.int64]:
-    """All n-grams of a text, of which there must be one, as numbers like `Tail.number` modulo `_PRIME`."""
+    """All n-grams of a text, of which there must be one, as numbers like `Tail.number` modulo
+    `_PRIME`.
+    """
     tokens = text.view("<u4")
     keys = np.zeros(len(tokens) - n + 1, np.uint64)
     for j in reversed(range(n)):
@@ -145,7 +147,8 @@ class SuffixIndex:
 
     def extend(self, new: Sequence[int]) -> None:
         """Append tokens (ids >= 0, or SEPARATOR)."""
-        self.tokens.extend(new if len(new) < _BULK else array("i", new))  # an array is appended as a whole
+        # an array is appended as a whole
+        self.tokens.extend(new if len(new) < _BULK else array("i", new))
         size = len(self.tokens)
         if size > self._chains[0].mask:
             self._rebuild(size.bit_length() + 1)
@@ -210,7 +213,8 @@ class SuffixIndex:
         tokens, floor, size, number = self.tokens, self.floor, tail.size, tail.number
         n = self._chains[-1].n
         recent = tokens[max(0, self.num_linked - n) : -1].tobytes()
-        is_recent = recent.rfind(tail.text[-4 * n :]) >= 0  # the shortest n-gram; else no longer one is
+        # the shortest n-gram; else no longer one is
+        is_recent = recent.rfind(tail.text[-4 * n :]) >= 0
         for chains in self._chains:
             n = chains.n
             if n > size:
@@ -245,7 +249,8 @@ class SuffixIndex:
             position = start + (at >> 2)
             if not at & 3 and self.tokens[position] != SEPARATOR:
                 found.append((self._num_equal(tail, position), position))
-            at = recent.rfind(ngram, 0, (at - 1 & ~3) + 4 * n)  # tokens begin at multiples of four bytes
+            # tokens begin at multiples of four bytes
+            at = recent.rfind(ngram, 0, (at - 1 & ~3) + 4 * n)
         return found
 
     def _num_equal(self, tail: Tail, position: int) -> int:
@@ -254,11 +259,11 @@ class SuffixIndex:
         Later tokens are more significant, so the highest differing bit tells how many at the end
         are equal: one comparison instead of a loop.
         """
-        size, reach = tail.size, position - self.floor
+        size, adaptive_length = tail.size, position - self.floor
         number = tail.number
-        if reach < size:
-            number >>= 32 * (size - reach)
-            size = reach
+        if adaptive_length < size:
+            number >>= 32 * (size - adaptive_length)
+            size = adaptive_length
         other = int.from_bytes(self.tokens[position - size : position], "little")
         return size - ((number ^ other).bit_length() + 31 >> 5)
 

@@ -111,7 +111,11 @@ def _lock(descriptor: int, path: Path, patience_seconds: float) -> None:
                 f"corpus file {path} cannot be locked: {error.strerror}; name a file on a disk of this machine"
             ) from error
         if not is_waiting:
-            log.warning("corpus file %s is in use by another process; waiting for up to %g s", path, patience_seconds)
+            log.warning(
+                "corpus file %s is in use by another process; waiting for up to %g s",
+                path,
+                patience_seconds,
+            )
             is_waiting = True
         time.sleep(_RETRY_SECONDS)
 
@@ -127,14 +131,17 @@ class TokenLog:
         ConfigError: it cannot be opened or another process holds it.
     """
 
-    def __init__(self, path: Path, vocabulary: VocabularyId, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, path: Path, vocabulary: VocabularyId, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
         self.path = path.resolve()  # `rewrite` replaces the file, not a link to it
         self._vocabulary = vocabulary
         self._descriptor = self._open_current(path, patience_seconds)
         try:
             self._size = os.fstat(self._descriptor).st_size
             data = self._read_all()
-            if len(data) < _HEADER_SIZE and self._header().startswith(data):  # new, or killed at once
+            # new, or killed at once
+            if len(data) < _HEADER_SIZE and self._header().startswith(data):
                 self._reset()
                 data = self._header()
             self._check_header(data)
@@ -189,7 +196,9 @@ class TokenLog:
             raise ModelError(f"{self.path} is not a corpus file of headstart; name another file")
         fields, (crc,) = data[: _HEADER.size], _CRC.unpack_from(data, _HEADER.size)
         if crc32(fields) != crc:
-            raise ModelError(f"corpus file {self.path} is damaged in its header; delete it or restore a copy")
+            raise ModelError(
+                f"corpus file {self.path} is damaged in its header; delete it or restore a copy"
+            )
         _, version, vocab_size, digest = _HEADER.unpack(fields)
         if version != _VERSION:
             raise ModelError(
@@ -222,14 +231,20 @@ class TokenLog:
             tokens = _little_endian(tokens)
             if crc32(body) != body_crc and not any(data[start:]):
                 break
-            if crc32(body) != body_crc or not count or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size:
+            if (
+                crc32(body) != body_crc
+                or not count
+                or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size
+            ):
                 raise self._damaged(position)
             records.append(Record(namespace, tokens))
             position = start + 4 * count
         return records, position
 
     def _damaged(self, position: int) -> ModelError:
-        return ModelError(f"corpus file {self.path} is damaged at byte {position}; delete it or restore a copy")
+        return ModelError(
+            f"corpus file {self.path} is damaged at byte {position}; delete it or restore a copy"
+        )
 
     def append(self, record: Record) -> None:
         """Write one record; after it returns, killing the process cannot lose it.

@@ -10,11 +10,13 @@ _LARGE = 65_536  # from here on more columns would cost more than taller ones
 
 
 def top_k(values: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """Indices and values of the min(k, size) largest entries, best first, the lower index first among equals.
+    """Indices and values of the min(k, size) largest entries, best first, the lower index first
+    among equals.
 
-    The values are laid out in columns. The k largest of the columns' maxima are k of the entries, so
-    no entry below the smallest of them is in the top k, and few others reach it: they are read from
-    the columns whose maximum does. NaNs come last; a number that shares a column with one may be missed.
+    The values are laid out in columns. The k largest of the columns' maxima are k of the entries,
+    so no entry below the smallest of them is in the top k, and few others reach it: they are read
+    from the columns whose maximum does. NaNs come last; a number that shares a column with one may
+    be missed.
     """
     size = len(values)
     height = 64 if size >= _LARGE else 32

@@ -25,7 +25,9 @@ from headstart.config import ServerConfig
 from headstart.errors import ConfigError, InvalidParameterError, ModelError
 
 Message = Mapping[str, Any]
-"""role, content (text, or a list of {"type": "text", "text": ...}) and whatever else the template reads."""
+"""role, content (text, or a list of {"type": "text", "text": ...}) and whatever else the template
+reads.
+"""
 
 CHATML_NAME = "chatml"  # as at llama-server
 CHATML = (
@@ -51,7 +53,9 @@ def template_by_hand(config: ServerConfig) -> str | None:
             source = Path(config.chat_template_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{flag} cannot be read: {reason}; name a text file in UTF-8") from error
+            raise ConfigError(
+                f"{flag} cannot be read: {reason}; name a text file in UTF-8"
+            ) from error
     elif not source:
         return None
     if not source or not ChatTemplate(source).shows_messages:
@@ -82,7 +86,8 @@ class ChatTemplate:
         self.source = source or CHATML_NAME
         self.stop: tuple[str, ...] = ()
         if self.source.strip() == CHATML_NAME:
-            # a model of another template may not know ChatML's markers as tokens and spell them instead
+            # a model of another template may not know ChatML's markers as tokens and spell them
+            # instead
             self.source, self.stop = CHATML, ("<|im_end|>",)
         self.bos_token = bos_token
         self.eos_token = eos_token
@@ -90,7 +95,9 @@ class ChatTemplate:
         try:
             self._template = _environment(now).from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"line {error.lineno} of the chat template is not valid Jinja: {error.message}") from error
+            raise ModelError(
+                f"line {error.lineno} of the chat template is not valid Jinja: {error.message}"
+            ) from error
         self._probe()
 
     def render(
@@ -114,8 +121,11 @@ class ChatTemplate:
         }
         try:
             return self._template.render(variables)
-        except Exception as error:  # a stranger's code: whatever it raises is its answer to these messages
-            raise InvalidParameterError(f"the chat template cannot render these messages: {error}") from error
+        # a stranger's code: whatever it raises is its answer to these messages
+        except Exception as error:
+            raise InvalidParameterError(
+                f"the chat template cannot render these messages: {error}"
+            ) from error
 
     def _adapt(self, message: Message) -> dict[str, Any]:
         """Bring role and content into the form that the template reads."""
@@ -130,7 +140,9 @@ class ChatTemplate:
         return adapted
 
     def _probe(self) -> None:
-        """Find out whether text is lost as a string but shown as a list of parts, or is lost as both."""
+        """Find out whether text is lost as a string but shown as a list of parts, or is lost as
+        both.
+        """
         self._wants_parts = False
         as_text = self._shows_probe()
         self._wants_parts = not as_text
@@ -186,5 +198,10 @@ def _to_json(
 ) -> str:
     """Like `json.dumps` rather than Jinja's filter, which escapes HTML; generators become lists."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=list
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=list,
     )

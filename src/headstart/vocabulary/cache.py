@@ -1,7 +1,7 @@
 """The comparison of a vocabulary pair and the order of its trie, kept on disk.
 
-A file names the vocabularies it was made for by their hashes and carries a checksum over all it holds. One
-that is stale, damaged or of another version is built again, never trusted.
+A file names the vocabularies it was made for by their hashes and carries a checksum over all it
+holds. One that is stale, damaged or of another version is built again, never trusted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.vocabulary.comparison import Comparison, Way, compare_tables
+from headstart.vocabulary.comparison import Comparison, TranslationMode, compare_tables
 from headstart.vocabulary.table import VocabTable
 from headstart.vocabulary.trie import sort_pieces
 
@@ -35,7 +35,8 @@ class PairData:
     """What is computed once for a pair of vocabularies."""
 
     comparison: Comparison
-    order: NDArray[np.int32]  # draft tokens sorted by their bytes; empty if the vocabularies are identical
+    # draft tokens sorted by their bytes; empty if the vocabularies are identical
+    order: NDArray[np.int32]
 
 
 def load_or_build(folder: Path | None, target: VocabTable, draft: VocabTable) -> PairData:
@@ -60,8 +61,10 @@ def cache_path(folder: Path, target: VocabTable, draft: VocabTable) -> Path:
 
 def _build(target: VocabTable, draft: VocabTable) -> PairData:
     comparison = compare_tables(target, draft)
-    is_identical = comparison.way is Way.IDENTICAL
-    return PairData(comparison, np.zeros(0, np.int32) if is_identical else sort_pieces(draft.pieces))
+    is_identical = comparison.mode is TranslationMode.IDENTICAL
+    return PairData(
+        comparison, np.zeros(0, np.int32) if is_identical else sort_pieces(draft.pieces)
+    )
 
 
 def _load(path: Path, target: VocabTable, draft: VocabTable) -> PairData | None:
@@ -75,7 +78,10 @@ def _load(path: Path, target: VocabTable, draft: VocabTable) -> PairData | None:
         if fields["pair"] != _identity(target, draft):
             raise ValueError("made for other vocabularies or by another version")
         comparison = Comparison(
-            Way(fields["way"]), arrays["to_draft"], arrays["to_target"], tuple(fields["differences"])
+            TranslationMode(fields["way"]),
+            arrays["to_draft"],
+            arrays["to_target"],
+            tuple(fields["differences"]),
         )
         return PairData(comparison, arrays["order"])
     except FileNotFoundError:
@@ -89,11 +95,15 @@ def _store(path: Path, data: PairData, target: VocabTable, draft: VocabTable) ->
     comparison = data.comparison
     fields = {
         "pair": _identity(target, draft),
-        "way": comparison.way.value,
+        "way": comparison.mode.value,
         "differences": comparison.special_differences,
     }
     header = json.dumps(fields).encode()
-    arrays = {"to_draft": comparison.to_draft, "to_target": comparison.to_target, "order": data.order}
+    arrays = {
+        "to_draft": comparison.to_draft,
+        "to_target": comparison.to_target,
+        "order": data.order,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:

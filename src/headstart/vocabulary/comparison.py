@@ -33,7 +33,7 @@ _ROLES: tuple[frozenset[bytes], ...] = tuple(
 )
 
 
-class Way(Enum):
+class TranslationMode(Enum):
     """How tokens of the target become tokens of the draft and back."""
 
     IDENTICAL = "identical"  # the ids mean the same
@@ -45,7 +45,7 @@ class Way(Enum):
 class Comparison:
     """What `compare` found. Maps hold -1 where a token has no partner."""
 
-    way: Way
+    mode: TranslationMode
     to_draft: NDArray[np.int32]  # (target size,)
     to_target: NDArray[np.int32]  # (draft size,)
     special_differences: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Comparison:
     def describe(self) -> str:
         """One line for the log."""
         line = (
-            f"{self.way.value} vocabularies: {self.num_shared} of {len(self.to_target)} draft tokens "
+            f"{self.mode.value} vocabularies: {self.num_shared} of {len(self.to_target)} draft tokens "
             f"({self.draft_share:.1%}) are also among the target's {len(self.to_draft)}"
         )
         return "; ".join([line, *self.special_differences])
@@ -81,19 +81,29 @@ def compare_tables(target: VocabTable, draft: VocabTable) -> Comparison:
         common = min(target.size, draft.size)
         to_draft, to_target = np.full(target.size, -1, np.int32), np.full(draft.size, -1, np.int32)
         to_draft[:common] = to_target[:common] = np.arange(common)
-        return Comparison(Way.IDENTICAL, to_draft, to_target, differences)
+        return Comparison(TranslationMode.IDENTICAL, to_draft, to_target, differences)
     to_draft, to_target = _map(target, draft), _map(draft, target)
     # A small vocabulary inside a much larger one maps as a whole, but most of what the target
     # emits does not: both shares count.
     is_shared = min(np.mean(to_draft >= 0), np.mean(to_target >= 0)) >= MIN_SHARED
-    return Comparison(Way.SHARED if is_shared else Way.TEXT, to_draft, to_target, differences)
+    return Comparison(
+        TranslationMode.SHARED if is_shared else TranslationMode.TEXT,
+        to_draft,
+        to_target,
+        differences,
+    )
 
 
 def _is_identical(target: VocabTable, draft: VocabTable) -> bool:
     common = min(target.size, draft.size)
-    if max(target.size, draft.size) - common > MAX_PADDING or target.pieces[:common] != draft.pieces[:common]:
+    if (
+        max(target.size, draft.size) - common > MAX_PADDING
+        or target.pieces[:common] != draft.pieces[:common]
+    ):
         return False
-    inside = [{t: text for t, text in table.controls.items() if t < common} for table in (target, draft)]
+    inside = [
+        {t: text for t, text in table.controls.items() if t < common} for table in (target, draft)
+    ]
     return inside[0] == inside[1]
 
 
@@ -124,7 +134,9 @@ def pair_controls(
     return pairs
 
 
-def _with_same_role(source: VocabTable, other: VocabTable, token: int, by_text: Mapping[bytes, int]) -> int | None:
+def _with_same_role(
+    source: VocabTable, other: VocabTable, token: int, by_text: Mapping[bytes, int]
+) -> int | None:
     text = source.controls[token]
     for role in _ROLES:
         if text in role:

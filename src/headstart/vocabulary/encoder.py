@@ -1,8 +1,8 @@
 """Tokenizing a piece out of the middle of a text, byte for byte.
 
 A model's own tokenizer is made for whole, well-formed texts: SentencePiece puts a space before the
-first word, invalid UTF-8 is replaced by U+FFFD (BPE) or swallows its neighbours (SentencePiece), and
-a token that a GGUF marks as control loses its text. Here the result always stands for the very
+first word, invalid UTF-8 is replaced by U+FFFD (BPE) or swallows its neighbours (SentencePiece),
+and a token that a GGUF marks as control loses its text. Here the result always stands for the very
 bytes that went in.
 """
 
@@ -15,7 +15,8 @@ from functools import lru_cache
 from headstart.types import Vocab
 from headstart.vocabulary.table import VocabTable
 
-_ANCHOR = b"\x02"  # takes the space of a tokenizer that puts one before the first word; joins with nothing
+# takes the space of a tokenizer that puts one before the first word; joins with nothing
+_ANCHOR = b"\x02"
 _INVALID = re.compile("([\udc80-\udcff]+)")  # what `surrogateescape` makes of invalid bytes
 _MAX_CACHED_BYTES = 64
 _MAX_SPELLED_BYTES = 32  # longest token tried when spelling
@@ -83,7 +84,9 @@ class Encoder:
 
 
 def _middle(text: bytes) -> int:
-    """A place near the middle to cut valid UTF-8: before a space if there is one, else between characters."""
+    """A place near the middle to cut valid UTF-8: before a space if there is one, else between
+    characters.
+    """
     middle = len(text) // 2
     space = text.rfind(b" ", 1, middle + 1)
     if space > 0:
@@ -100,6 +103,14 @@ def num_incomplete(text: bytes) -> int:
     for count in range(1, min(4, len(text) + 1)):
         byte = text[-count]
         if byte & 0xC0 != 0x80:
-            length = 4 if 0xF0 <= byte < 0xF5 else 3 if 0xE0 <= byte < 0xF0 else 2 if 0xC2 <= byte < 0xE0 else 1
+            length = (
+                4
+                if 0xF0 <= byte < 0xF5
+                else 3
+                if 0xE0 <= byte < 0xF0
+                else 2
+                if 0xC2 <= byte < 0xE0
+                else 1
+            )
             return count if length > count else 0
     return 0

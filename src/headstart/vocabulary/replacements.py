@@ -45,18 +45,26 @@ class Replacements:
         Raises:
             ConfigError: the left side of a pair is empty.
         """
-        self.single_tokens: dict[bytes, bytes] = {}  # spelling to spelling of control tokens, for the way back
+        # spelling to spelling of control tokens, for the way back
+        self.single_tokens: dict[bytes, bytes] = {}
         self._replaced: dict[str, str] = {}
         for old, new in pairs:
             if not old:
-                raise ConfigError(f"--spec-replace needs text of the target to replace, got '' for {new!r}")
-            source, result = symbols_of(old, target, TARGET_BASE), symbols_of(new, draft, DRAFT_BASE)
+                raise ConfigError(
+                    f"--spec-replace needs text of the target to replace, got '' for {new!r}"
+                )
+            source, result = (
+                symbols_of(old, target, TARGET_BASE),
+                symbols_of(new, draft, DRAFT_BASE),
+            )
             self._replaced.setdefault(source, result)
             if len(source) == len(result) == 1 and min(source, result) >= chr(TARGET_BASE):
                 self.single_tokens.setdefault(old.encode(), new.encode())
         longest_first = sorted(self._replaced, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)", re.DOTALL)
-        self._prefixes = {source[:end] for source in self._replaced for end in range(1, len(source))}
+        self._prefixes = {
+            source[:end] for source in self._replaced for end in range(1, len(source))
+        }
         self._max_held = max(map(len, self._prefixes), default=0)
 
     def __len__(self) -> int:
@@ -84,10 +92,15 @@ def symbols_of(text: str, table: VocabTable, base: int) -> str:
     """A template's spelling as symbols: control tokens where they are spelled, bytes elsewhere."""
     spellings = {spelling: token for token, spelling in table.controls.items() if spelling}
     longest_first = sorted(spellings, key=len, reverse=True)
-    pattern = re.compile(b"(" + b"|".join(map(re.escape, longest_first)) + b")") if spellings else re.compile(b"((?!))")
+    pattern = (
+        re.compile(b"(" + b"|".join(map(re.escape, longest_first)) + b")")
+        if spellings
+        else re.compile(b"((?!))")
+    )
     parts = pattern.split(text.encode())
     return "".join(
-        chr(base + spellings[part]) if index % 2 else part.decode("latin-1") for index, part in enumerate(parts)
+        chr(base + spellings[part]) if index % 2 else part.decode("latin-1")
+        for index, part in enumerate(parts)
     )
 
 

@@ -1,11 +1,11 @@
 """Tokens of a text that grows, without tokenizing it from the start again.
 
-The tokens of a prefix are not a prefix of the tokens of the whole: "hel" + "lo" is one token. But what
-can change lies at the end. Pre-tokenizers start anew behind a word and at a space between two words,
-so what comes before the last such place is final (as long as no token reaches over it, which is checked). Where
-there is none (CJK) tokens that end `LOOKBEHIND` bytes before the end are taken as final. Tokens
-behind a boundary do not depend on bytes before it: BPE applies merges by rank, and none of them
-crossed the boundary. So only the window behind it is tokenized again.
+The tokens of a prefix are not a prefix of the tokens of the whole: "hel" + "lo" is one token. But
+what can change lies at the end. Pre-tokenizers start anew behind a word and at a space between two
+words, so what comes before the last such place is final (as long as no token reaches over it, which
+is checked). Where there is none (CJK) tokens that end `LOOKBEHIND` bytes before the end are taken
+as final. Tokens behind a boundary do not depend on bytes before it: BPE applies merges by rank, and
+none of them crossed the boundary. So only the window behind it is tokenized again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,16 @@ class Snapshot:
 class Retokenizer:
     """Tokens of a growing byte stream, with control tokens in between."""
 
-    __slots__ = ("_base", "_encoder", "_ends", "_start", "_window", "num_stable", "partial", "tokens")
+    __slots__ = (
+        "_base",
+        "_encoder",
+        "_ends",
+        "_start",
+        "_window",
+        "num_stable",
+        "partial",
+        "tokens",
+    )
 
     # tokens[0 : _start]               final; bytes 0 .. _base of the stream
     # tokens[_start : len(tokens)]     of _window, may change
@@ -52,8 +61,14 @@ class Retokenizer:
     def append(self, data: bytes) -> None:
         """The stream grew by `data`. O(window + data)."""
         window = self._window
-        if window and data and not self.partial and self._encoder.table.word_ends[window[-1] << 8 | data[0]]:
-            self._freeze(len(self.tokens))  # the common case; what follows is mostly a word seen before
+        if (
+            window
+            and data
+            and not self.partial
+            and self._encoder.table.word_ends[window[-1] << 8 | data[0]]
+        ):
+            # the common case; what follows is mostly a word seen before
+            self._freeze(len(self.tokens))
         text = self._window + self.partial + data
         complete = len(text) - num_incomplete(text)
         self.partial = text[complete:]
@@ -118,7 +133,9 @@ class Retokenizer:
 
 
 def last_split(text: bytes, before: int, word_ends: bytes) -> int:
-    """Last position under `before` where a pre-tokenizer starts anew whatever follows; 0 if there is none."""
+    """Last position under `before` where a pre-tokenizer starts anew whatever follows; 0 if there
+    is none.
+    """
     for position in range(min(before, len(text)) - 1, 0, -1):
         byte, last = text[position], text[position - 1]
         if word_ends[last << 8 | byte]:

@@ -28,7 +28,11 @@ class TemplateFamily:
 
 _FAMILIES = {
     "chatml": TemplateFamily(
-        "<|im_start|>", "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n", "<|im_start|>system\n"
+        "<|im_start|>",
+        "<|im_start|>user\n",
+        "<|im_start|>assistant\n",
+        "<|im_end|>\n",
+        "<|im_start|>system\n",
     ),
     "llama-3": TemplateFamily(
         "<|start_header_id|>",
@@ -37,8 +41,12 @@ _FAMILIES = {
         "<|eot_id|>",
         "<|start_header_id|>system<|end_header_id|>\n\n",
     ),
-    "gemma": TemplateFamily("<start_of_turn>", "<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>\n"),
-    "gemma-4": TemplateFamily("<|turn>", "<|turn>user\n", "<|turn>model\n", "<turn|>\n", "<|turn>system\n"),
+    "gemma": TemplateFamily(
+        "<start_of_turn>", "<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>\n"
+    ),
+    "gemma-4": TemplateFamily(
+        "<|turn>", "<|turn>user\n", "<|turn>model\n", "<turn|>\n", "<|turn>system\n"
+    ),
     "command-r": TemplateFamily(
         "<|START_OF_TURN_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
@@ -46,8 +54,12 @@ _FAMILIES = {
         "<|END_OF_TURN_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
     ),
-    "deepseek": TemplateFamily("<｜User｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", close_user=""),
-    "phi-3": TemplateFamily("<|end|>", "<|user|>\n", "<|assistant|>\n", "<|end|>\n", "<|system|>\n"),
+    "deepseek": TemplateFamily(
+        "<｜User｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", close_user=""
+    ),
+    "phi-3": TemplateFamily(
+        "<|end|>", "<|user|>\n", "<|assistant|>\n", "<|end|>\n", "<|system|>\n"
+    ),
     "zephyr": TemplateFamily("<|user|>", "<|user|>\n", "<|assistant|>\n", "</s>\n", "<|system|>\n"),
     "mistral": TemplateFamily("[INST]", "[INST]", "[/INST]", "</s>", close_user=""),
 }
@@ -59,7 +71,9 @@ def find_family(template: str) -> str | None:
 
 
 def find_replacements(target_template: str, draft_template: str) -> list[Pair]:
-    """Pairs that turn the target's rendered chats into the draft's; empty if a family is unknown or both agree."""
+    """Pairs that turn the target's rendered chats into the draft's; empty if a family is unknown or
+    both agree.
+    """
     names = find_family(target_template), find_family(draft_template)
     if None in names or names[0] == names[1]:
         return []

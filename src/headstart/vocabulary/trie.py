@@ -23,7 +23,9 @@ class ByteTrie:
         first = bisect_left(self._sorted, prefix)
         if not stem:
             return self._order[first:]
-        return self._order[first : bisect_left(self._sorted, stem[:-1] + bytes([stem[-1] + 1]), first)]
+        return self._order[
+            first : bisect_left(self._sorted, stem[:-1] + bytes([stem[-1] + 1]), first)
+        ]
 
     def prefixes_of(self, text: bytes) -> NDArray[np.int32]:
         """Ids of the tokens that `text` starts with and is longer than, shortest first."""

@@ -1,7 +1,8 @@
 """The same replacement of a word in other surroundings.
 
-A vocabulary spells a word differently after a space, a bracket or a dot: ` count`, `(count` and `count` may be three
-tokens or parts of them. Who has seen one of them replaced knows what becomes of the others.
+A vocabulary spells a word differently after a space, a bracket or a dot: ` count`, `(count` and
+`count` may be three tokens or parts of them. Who has seen one of them replaced knows what becomes
+of the others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Vocab
 
-_BEFORE = (b"", b" ", b"(", b".", b"_", b'"', b"'", b"[", b"\n", b"\t")  # what vocabularies join to a word
+# what vocabularies join to a word
+_BEFORE = (b"", b" ", b"(", b".", b"_", b'"', b"'", b"[", b"\n", b"\t")
 _WORD = re.compile(rb" ?(\w+)")
 
 Replacement = tuple[list[int], list[int]]
@@ -30,7 +32,9 @@ class Variants:
 
         Each takes some ten microseconds when it is asked for, and several may be the same.
         """
-        before, after = (_WORD.fullmatch(b"".join(map(self._vocab.token_bytes, tokens))) for tokens in (old, new))
+        before, after = (
+            _WORD.fullmatch(b"".join(map(self._vocab.token_bytes, tokens))) for tokens in (old, new)
+        )
         if before is None or after is None:
             return
         for prefix in _BEFORE:

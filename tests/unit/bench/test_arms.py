@@ -25,7 +25,9 @@ from headstart.types import Draft, DraftRequest
         ("auto:suffix,draft-model", ("suffix", "draft-model"), "auto", None),
     ],
 )
-def test_an_arm_is_read_from_its_name(name: str, types: tuple[str, ...], mode: str, length: int | None) -> None:
+def test_an_arm_is_read_from_its_name(
+    name: str, types: tuple[str, ...], mode: str, length: int | None
+) -> None:
     arm = parse_arm(name)
     assert arm == Arm(name, types, mode, length)
     assert arm.config().spec == mode
@@ -83,7 +85,8 @@ class Broken(Speculator):
 def requests(num: int, num_tokens: int) -> list[Request]:
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
     return [
-        Request(request_id="same", prompt=[i + 1, 2, 3], sampling=sampling, max_tokens=num_tokens) for i in range(num)
+        Request(request_id="same", prompt=[i + 1, 2, 3], sampling=sampling, max_tokens=num_tokens)
+        for i in range(num)
     ]
 
 
@@ -109,8 +112,14 @@ def test_a_speculator_that_fails_fails_the_measurement(caplog: pytest.LogCapture
 
 
 def test_a_tally_sums_up_its_runs() -> None:
-    stats = [RequestStats(num_steps=5, num_drafted=8, num_accepted=6), RequestStats(num_steps=5, num_drafted=2)]
-    runs = [Run(2.0, ((1, 2), (3,)), (stats[0],), ()), Run(4.0, ((4, 5, 6), (7, 8, 9)), (stats[1],), ())]
+    stats = [
+        RequestStats(num_steps=5, num_drafted=8, num_accepted=6),
+        RequestStats(num_steps=5, num_drafted=2),
+    ]
+    runs = [
+        Run(2.0, ((1, 2), (3,)), (stats[0],), ()),
+        Run(4.0, ((4, 5, 6), (7, 8, 9)), (stats[1],), ()),
+    ]
     tally = Tally(runs)
     assert (tally.seconds, tally.num_tokens, tally.rate) == (6.0, 9, 1.5)
     assert (tally.num_drafted, tally.num_accepted, tally.num_wasted) == (10, 6, 4)

@@ -26,7 +26,8 @@ def test_a_curve_is_written_as_it_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "1:48", "1:48,", "1:48,2", "1:a,2:b", "0:4,1:8", "1:0,2:1", "1:-4,2:5", "1:nan,2:5"]
+    "text",
+    ["", "1", "1:48", "1:48,", "1:48,2", "1:a,2:b", "0:4,1:8", "1:0,2:1", "1:-4,2:5", "1:nan,2:5"],
 )
 def test_what_is_no_curve_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cost curve"):

@@ -44,7 +44,9 @@ def least_ms(guesses: Guesses, curve: CostCurve, round_ms: float) -> float:
 
 @pytest.mark.parametrize("curve", [CPU, TILES])
 @pytest.mark.parametrize("round_ms", [0.0, 6.0, 1000.0])
-def test_hindsight_of_one_user_is_the_best_of_all_choices(curve: CostCurve, round_ms: float) -> None:
+def test_hindsight_of_one_user_is_the_best_of_all_choices(
+    curve: CostCurve, round_ms: float
+) -> None:
     random = Random(1)
     for length in (1, 2, 7, 40):
         guesses = make_guesses(random, length)
@@ -59,7 +61,9 @@ def test_without_right_guesses_hindsight_is_off() -> None:
 
 
 @pytest.mark.parametrize(("curve", "tolerance"), [(CPU, 0.01), (TILES, 0.05)])
-def test_hindsight_of_two_users_is_near_the_best_of_all_choices(curve: CostCurve, tolerance: float) -> None:
+def test_hindsight_of_two_users_is_near_the_best_of_all_choices(
+    curve: CostCurve, tolerance: float
+) -> None:
     random, ratios = Random(2), []
     for _ in range(10):
         group = [make_guesses(random, random.randint(12, 20)) for _ in range(2)]
@@ -83,7 +87,8 @@ def least_together(group: Sequence[Guesses], curve: CostCurve) -> float:
         if not any(ways[-1][0]):
             return 0.0
         return min(
-            curve(sum(way)) + after(tuple(at + step for at, step in zip(places, way, strict=True))) for way in ways[-1]
+            curve(sum(way)) + after(tuple(at + step for at, step in zip(places, way, strict=True)))
+            for way in ways[-1]
         )
 
     return after((0,) * len(group))
@@ -92,10 +97,16 @@ def least_together(group: Sequence[Guesses], curve: CostCurve) -> float:
 @pytest.mark.parametrize("curve", [CPU, TILES])
 @pytest.mark.parametrize(("num_users", "tolerance"), [(1, 0.0), (4, SEVERAL_USERS)])
 @pytest.mark.parametrize("types", ["suffix", "ngram-simple"])
-def test_no_arm_is_ahead_of_hindsight(curve: CostCurve, num_users: int, tolerance: float, types: str) -> None:
+def test_no_arm_is_ahead_of_hindsight(
+    curve: CostCurve, num_users: int, tolerance: float, types: str
+) -> None:
     texts, replay = make_texts(8), make_replay(num_users, curve)
     best = replay.hindsight([types], texts)
-    names = ["off", *(f"{types}@{length}" for length in (1, 2, 3, 4, 6, 8, 16, 32)), f"auto:{types}"]
+    names = [
+        "off",
+        *(f"{types}@{length}" for length in (1, 2, 3, 4, 6, 8, 16, 32)),
+        f"auto:{types}",
+    ]
     rates = {name: replay.run(parse_arm(name), texts).rate for name in names}
     assert {name: rate for name, rate in rates.items() if rate > best * (1 + tolerance)} == {}
 
@@ -114,7 +125,11 @@ def test_a_draft_model_makes_hindsight_no_worse() -> None:
 
 def test_the_curve_is_learned_from_steps() -> None:
     texts, replay = make_texts(8, length=120), make_replay()
-    runs = [run for length in (1, 3, 7) for run in replay.run(parse_arm(f"ngram-simple@{length}"), texts).runs]
+    runs = [
+        run
+        for length in (1, 3, 7)
+        for run in replay.run(parse_arm(f"ngram-simple@{length}"), texts).runs
+    ]
     curve = learned_curve([*runs, *replay.run(OFF, texts).runs], 1)
     assert len(curve) >= most_rows(1) + 1
     for rows in (1, 2, 4, 8):

@@ -13,7 +13,14 @@ from headstart.bench.curves import CostCurve
 from headstart.bench.replay import load_texts, save_texts
 from headstart.errors import ConfigError
 
-ARMS = ("off", "suffix@4", "ngram-simple@16", "draft-model@3", "suffix,draft-model@4", "auto:suffix,draft-model")
+ARMS = (
+    "off",
+    "suffix@4",
+    "ngram-simple@16",
+    "draft-model@3",
+    "suffix,draft-model@4",
+    "auto:suffix,draft-model",
+)
 
 
 def tokens(tally: Tally) -> list[tuple[int, ...]]:
@@ -60,13 +67,17 @@ def test_accepted_drafts_save_time_and_rejected_ones_cost_it() -> None:
     rows = [step.num_verify_rows for step in hindered.runs[0].steps]
     assert sum(rows) == hindered.num_drafted + hindered.runs[0].stats[0].num_steps
     assert hindered.num_wasted > 0
-    assert hindered.seconds == pytest.approx(sum(map(CPU, rows)) / 1000.0), "rejected rows are paid for"
+    assert hindered.seconds == pytest.approx(sum(map(CPU, rows)) / 1000.0), (
+        "rejected rows are paid for"
+    )
 
 
 def test_the_time_of_a_prompt_does_not_count() -> None:
     (text,) = make_texts(1)
     longer = replace(text, prompt=[*text.prompt, *text.prompt])
-    assert make_replay().run(OFF, [longer]).seconds == pytest.approx(make_replay().run(OFF, [text]).seconds)
+    assert make_replay().run(OFF, [longer]).seconds == pytest.approx(
+        make_replay().run(OFF, [text]).seconds
+    )
 
 
 def test_the_time_of_a_draft_model_counts() -> None:

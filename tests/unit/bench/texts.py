@@ -13,12 +13,17 @@ TILES = CostCurve.parse("1:74,4:80,5:120,8:126,9:170,12:176,13:220,16:226,32:450
 DRAFT = CostCurve.parse("1:4,8:11,64:60")
 
 
-def make_texts(num: int, temperature: float = 0.0, *, length: int = 60, seed: int = 0) -> list[Text]:
+def make_texts(
+    num: int, temperature: float = 0.0, *, length: int = 60, seed: int = 0
+) -> list[Text]:
     """Prompts of a few lines; answers that mostly repeat them."""
     random = Random(seed)
     texts = []
     for i in range(num):
-        lines = [[random.randrange(97, 123) for _ in range(random.randrange(4, 16))] + [10] for _ in range(6)]
+        lines = [
+            [random.randrange(97, 123) for _ in range(random.randrange(4, 16))] + [10]
+            for _ in range(6)
+        ]
         answer: list[int] = []
         while len(answer) < length:
             line = list(random.choice(lines))
@@ -30,7 +35,9 @@ def make_texts(num: int, temperature: float = 0.0, *, length: int = 60, seed: in
     return texts
 
 
-def make_replay(num_users: int = 1, curve: CostCurve = CPU, *, noise: float = 0.0, has_draft: bool = True) -> Replay:
+def make_replay(
+    num_users: int = 1, curve: CostCurve = CPU, *, noise: float = 0.0, has_draft: bool = True
+) -> Replay:
     def draft_engine() -> FakeEngine:
         return FakeEngine(ByteVocab.size, order=1, num_cells=4096)
 

@@ -23,12 +23,18 @@ def config(*argv: str) -> Config:
     ("argv", "says"),
     [
         (["--spec-suffix-min-share", "2"], "suffix needs .*min-share"),
-        (["--spec-type", "ngram-mod", "--spec-ngram-mod-table-bits", "99"], "table-bits from 10 to 28"),
+        (
+            ["--spec-type", "ngram-mod", "--spec-ngram-mod-table-bits", "99"],
+            "table-bits from 10 to 28",
+        ),
         (["-m", "x.gguf", "--spec-type", "draft-model"], "add --draft-model FILE"),
         (["-m", "x.gguf", "--spec-type", "draft-simple"], "add --draft-model FILE"),
         (["-m", "x.gguf", "-md", "d.gguf", "--spec-type", "suffix"], "does not name draft-model"),
         (["--spec-type", "draft-mtp"], "draft-mtp, but multi-token heads are not supported yet"),
-        (["--chat-template-file", "/nowhere/template"], "--chat-template-file /nowhere/template cannot be read"),
+        (
+            ["--chat-template-file", "/nowhere/template"],
+            "--chat-template-file /nowhere/template cannot be read",
+        ),
         (["--chat-template", "llama3"], "shows no message"),
     ],
 )

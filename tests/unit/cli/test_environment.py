@@ -21,8 +21,12 @@ def check(environment: dict[str, str], *, settings: list[Setting] = SERVE) -> st
     ("name", "ours"),
     [("LLAMA_API_KEY", "HEADSTART_API_KEY"), ("LLAMA_ARG_API_KEY_FILE", "HEADSTART_API_KEY_FILE")],
 )
-def test_llama_servers_key_without_one_of_ours_does_not_start_an_open_server(name: str, ours: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is set but not read here.*use {ours}, or unset {name}"):
+def test_llama_servers_key_without_one_of_ours_does_not_start_an_open_server(
+    name: str, ours: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{name} is set but not read here.*use {ours}, or unset {name}"
+    ):
         check({name: "secret"})
     assert check({name: ""}) is None
     told = check({name: "secret", "HEADSTART_API_KEY": "k"})
@@ -45,7 +49,9 @@ def test_llama_servers_names_are_listed_in_one_line(
     read_flags("serve", "About.", SERVE, [])
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert err.startswith("headstart: warning: not read: LLAMA_ARG_CTX_SIZE, LLAMA_ARG_HOST; these are llama-server's")
+    assert err.startswith(
+        "headstart: warning: not read: LLAMA_ARG_CTX_SIZE, LLAMA_ARG_HOST; these are llama-server's"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,12 +71,20 @@ def test_an_unknown_name_of_ours_is_refused_with_the_closest(name: str, says: st
     assert check({name: ""}) is None
 
 
-@pytest.mark.parametrize("settings", [SERVE, all_settings(["engine"]), []], ids=["serve", "engine", "none"])
+@pytest.mark.parametrize(
+    "settings", [SERVE, all_settings(["engine"]), []], ids=["serve", "engine", "none"]
+)
 def test_names_of_other_commands_and_of_tools_are_fine(settings: list[Setting]) -> None:
     names = ("CACHE", "CONFIG", "URL", "VOCABS", "PROMPT", "TOP_K", "HOST", "SPEC_SUFFIX_FILE")
     assert check({f"HEADSTART_{name}": "1" for name in names}, settings=settings) is None
 
 
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_passed_over() -> None:
-    names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8080_TCP", "PORT_8080_TCP_ADDR")
+    names = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP",
+        "PORT_8080_TCP",
+        "PORT_8080_TCP_ADDR",
+    )
     assert check({f"HEADSTART_{name}": "1" for name in names}) is None

@@ -27,14 +27,18 @@ STATS = RequestStats(
 )
 
 
-def emitted(tokens: tuple[int, ...], sources: tuple[str, ...], text: bytes | None = None) -> TokenEvent:
+def emitted(
+    tokens: tuple[int, ...], sources: tuple[str, ...], text: bytes | None = None
+) -> TokenEvent:
     certain = b"".join(PIECES[t] for t in tokens) if text is None else text
     return TokenEvent("r", tokens, certain, sources)
 
 
 def shown(*events: Event, color: bool) -> str:
     buffer = io.StringIO()
-    console = Console(file=buffer, force_terminal=color, color_system="standard" if color else None, width=200)
+    console = Console(
+        file=buffer, force_terminal=color, color_system="standard" if color else None, width=200
+    )
     show(iter(events), PIECES.__getitem__, console)
     return buffer.getvalue()
 
@@ -61,7 +65,9 @@ def test_a_stop_string_that_was_held_back_is_not_shown() -> None:
 
 def test_text_held_back_is_shown_once_it_is_certain() -> None:
     finish = FinishEvent("r", "length", STATS)
-    out = shown(emitted((1, 5), ("", ""), b"one S"), emitted((2,), ("",), b"TOPtwo "), finish, color=False)
+    out = shown(
+        emitted((1, 5), ("", ""), b"one S"), emitted((2,), ("",), b"TOPtwo "), finish, color=False
+    )
     assert out.splitlines()[0] == "one STOPtwo "
 
 
@@ -107,7 +113,9 @@ def test_the_summary_counts_what_was_decoded_not_what_was_cached() -> None:
     ],
     ids=str,
 )
-def test_the_summary_says_auto_only_where_control_chooses(config: SpeculationConfig, shown: str) -> None:
+def test_the_summary_says_auto_only_where_control_chooses(
+    config: SpeculationConfig, shown: str
+) -> None:
     text = summary(FinishEvent("r", "length", STATS), most_drafted(config), seed=5)
     assert f"n_draft   = {shown}\n" in text
 

@@ -22,7 +22,10 @@ def complaint(*argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--temp", "0.5"], "there is no flag --temp: set it in the request, as temperature (all flags"),
+        (
+            ["--temp", "0.5"],
+            "there is no flag --temp: set it in the request, as temperature (all flags",
+        ),
         (["-n", "5"], "there is no flag -n: set it in the request, as n_predict"),
         (["-n=5"], "there is no flag -n: set it in the request"),
         (["--predict", "-1"], "there is no flag --predict: set it in the request, as n_predict"),

@@ -34,13 +34,17 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     assert f"Usage: headstart {command}" in capsys.readouterr().out
 
 
-def test_the_help_of_corpus_begins_with_a_line_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_corpus_begins_with_a_line_that_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["corpus", "--help"]) == 0
     usage = capsys.readouterr().out.splitlines()[0]
     assert usage == "Usage: headstart corpus add PATH... --spec-corpus FILE [flags]"
 
 
-def test_version_names_ours_and_libllamas(assemble: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_names_ours_and_libllamas(
+    assemble: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     vars(assemble).update(libllama_version=lambda: "9.9 (b1)")
     assert main(["--version"]) == 0
     out = capsys.readouterr().out
@@ -55,8 +59,14 @@ def test_version_names_ours_and_libllamas(assemble: ModuleType, capsys: pytest.C
         (["-m", "x.gguf"], "headstart serve -m x.gguf"),
         (["serve", "--prot", "1"], "did you mean --port"),
         (["serve", "--port", "-1"], "from 0 to 65535"),
-        (["serve", "--draft-min", "9", "--draft-max", "8"], "--draft-min is 9 but no draft is longer than 8 tokens"),
-        (["serve", "--draft-min", "33"], "no draft is longer than 32 tokens; lower it or raise --draft-max"),
+        (
+            ["serve", "--draft-min", "9", "--draft-max", "8"],
+            "--draft-min is 9 but no draft is longer than 8 tokens",
+        ),
+        (
+            ["serve", "--draft-min", "33"],
+            "no draft is longer than 32 tokens; lower it or raise --draft-max",
+        ),
         (["serve", "--draft-min", "17", "--spec", "fixed"], "no draft is longer than 16 tokens"),
         (["generate", "-p", "a", "-f", "b"], "not both"),
         (["generate", "-f", "/nowhere/prompt.txt"], "cannot read the prompt"),
@@ -106,15 +116,25 @@ def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) 
     assert seen[0].server.port == 81
 
 
-def test_print_config_does_not_serve(assemble: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_does_not_serve(
+    assemble: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", "--print-config", "--port", "81"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("port")]
     assert line.split() == ["port", "=", "81", "#", "flag"]
 
 
-def test_devices_shows_one_row_per_device(assemble: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_shows_one_row_per_device(
+    assemble: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Device:
-        name, kind, description, free_bytes, total_bytes = "CUDA0", "GPU", "a card", 2**30, 3 * 2**30
+        name, kind, description, free_bytes, total_bytes = (
+            "CUDA0",
+            "GPU",
+            "a card",
+            2**30,
+            3 * 2**30,
+        )
 
     vars(assemble).update(list_devices=lambda: [Device()])
     assert main(["devices"]) == 0

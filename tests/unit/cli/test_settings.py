@@ -58,7 +58,9 @@ def test_nothing_given_is_the_default_config() -> None:
         (["--spec-draft-type-v", "q8_0"], "draft_engine", "draft_cache_type_v", "q8_0"),
     ],
 )
-def test_a_flag_reaches_its_config_field(argv: list[str], part: str, name: str, value: object) -> None:
+def test_a_flag_reaches_its_config_field(
+    argv: list[str], part: str, name: str, value: object
+) -> None:
     assert getattr(getattr(read(*argv).config(), part), name) == value
 
 
@@ -83,12 +85,24 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
     names = ("port", "max_queue", "parallel", "host", "timeout")
     assert [resolved.values[n] for n in names] == [3, 2, 1, "::1", 3600]
     origins = [resolved.origins[n] for n in names]
-    assert origins == ["flag", "environment HEADSTART_MAX_QUEUE", f"file {file}", f"file {file}", "default"]
+    assert origins == [
+        "flag",
+        "environment HEADSTART_MAX_QUEUE",
+        f"file {file}",
+        f"file {file}",
+        "default",
+    ]
 
 
 def test_the_printed_config_is_a_config_file_that_gives_the_same_values(tmp_path: Path) -> None:
     resolved = read(
-        "--port", "3", "--no-mmap", "--chat-template", '{"a": "\\x"}\n\t\x1b\x7f€😀', "--draft-p-min", "0.25"
+        "--port",
+        "3",
+        "--no-mmap",
+        "--chat-template",
+        '{"a": "\\x"}\n\t\x1b\x7f€😀',
+        "--draft-p-min",
+        "0.25",
     )
     file = tmp_path / "printed.toml"
     file.write_text(resolved.describe())
@@ -170,7 +184,9 @@ def test_one_config_file_may_hold_settings_of_other_commands(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
-def test_the_help_page_explains_every_setting_within_the_width(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_the_help_page_explains_every_setting_within_the_width(
+    monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(HelpRequested) as page:
         read("--help")
@@ -191,7 +207,9 @@ def test_the_help_page_shows_every_spelling_unbroken(monkeypatch: pytest.MonkeyP
 
 def test_options_of_a_speculator_reach_it_and_its_other_defaults_stay_its_own() -> None:
     options = (
-        read("--spec-ngram-simple-size-n", "7", "-lcs", "words.bin", "--spec-corpus", "c").config().speculation.options
+        read("--spec-ngram-simple-size-n", "7", "-lcs", "words.bin", "--spec-corpus", "c")
+        .config()
+        .speculation.options
     )
     assert options == {
         "ngram-simple": {"size_n": 7},

@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-TOOLS = ("bash", "env", "dirname", "cat", "cksum", "grep", "awk", "tee", "rm", "mkdir", "cp", "tail")
+TOOLS = (
+    "bash",
+    "env",
+    "dirname",
+    "cat",
+    "cksum",
+    "grep",
+    "awk",
+    "tee",
+    "rm",
+    "mkdir",
+    "cp",
+    "tail",
+)
 # `-c` with importlib asks for the installed libllama, any other `-c` for the version of Python.
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
@@ -45,7 +58,9 @@ class Clone:
 
     def setup(self, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": str(self.bin), "HOME": os.environ.get("HOME", "/"), **variables}
-        return subprocess.run(["scripts/setup"], cwd=self.folder, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            ["scripts/setup"], cwd=self.folder, env=environment, capture_output=True, text=True
+        )
 
     def pip_calls(self) -> list[str]:
         """What pip was asked for since the last time."""
@@ -60,7 +75,9 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pinned(clone: Clone) -> None:
+def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pinned(
+    clone: Clone,
+) -> None:
     result = clone.setup()
     assert result.returncode == 0, result.stderr
     assert "it compiles once" in result.stdout

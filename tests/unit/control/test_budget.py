@@ -13,7 +13,19 @@ from headstart.control.budget import MARGINS, Budget
 from headstart.control.cost import CostTable
 from headstart.control.values import SlotDraft, Step
 
-CPU = {1: 49.0, 2: 70.0, 3: 91.0, 4: 113.0, 5: 130.0, 6: 146.0, 7: 163.0, 8: 180.0, 12: 240.0, 16: 300.0, 32: 637.0}
+CPU = {
+    1: 49.0,
+    2: 70.0,
+    3: 91.0,
+    4: 113.0,
+    5: 130.0,
+    6: 146.0,
+    7: 163.0,
+    8: 180.0,
+    12: 240.0,
+    16: 300.0,
+    32: 637.0,
+}
 
 
 def measured(times: dict[int, float]) -> CostTable:
@@ -95,7 +107,10 @@ def test_a_length_set_by_hand_is_kept_whatever_it_costs() -> None:
 
 
 def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
-    slots = [SlotDraft(falling(0.99, 2), min_tokens=3, is_fixed=True), SlotDraft(falling(0.99, 2), min_tokens=3)]
+    slots = [
+        SlotDraft(falling(0.99, 2), min_tokens=3, is_fixed=True),
+        SlotDraft(falling(0.99, 2), min_tokens=3),
+    ]
     assert Budget(measured(CPU)).plan(slots, Step(2, 2, 100)) == [0, 0]
 
 

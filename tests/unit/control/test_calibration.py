@@ -11,7 +11,13 @@ from headstart.control.values import Outcome
 
 
 def feed(
-    calibration: Calibration, rng: random.Random, acceptance: float, score: float, *, drafts: int, seq_id: int
+    calibration: Calibration,
+    rng: random.Random,
+    acceptance: float,
+    score: float,
+    *,
+    drafts: int,
+    seq_id: int,
 ) -> None:
     for _ in range(drafts):
         matched = 0
@@ -41,7 +47,9 @@ def test_survival_never_rises_and_stays_between_0_and_1() -> None:
         matched = rng.randint(0, size)
         survival = calibration.survival("text", scores, 1)
         assert all(0.0 <= b <= a <= 1.0 for a, b in zip([1.0, *survival], survival, strict=False))
-        calibration.record(Outcome(1, "text", scores, matched, min(size, matched + rng.randint(0, 1))))
+        calibration.record(
+            Outcome(1, "text", scores, matched, min(size, matched + rng.randint(0, 1)))
+        )
 
 
 def test_a_fully_accepted_draft_says_nothing_about_the_next_position() -> None:
@@ -52,7 +60,9 @@ def test_a_fully_accepted_draft_says_nothing_about_the_next_position() -> None:
     calibration.end(1)
     after = calibration.survival("text", [5.0] * 3, 1)
     assert after[0] > before[0] + 0.2
-    assert after[1] / after[0] < after[0], "position 1 was never labelled and leans on its parents only"
+    assert after[1] / after[0] < after[0], (
+        "position 1 was never labelled and leans on its parents only"
+    )
 
 
 def test_a_request_unlike_the_average_gets_its_own_level_within_a_few_drafts() -> None:
@@ -62,7 +72,10 @@ def test_a_request_unlike_the_average_gets_its_own_level_within_a_few_drafts() -
         calibration.end(seq_id)
     for _ in range(6):
         calibration.record(Outcome(100, "text", [6.0] * 8, 0, 1))
-    strange, other = calibration.survival("text", [6.0], 100)[0], calibration.survival("text", [6.0], 101)[0]
+    strange, other = (
+        calibration.survival("text", [6.0], 100)[0],
+        calibration.survival("text", [6.0], 101)[0],
+    )
     assert strange < 0.6 < 0.8 < other
 
 

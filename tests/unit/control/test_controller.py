@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmarks.control_simulation import ModelSimulation, Simulation
 
-from headstart.control import Allowance, Controller, DraftRun, Outcome, SlotDraft, Step
+from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, SlotDraft, Step
 from headstart.control.choice import draft_value
 
 STEP = Step(1, 1, 100)
@@ -24,7 +24,9 @@ def trained() -> Controller:
         controller.observe_step(rows, 100, 50.0 + 20.0 * (rows - 1))
         controller.record(Outcome(1, "text", [4.0] * 6, rng.randint(0, 6), 6))
         controller.plan([SlotDraft(controller.survival("text", [4.0] * 6, 1))], STEP)
-    controller.observe_draft(DraftRun("model", [1], [Allowance(4)], [[0.9, 0.8, 0.7]], 2, 21.0), STEP)
+    controller.observe_draft(
+        ModelDraftCall("model", [1], [Allowance(4)], [[0.9, 0.8, 0.7]], 2, 21.0), STEP
+    )
     return controller
 
 
@@ -36,7 +38,8 @@ def test_saved_state_gives_the_same_decisions(tmp_path: Path) -> None:
     assert second.survival("text", [4.0] * 6, 9) == first.survival("text", [4.0] * 6, 9)
     assert second.describe()["cost_ms"] == first.describe()["cost_ms"]
     assert (
-        second.describe()["draft_models"]["model"]["round_ms"] == first.describe()["draft_models"]["model"]["round_ms"]
+        second.describe()["draft_models"]["model"]["round_ms"]
+        == first.describe()["draft_models"]["model"]["round_ms"]
     )
     assert list(tmp_path.rglob("*.partial")) == []
 
@@ -98,8 +101,13 @@ def test_auto_is_never_slower_than_off(curve: str, workload: str, num_slots: int
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
 @pytest.mark.parametrize(("workload", "num_slots"), [("mixed", 1), ("looping", 1), ("per-slot", 4)])
-def test_auto_is_as_good_as_the_best_fixed_length(curve: str, workload: str, num_slots: int) -> None:
-    run, controller = Simulation(workload, curve, num_slots, tokens=1500 // num_slots + 100), Controller()
+def test_auto_is_as_good_as_the_best_fixed_length(
+    curve: str, workload: str, num_slots: int
+) -> None:
+    run, controller = (
+        Simulation(workload, curve, num_slots, tokens=1500 // num_slots + 100),
+        Controller(),
+    )
     run.auto(controller)
     best = max(run.fixed(length).speed for length in (1, 2, 3, 4, 8, 16))
     assert run.auto(controller).speed >= 0.97 * best

@@ -75,8 +75,13 @@ def test_a_machine_that_changes_its_speed_is_believed_after_a_few_steps(factor: 
         assert table.milliseconds(rows, 0) == pytest.approx(TRUE[rows] * factor, rel=0.1)
 
 
-@given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.01, 1e5)), min_size=1, max_size=40), st.booleans())
-def test_the_curve_never_falls_and_is_positive(samples: list[tuple[int, float]], optimistic: bool) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.floats(0.01, 1e5)), min_size=1, max_size=40),
+    st.booleans(),
+)
+def test_the_curve_never_falls_and_is_positive(
+    samples: list[tuple[int, float]], optimistic: bool
+) -> None:
     table = CostTable()
     for rows, milliseconds in samples:
         table.observe(rows, 100, milliseconds)
@@ -109,7 +114,9 @@ def warm_up(rng: random.Random, noise: float) -> list[Sample]:
     for turn, rows in enumerate([n for n in TRUE if n != REFERENCE_ROWS] * 3):
         context += 200 * (turn == len(TRUE) - 1)
         milliseconds = attended(rows, context) * slowness * rng.uniform(1.0 - noise, 1.0 + noise)
-        samples.append(Sample(rows, context, milliseconds, attended(REFERENCE_ROWS, context) * slowness))
+        samples.append(
+            Sample(rows, context, milliseconds, attended(REFERENCE_ROWS, context) * slowness)
+        )
         context, slowness = context + rows + REFERENCE_ROWS, slowness * 1.02
     return samples
 
@@ -124,7 +131,9 @@ def test_a_warm_up_tells_weights_from_attention(noise: float) -> None:
         for context in (0, 512):
             milliseconds = table.milliseconds(rows, context)
             assert milliseconds is not None
-            assert milliseconds / one == pytest.approx(attended(rows, context) / TRUE[1], rel=0.05 + 2 * noise)
+            assert milliseconds / one == pytest.approx(
+                attended(rows, context) / TRUE[1], rel=0.05 + 2 * noise
+            )
 
 
 def test_a_warm_up_too_short_to_see_attention_leaves_it_to_the_steps() -> None:

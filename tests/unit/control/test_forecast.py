@@ -13,7 +13,9 @@ LIMIT = THRESHOLDS.index(0.5)
 
 
 @pytest.mark.parametrize(("going_on", "kept"), [(0.8, 0.6), (1.0, 1.0), (0.0, 0.0)])
-def test_a_forecast_is_the_sum_of_the_products_at_each_position(going_on: float, kept: float) -> None:
+def test_a_forecast_is_the_sum_of_the_products_at_each_position(
+    going_on: float, kept: float
+) -> None:
     known = forecast([(going_on, kept)] * 8)
     for length, tokens, rows in zip(LENGTHS, known.tokens, known.rows, strict=True):
         assert tokens == pytest.approx(sum(kept**i for i in range(1, length + 1)), rel=1e-5)
@@ -21,7 +23,9 @@ def test_a_forecast_is_the_sum_of_the_products_at_each_position(going_on: float,
 
 
 def test_tokens_of_bursty_text_are_counted_with_what_goes_together() -> None:
-    """Half of the drafts are sure to their end, half wrong from the start: averages would say 0.5 + 0.25 + ..."""
+    """Half of the drafts are sure to their end, half wrong from the start: averages would say 0.5 +
+    0.25 + ...
+    """
     profile = Profile()
     for i in range(400):
         score = 0.95 if i % 2 else 0.6
@@ -66,6 +70,8 @@ def test_counts_stay_finite_and_survive_saving() -> None:
         scores = [rng.random() for _ in range(rng.randint(0, 4))]
         profile.learn(scores, [0.5**i for i in range(1, len(scores) + 1)], Allowance(4))
     again = Profile.from_json(profile.to_json())
-    for mine, other in zip(profile.rates(LIMIT, (0.5, 0.5)), again.rates(LIMIT, (0.5, 0.5)), strict=True):
+    for mine, other in zip(
+        profile.rates(LIMIT, (0.5, 0.5)), again.rates(LIMIT, (0.5, 0.5)), strict=True
+    ):
         assert mine == pytest.approx(other)
     assert max(profile.to_json()["came"]) < 20.0

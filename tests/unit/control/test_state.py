@@ -15,7 +15,11 @@ from headstart.control.state import ModelId, claim_state, read_state, why_unusab
 from headstart.errors import ConfigError
 from headstart.speculation import wanted_types
 
-SMALL, BIG, DRAFT = ModelId("11", "small.gguf"), ModelId("22", "big.gguf"), ModelId("33", "draft.gguf")
+SMALL, BIG, DRAFT = (
+    ModelId("11", "small.gguf"),
+    ModelId("22", "big.gguf"),
+    ModelId("33", "draft.gguf"),
+)
 TARGET = {"target": SMALL}
 
 
@@ -38,12 +42,18 @@ def test_a_state_is_taken_over_by_the_models_that_it_was_learned_with(path: Path
     assert Controller().load(path) is None
 
 
-def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_alone(path: Path) -> None:
+def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_alone(
+    path: Path,
+) -> None:
     learned(path, TARGET | {"draft model": DRAFT})
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=r"for the target small\.gguf \(11\), not for big\.gguf.*name another"):
+    with pytest.raises(
+        ConfigError, match=r"for the target small\.gguf \(11\), not for big\.gguf.*name another"
+    ):
         why_unusable(path, {"target": BIG})
-    with pytest.raises(ConfigError, match=r"learned for the draft model draft\.gguf \(33\), not for big\.gguf"):
+    with pytest.raises(
+        ConfigError, match=r"learned for the draft model draft\.gguf \(33\), not for big\.gguf"
+    ):
         why_unusable(path, TARGET | {"draft model": BIG})
     assert path.read_bytes() == before
 
@@ -58,7 +68,9 @@ def test_a_draft_model_may_come_and_go_and_stays_known(path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["learned", "nothing learned yet"])
-def test_whom_it_is_for_is_known_before_anything_was_learned_and_after(path: Path, saved: bool) -> None:
+def test_whom_it_is_for_is_known_before_anything_was_learned_and_after(
+    path: Path, saved: bool
+) -> None:
     claim_state(path, TARGET)
     if saved:
         Controller().save(path)
@@ -68,8 +80,12 @@ def test_whom_it_is_for_is_known_before_anything_was_learned_and_after(path: Pat
     assert why_unusable(path, TARGET) == (None if saved else "")
 
 
-@pytest.mark.parametrize("content", ['{"version":1,"cost":{}}', '{"version":0}', '{"version":1,"learned_for":7}', "{"])
-def test_a_state_that_cannot_be_read_or_names_no_model_is_not_used_and_claimed_anew(path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ['{"version":1,"cost":{}}', '{"version":0}', '{"version":1,"learned_for":7}', "{"]
+)
+def test_a_state_that_cannot_be_read_or_names_no_model_is_not_used_and_claimed_anew(
+    path: Path, content: str
+) -> None:
     path.parent.mkdir()
     path.write_text(content)
     assert why_unusable(path, TARGET)
@@ -83,7 +99,10 @@ def test_claiming_changes_nothing_that_was_learned(path: Path) -> None:
     before = read_state(path)
     claim_state(path, TARGET | {"draft model": DRAFT})
     after = read_state(path)
-    assert after.pop("learned_for") == {"target": ["11", "small.gguf"], "draft model": ["33", "draft.gguf"]}
+    assert after.pop("learned_for") == {
+        "target": ["11", "small.gguf"],
+        "draft model": ["33", "draft.gguf"],
+    }
     before.pop("learned_for")
     assert after == before
     assert path.read_bytes().startswith(b'{"version":')
@@ -156,7 +175,9 @@ def test_a_claim_that_is_there_is_not_written_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "[" * 100_000])
-def test_a_number_or_a_nesting_that_python_cannot_hold_is_a_damaged_file(path: Path, number: str) -> None:
+def test_a_number_or_a_nesting_that_python_cannot_hold_is_a_damaged_file(
+    path: Path, number: str
+) -> None:
     learned(path, TARGET)
     path.write_text(path.read_text().replace('"level":0.0', f'"level":{number}'))
     assert Controller().load(path)

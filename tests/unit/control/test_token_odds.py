@@ -26,7 +26,9 @@ def taught(calibration: Calibration, seq_id: int = 0) -> Calibration:
 
 def test_a_sure_token_survives_better_than_an_unsure_one_of_the_same_score() -> None:
     calibration = taught(Calibration())
-    bracket, name = (calibration.survival("text", [4.0], 0, [BEFORE, token])[0] for token in (BRACKET, NAME))
+    bracket, name = (
+        calibration.survival("text", [4.0], 0, [BEFORE, token])[0] for token in (BRACKET, NAME)
+    )
     assert bracket > 0.9
     assert name == pytest.approx(0.5, abs=0.15)
 
@@ -35,8 +37,12 @@ def test_a_token_is_judged_by_the_one_before_it_too() -> None:
     calibration, rng = Calibration(), random.Random(1)
     for _ in range(300):
         before = rng.choice((BRACKET, NAME))
-        calibration.record(Outcome(0, "text", [4.0], int(before == BRACKET), 1, tokens=[before, BEFORE]))
-    good, bad = (calibration.survival("text", [4.0], 0, [before, BEFORE])[0] for before in (BRACKET, NAME))
+        calibration.record(
+            Outcome(0, "text", [4.0], int(before == BRACKET), 1, tokens=[before, BEFORE])
+        )
+    good, bad = (
+        calibration.survival("text", [4.0], 0, [before, BEFORE])[0] for before in (BRACKET, NAME)
+    )
     assert good > 0.8
     assert bad < 0.2
 
@@ -44,7 +50,9 @@ def test_a_token_is_judged_by_the_one_before_it_too() -> None:
 def test_a_token_never_seen_changes_nothing() -> None:
     calibration = taught(Calibration())
     for i in range(5):
-        assert calibration.survival("text", [4.0] * i, 0, [98, *[99] * i]) == calibration.survival("text", [4.0] * i, 0)
+        assert calibration.survival("text", [4.0] * i, 0, [98, *[99] * i]) == calibration.survival(
+            "text", [4.0] * i, 0
+        )
 
 
 def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
@@ -55,7 +63,13 @@ def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
     pair = calibration._token_pair("text", 0)
     assert pair.drafted.factors.keys() == {1, 2, 3, 4, 5}
     assert pair.before.factors.keys() == {9, 1, 2, 3, 4}
-    assert [pair.drafted.factors[token] > 1.0 for token in tokens[1:]] == [True, True, True, True, False]
+    assert [pair.drafted.factors[token] > 1.0 for token in tokens[1:]] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert all(n == 1.0 for n, _, _ in pair.drafted._counts.values())
 
 
@@ -65,11 +79,15 @@ def test_one_tenants_tokens_do_not_change_anothers_survival() -> None:
         calibration.begin(seq_id, namespace)
     taught(calibration, seq_id=0)
     for other in (1, 2):
-        survival = [calibration.survival("text", [4.0], other, [BEFORE, token]) for token in (BRACKET, NAME)]
+        survival = [
+            calibration.survival("text", [4.0], other, [BEFORE, token]) for token in (BRACKET, NAME)
+        ]
         assert survival[0] == survival[1]
     calibration.end(0)
     calibration.begin(0, "ben")  # the slot's next request
-    assert calibration.survival("text", [4.0], 0, [BEFORE, BRACKET]) == calibration.survival("text", [4.0], 0)
+    assert calibration.survival("text", [4.0], 0, [BEFORE, BRACKET]) == calibration.survival(
+        "text", [4.0], 0
+    )
 
 
 def test_tokens_are_not_saved() -> None:

@@ -24,7 +24,9 @@ def answer(task: str | None) -> str:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_rename_changes_one_name_everywhere_and_nothing_else(function: corpus.Function, seed: int) -> None:
+def test_a_rename_changes_one_name_everywhere_and_nothing_else(
+    function: corpus.Function, seed: int
+) -> None:
     task = corpus.rename(function, Random(seed))
     assert task is not None
     asked = re.search(r"`(\w+)` to `(\w+)`", task)
@@ -46,5 +48,9 @@ def test_calls_are_listed_once_in_the_order_of_the_syntax_tree(function: corpus.
 
 
 def test_the_same_seed_makes_the_same_tasks(function: corpus.Function) -> None:
-    assert corpus.make_tasks([function], 5, Random(3)) == corpus.make_tasks([function], 5, Random(3))
-    assert corpus.make_tasks([function], 5, Random(3)) != corpus.make_tasks([function], 5, Random(4))
+    assert corpus.make_tasks([function], 5, Random(3)) == corpus.make_tasks(
+        [function], 5, Random(3)
+    )
+    assert corpus.make_tasks([function], 5, Random(3)) != corpus.make_tasks(
+        [function], 5, Random(4)
+    )

@@ -12,7 +12,11 @@ from headstart import demo
 
 Floats = NDArray[np.float32]
 
-SMALL = Preset(demo.DRAFT_OTHER, Shape(num_layers=3, width=192, ff_width=448, num_heads=4, num_kv_heads=2), "Q8_0")
+SMALL = Preset(
+    demo.DRAFT_OTHER,
+    Shape(num_layers=3, width=192, ff_width=448, num_heads=4, num_kv_heads=2),
+    "Q8_0",
+)
 PROMPT = (262, 70, 300, 511, 70, 300)
 
 
@@ -31,14 +35,18 @@ def rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
 
 def rotate(x: Floats) -> Floats:
     """RoPE over interleaved pairs; x has shape (positions, heads, head_size)."""
-    angles = np.arange(len(x))[:, None, None] * 10000.0 ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1])
+    angles = np.arange(len(x))[:, None, None] * 10000.0 ** (
+        -np.arange(0, x.shape[-1], 2) / x.shape[-1]
+    )
     turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
     return np.stack((turned.real, turned.imag), -1).reshape(x.shape).astype(np.float32)
 
 
 def attend(x: Floats, block: dict[str, Floats], num_kv_heads: int) -> Floats:
     size = 64
-    queries, keys, values = ((x @ block[f"attn_{name}"].T).reshape(len(x), -1, size) for name in "qkv")
+    queries, keys, values = (
+        (x @ block[f"attn_{name}"].T).reshape(len(x), -1, size) for name in "qkv"
+    )
     group = queries.shape[1] // num_kv_heads
     keys, values = np.repeat(rotate(keys), group, 1), np.repeat(values, group, 1)
     scores = np.einsum("qhd,khd->hqk", rotate(queries), keys) / np.sqrt(size)
@@ -51,12 +59,16 @@ def attend(x: Floats, block: dict[str, Floats], num_kv_heads: int) -> Floats:
 def logits(path: Path) -> Floats:
     """What a llama computes, written down apart from libllama; the last row."""
     reader = GGUFReader(path)
-    tensors = {t.name.removesuffix(".weight"): dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    tensors = {
+        t.name.removesuffix(".weight"): dequantize(t.data, t.tensor_type) for t in reader.tensors
+    }
     epsilon = reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()
     x: Floats = tensors["token_embd"][list(PROMPT)]
     for layer in range(reader.fields["llama.block_count"].contents()):
         prefix = f"blk.{layer}."
-        block = {name.removeprefix(prefix): w for name, w in tensors.items() if name.startswith(prefix)}
+        block = {
+            name.removeprefix(prefix): w for name, w in tensors.items() if name.startswith(prefix)
+        }
         normed = rms_norm(x, block["attn_norm"], epsilon)
         x = x + attend(normed, block, reader.fields["llama.attention.head_count_kv"].contents())
         normed = rms_norm(x, block["ffn_norm"], epsilon)
@@ -88,7 +100,9 @@ def test_added_layers_are_not_free_weights_but_write_nothing(inflated: Path) -> 
     assert not big.weights("blk.2.ffn_down.weight").any()
 
 
-def test_a_finished_file_is_kept_and_a_damaged_or_other_one_is_written_again(inflated: Path, tmp_path: Path) -> None:
+def test_a_finished_file_is_kept_and_a_damaged_or_other_one_is_written_again(
+    inflated: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(inflated.read_bytes())
     assert not build(SMALL, copy)
@@ -107,7 +121,9 @@ def test_a_finished_file_is_kept_and_a_damaged_or_other_one_is_written_again(inf
         (Shape(3, 192, 448, 5, 2), "5 heads over 2 KV heads"),
     ],
 )
-def test_a_shape_that_cannot_hold_the_source_is_refused(shape: Shape, problem: str, tmp_path: Path) -> None:
+def test_a_shape_that_cannot_hold_the_source_is_refused(
+    shape: Shape, problem: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=problem):
         build(Preset(demo.DRAFT_OTHER, shape, "Q8_0"), tmp_path / "never.gguf")
     assert not list(tmp_path.iterdir())
@@ -118,4 +134,7 @@ def test_every_preset_can_hold_its_source() -> None:
     for preset in PRESETS.values():
         small = shapes[preset.source]
         assert preset.shape.width > small.width
-        assert preset.shape.num_heads // preset.shape.num_kv_heads >= small.num_heads // small.num_kv_heads
+        assert (
+            preset.shape.num_heads // preset.shape.num_kv_heads
+            >= small.num_heads // small.num_kv_heads
+        )

@@ -13,7 +13,9 @@ from tests.unit.hub.fake_hub import Client, FakeHub
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
     with FakeHub() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         thread.start()
         yield server
         server.shutdown()

@@ -67,7 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif (path := "/".join(parts[4:])) in files:
             if self.command == "GET":
                 self.server.downloads.append(path)
-            self._send(200, files[path], {"ETag": f'"{_sha(files[path])}"', "X-Repo-Commit": COMMIT})
+            self._send(
+                200, files[path], {"ETag": f'"{_sha(files[path])}"', "X-Repo-Commit": COMMIT}
+            )
         else:
             self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
 

@@ -12,7 +12,9 @@ from headstart.errors import ConfigError, ModelError
 REPO = "someone/Model-1B-GGUF"
 
 
-def test_a_repository_becomes_a_file_in_the_cache_that_llama_cpp_shares(client: Client, hub: FakeHub) -> None:
+def test_a_repository_becomes_a_file_in_the_cache_that_llama_cpp_shares(
+    client: Client, hub: FakeHub
+) -> None:
     hub.add(REPO, "README.md", "Model-1B-Q4_K_M.gguf", "Model-1B-Q8_0.gguf")
     path = client.target(REPO)
     assert path.read_text() == "content of Model-1B-Q4_K_M.gguf"
@@ -27,7 +29,9 @@ def test_a_cached_model_is_not_downloaded_again(client: Client, hub: FakeHub) ->
     assert len(hub.downloads) == 1
 
 
-def test_every_part_of_a_split_model_is_downloaded_and_the_first_is_opened(client: Client, hub: FakeHub) -> None:
+def test_every_part_of_a_split_model_is_downloaded_and_the_first_is_opened(
+    client: Client, hub: FakeHub
+) -> None:
     parts = [f"Q4_K_M/big-Q4_K_M-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     hub.add(REPO, *reversed(parts), "big-Q8_0.gguf")
     path = client.target(f"{REPO}:q4_k_m")
@@ -36,7 +40,9 @@ def test_every_part_of_a_split_model_is_downloaded_and_the_first_is_opened(clien
     assert all((path.parent / Path(part).name).is_file() for part in parts)
 
 
-def test_a_missing_part_is_refused_before_anything_is_downloaded(client: Client, hub: FakeHub) -> None:
+def test_a_missing_part_is_refused_before_anything_is_downloaded(
+    client: Client, hub: FakeHub
+) -> None:
     hub.add(REPO, "big-00001-of-00002.gguf")
     with pytest.raises(ModelError, match=r"big-00002-of-00002\.gguf is missing"):
         client.target(REPO)
@@ -62,7 +68,9 @@ def test_offline_uses_the_cache_and_asks_nobody(client: Client, hub: FakeHub) ->
     online = client.target(f"{REPO}:Q8_0")
     client.environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
     assert client.target(REPO, offline=True) == online
-    with pytest.raises(ModelError, match=r"\(cached\) holds no model of quant Q4_K_M; its GGUF models: a-Q8_0.gguf"):
+    with pytest.raises(
+        ModelError, match=r"\(cached\) holds no model of quant Q4_K_M; its GGUF models: a-Q8_0.gguf"
+    ):
         client.target(f"{REPO}:Q4_K_M", offline=True)
 
 
@@ -78,7 +86,9 @@ def test_the_environment_can_forbid_the_network(client: Client, hub: FakeHub) ->
         client.target(REPO)
 
 
-def test_a_hub_in_trouble_does_not_keep_a_cached_model_from_starting(client: Client, hub: FakeHub) -> None:
+def test_a_hub_in_trouble_does_not_keep_a_cached_model_from_starting(
+    client: Client, hub: FakeHub
+) -> None:
     hub.add(REPO, "a-Q8_0.gguf")
     path = client.target(REPO)
     hub.failing_status = 418
@@ -93,10 +103,14 @@ def test_an_unreachable_hub_is_named(client: Client) -> None:
         client.target(REPO)
 
 
-def test_a_private_repository_opens_with_the_token_and_hides_it_in_errors(client: Client, hub: FakeHub) -> None:
+def test_a_private_repository_opens_with_the_token_and_hides_it_in_errors(
+    client: Client, hub: FakeHub
+) -> None:
     hub.add(REPO, "a-Q8_0.gguf")
     hub.needs_token[REPO] = "hf_right"
-    with pytest.raises(ModelError, match=r"there is no repository someone/Model-1B-GGUF .* HF_TOKEN"):
+    with pytest.raises(
+        ModelError, match=r"there is no repository someone/Model-1B-GGUF .* HF_TOKEN"
+    ):
         client.target(REPO)
     with pytest.raises(ModelError) as refusal:
         client.target(REPO, hf_token="hf_wrong")
@@ -116,8 +130,16 @@ def test_a_gated_repository_says_where_to_accept_the_licence(client: Client, hub
 @pytest.mark.parametrize(
     ("reference", "options", "message"),
     [
-        (f"{REPO}:Q2_K", {}, "holds no model of quant Q2_K; its GGUF models: a-Q4_K_M.gguf, a-Q8_0.gguf"),
-        (REPO, {"hf_file": "b.gguf"}, "holds no file b.gguf; its GGUF models: a-Q4_K_M.gguf, a-Q8_0.gguf"),
+        (
+            f"{REPO}:Q2_K",
+            {},
+            "holds no model of quant Q2_K; its GGUF models: a-Q4_K_M.gguf, a-Q8_0.gguf",
+        ),
+        (
+            REPO,
+            {"hf_file": "b.gguf"},
+            "holds no file b.gguf; its GGUF models: a-Q4_K_M.gguf, a-Q8_0.gguf",
+        ),
         ("someone/empty", {}, "holds no model; its GGUF models: none"),
         ("someone/preset", {}, "is a preset"),
     ],
@@ -132,7 +154,9 @@ def test_what_is_not_there_is_answered_with_what_is(
         client.target(reference, **options)
 
 
-@pytest.mark.parametrize("reference", ["model", "a/b/c", "a/b:", "/b", "a/b:c:d", "a b/c", "../x/y"])
+@pytest.mark.parametrize(
+    "reference", ["model", "a/b/c", "a/b:", "/b", "a/b:c:d", "a b/c", "../x/y"]
+)
 def test_a_malformed_reference_is_refused(client: Client, reference: str) -> None:
     with pytest.raises(ConfigError, match="is not of the form"):
         client.target(reference)
@@ -146,7 +170,9 @@ def test_a_malformed_reference_is_refused(client: Client, reference: str) -> Non
         ({"hf_file": "x.gguf"}, "needs --hf-repo"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(client: Client, options: dict[str, str], message: str) -> None:
+def test_options_that_exclude_each_other_are_refused(
+    client: Client, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         client.resolve(**options)
 

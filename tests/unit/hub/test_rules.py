@@ -23,21 +23,38 @@ from headstart.hub import Hub, cache_directory, choose_file, parse_reference
         (["m-Q4_K_M.gguf"], "Q4_K", None),
         (["m-Q4_K_M.gguf"], "Q8_0", None),
         (["mmproj-m-Q4_K_M.gguf", "mtp-Q4_K_M.gguf", "imatrix-Q4_K_M.gguf"], "", None),
-        (["eagle3-Q4_K_M.gguf", "dflash-Q4_K_M.gguf", "dspark-Q4_K_M.gguf", "z.gguf"], "", "z.gguf"),
+        (
+            ["eagle3-Q4_K_M.gguf", "dflash-Q4_K_M.gguf", "dspark-Q4_K_M.gguf", "z.gguf"],
+            "",
+            "z.gguf",
+        ),
         (["mmproj-folder/m-Q4_K_M.gguf"], "", "mmproj-folder/m-Q4_K_M.gguf"),
-        (["m-Q4_K_M-00002-of-00002.gguf", "m-Q4_K_M-00001-of-00002.gguf"], "", "m-Q4_K_M-00001-of-00002.gguf"),
-        (["m-BF16/m-BF16-00001-of-00002.gguf", "m-Q8_0.gguf"], "bf16", "m-BF16/m-BF16-00001-of-00002.gguf"),
+        (
+            ["m-Q4_K_M-00002-of-00002.gguf", "m-Q4_K_M-00001-of-00002.gguf"],
+            "",
+            "m-Q4_K_M-00001-of-00002.gguf",
+        ),
+        (
+            ["m-BF16/m-BF16-00001-of-00002.gguf", "m-Q8_0.gguf"],
+            "bf16",
+            "m-BF16/m-BF16-00001-of-00002.gguf",
+        ),
         (["m-Q4_K_M.gguf.part", "m-Q4_K_M.bin"], "", None),
         (["m-Q4xK.gguf"], "Q4.K", None),
         ([], "", None),
     ],
 )
-def test_a_file_is_chosen_as_llama_cpp_chooses(paths: list[str], quant: str, chosen: str | None) -> None:
+def test_a_file_is_chosen_as_llama_cpp_chooses(
+    paths: list[str], quant: str, chosen: str | None
+) -> None:
     assert choose_file(paths, quant) == chosen
 
 
 def test_a_reference_is_a_repository_and_perhaps_a_quant() -> None:
-    assert parse_reference("ggml-org/gemma-3.1b_it-GGUF:Q8_0") == ("ggml-org/gemma-3.1b_it-GGUF", "Q8_0")
+    assert parse_reference("ggml-org/gemma-3.1b_it-GGUF:Q8_0") == (
+        "ggml-org/gemma-3.1b_it-GGUF",
+        "Q8_0",
+    )
     assert parse_reference("a/b") == ("a/b", "")
 
 

@@ -1,4 +1,6 @@
-"""The sampling rule: an exact sample of p, a function of logits, parameters, seed and position alone."""
+"""The sampling rule: an exact sample of p, a function of logits, parameters, seed and position
+alone.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def total_variation(tokens: list[int], p: NDArray[np.float64]) -> float:
 
 def test_over_positions_tokens_are_distributed_as_the_softmax() -> None:
     one = sampler(seed=11)
-    assert total_variation([one.sample(LOGITS, t) for t in range(NUM_DRAWS)], softmax(LOGITS)) < 0.02
+    assert (
+        total_variation([one.sample(LOGITS, t) for t in range(NUM_DRAWS)], softmax(LOGITS)) < 0.02
+    )
 
 
 def test_over_seeds_tokens_are_distributed_as_the_softmax() -> None:
@@ -107,7 +111,9 @@ def test_a_choice_tells_the_probability_of_both_tokens() -> None:
         choice = one.couple(LOGITS, t)
         assert choice.coupled == one.sample(LOGITS, t)
         assert choice.argmax == LOGITS.argmax()
-        assert choice.coupled_probability == pytest.approx(softmax(LOGITS)[choice.coupled], rel=1e-5)
+        assert choice.coupled_probability == pytest.approx(
+            softmax(LOGITS)[choice.coupled], rel=1e-5
+        )
         assert choice.argmax_probability == pytest.approx(softmax(LOGITS).max(), rel=1e-5)
 
 
@@ -145,7 +151,9 @@ def test_ignoring_the_end_of_the_turn_forbids_all_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_emitted_tokens_follow_the_rule_along_the_draft_and_end_at_the_first_difference(temperature: float) -> None:
+def test_emitted_tokens_follow_the_rule_along_the_draft_and_end_at_the_first_difference(
+    temperature: float,
+) -> None:
     rows = np.random.default_rng(1).normal(0.0, 2.0, (5, SIZE)).astype(np.float32)
     one = sampler(seed=5, temperature=temperature)
     right = [one.sample(row, 10 + i) for i, row in enumerate(rows)]
@@ -208,5 +216,7 @@ def test_log_probabilities_after_the_filters_sum_to_one() -> None:
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_honoured_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(InvalidParameterError, match=rf"{name}.*{value if name != 'samplers' else 'mirostat'}"):
+    with pytest.raises(
+        InvalidParameterError, match=rf"{name}.*{value if name != 'samplers' else 'mirostat'}"
+    ):
         SamplingParams(**{name: value})

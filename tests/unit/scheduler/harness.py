@@ -16,9 +16,16 @@ from headstart.control.values import Allowance, ModelSlot, SlotDraft, Step
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, Request, TokenEvent, TokenLogprob
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.request import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    Request,
+    TokenEvent,
+    TokenLogprob,
+)
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.seat import Seat
 from headstart.speculation import make_speculator
 from headstart.speculators import Speculator
 from headstart.structures.token_log import VocabularyId
@@ -46,12 +53,28 @@ class Letters(ByteVocab):
 
 
 class Model(FakeEngine):
-    """A FakeEngine that remembers its answers; `skew` bends them, which makes a draft model of the target."""
+    """A FakeEngine that remembers its answers; `skew` bends them, which makes a draft model of the
+    target.
+    """
 
-    def __init__(self, order: int | None = None, *, skew: float = 0.0, context_size: int = 512,
-                 num_cells: int | None = None, memory: MemoryKind = MemoryKind.CUT) -> None:  # fmt: skip
+    def __init__(
+        self,
+        order: int | None = None,
+        *,
+        skew: float = 0.0,
+        context_size: int = 512,
+        # fmt: skip
+        num_cells: int | None = None,
+        memory: MemoryKind = MemoryKind.CUT,
+    ) -> None:
         # 8 sequences of a whole context each, unless a test is about too few cells
-        super().__init__(SIZE, order, context_size=context_size, num_cells=num_cells or 8 * context_size, memory=memory)
+        super().__init__(
+            SIZE,
+            order,
+            context_size=context_size,
+            num_cells=num_cells or 8 * context_size,
+            memory=memory,
+        )
         self.skew = skew
 
     def make_filters(self, params: object) -> ReadingFilters:
@@ -102,8 +125,10 @@ class Clock:
         return self.now
 
 
-class Whims(Controller):
-    """Control that changes its mind at random: how far drafts are verified must not show in the text."""
+class RandomController(Controller):
+    """Control that changes its mind at random: how far drafts are verified must not show in the
+    text.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -112,7 +137,9 @@ class Whims(Controller):
     def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
         return [int(self._random.integers(0, len(s.survival) + 1)) for s in slots]
 
-    def plan_model(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
+    def plan_model(
+        self, speculator: str, slots: Sequence[ModelSlot], step: Step
+    ) -> list[Allowance]:
         return [Allowance(int(self._random.integers(0, s.max_tokens + 1))) for s in slots]
 
 
@@ -121,7 +148,9 @@ class Oracle(Speculator):
 
     name = "oracle"
 
-    def __init__(self, engine: FakeEngine, requests: Sequence[Request], *, wrong: float = 0.2) -> None:
+    def __init__(
+        self, engine: FakeEngine, requests: Sequence[Request], *, wrong: float = 0.2
+    ) -> None:
         self.futures = [[*r.prompt, *answer(engine, r).tokens] for r in requests]
         self._wrong, self._random = wrong, np.random.default_rng(0)
 
@@ -130,7 +159,9 @@ class Oracle(Speculator):
 
     def _guess(self, request: DraftRequest) -> list[int]:
         known = list(request.tokens)
-        future = next((f for f in self.futures if f[: len(known)] == known and len(f) > len(known)), known)
+        future = next(
+            (f for f in self.futures if f[: len(known)] == known and len(f) > len(known)), known
+        )
         guess = future[len(known) : len(known) + request.max_tokens]
         return [(t + 1) % SIZE if self._random.random() < self._wrong else t for t in guess]
 
@@ -166,7 +197,8 @@ class Answer:
 
 
 def answer(engine: FakeEngine, request: Request) -> Answer:
-    """What the request must answer: the rule applied token by token, without scheduler, cache or drafts.
+    """What the request must answer: the rule applied token by token, without scheduler, cache or
+    drafts.
 
     Stop strings are not played.
     """
@@ -196,9 +228,11 @@ def make_scheduler(
     **limits: int,
 ) -> Scheduler:
     clock = Clock()
-    seats = [Seat(s, clock) for s in speculators]
-    drafting = Drafting(seats, spec or fixed(4), controller or Controller())
-    return Scheduler(engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock)
+    speculators = [GuardedSpeculator(s, clock) for s in speculators]
+    drafting = Drafting(speculators, spec or fixed(4), controller or Controller())
+    return Scheduler(
+        engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock
+    )
 
 
 def make_speculators(names: Sequence[str], draft: Callable[[], FakeEngine]) -> list[Speculator]:
@@ -213,8 +247,12 @@ def fixed(length: int) -> SpeculationConfig:
 AUTO = SpeculationConfig(spec="auto")
 
 
-def make_requests(num: int, temperature: float = 0.8, *, seed: int = 0, max_tokens: int = 24) -> list[Request]:
-    """Prompts of 1 to 40 tokens, some with a common beginning, with seeds and penalties of their own."""
+def make_requests(
+    num: int, temperature: float = 0.8, *, seed: int = 0, max_tokens: int = 24
+) -> list[Request]:
+    """Prompts of 1 to 40 tokens, some with a common beginning, with seeds and penalties of their
+    own.
+    """
     random = np.random.default_rng(seed)
     common = random.integers(0, EOS, 12).tolist()
     requests = []
@@ -229,7 +267,9 @@ def make_requests(num: int, temperature: float = 0.8, *, seed: int = 0, max_toke
             ignore_eos=index % 4 != 0,
         )
         prompt = common * (index % 2) + own
-        requests.append(Request(request_id=f"r{index}", prompt=prompt, sampling=sampling, max_tokens=max_tokens))
+        requests.append(
+            Request(request_id=f"r{index}", prompt=prompt, sampling=sampling, max_tokens=max_tokens)
+        )
     return requests
 
 
@@ -238,7 +278,11 @@ def run(
 ) -> dict[str, Answer]:
     """Like `play`; no speculator may have failed on the way."""
     answers = play(scheduler, requests, answers)
-    if failures := [seat.failure for seat in scheduler.drafting.seats.values() if seat.failure]:
+    if failures := [
+        speculator.failure
+        for speculator in scheduler.drafting.speculators.values()
+        if speculator.failure
+    ]:
         raise AssertionError(failures)
     return answers
 

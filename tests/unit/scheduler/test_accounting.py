@@ -15,7 +15,7 @@ from tests.unit.scheduler.harness import (
     Answer,
     Model,
     Oracle,
-    Whims,
+    RandomController,
     check,
     fixed,
     make_requests,
@@ -40,7 +40,7 @@ from headstart.scheduler.request import (
     error_event,
 )
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.tally import Tally
+from headstart.scheduler.speculator_stats import SpeculatorStats
 from headstart.types import SequenceMode
 
 CHAIN = ("suffix", "ngram-simple", "recycling", "draft-model")
@@ -51,13 +51,19 @@ def stats_of(answers: dict[str, Answer]) -> list[RequestStats]:
     return [answer.finish.stats for answer in answers.values()]
 
 
-def chain_scheduler(engine: Model, spec: SpeculationConfig, controller: Controller | None = None) -> Scheduler:
-    return make_scheduler(engine, make_speculators(CHAIN, lambda: Model(2, skew=0.3)), spec, controller)
+def chain_scheduler(
+    engine: Model, spec: SpeculationConfig, controller: Controller | None = None
+) -> Scheduler:
+    return make_scheduler(
+        engine, make_speculators(CHAIN, lambda: Model(2, skew=0.3)), spec, controller
+    )
 
 
 @pytest.mark.parametrize("spec", [fixed(4), AUTO, SpeculationConfig(spec="auto", draft_min=3)])
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(spec: SpeculationConfig, seed) -> None:
+def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(
+    spec: SpeculationConfig, seed
+) -> None:
     wishes = (
         SpeculativeParams(),
         SpeculativeParams(types=("draft-model", "suffix")),
@@ -66,7 +72,7 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(spec: Sp
     )
     requests = [replace(r, speculative=wishes[i % 4]) for i, r in enumerate(make_requests(12))]
     engine = Model(2)
-    scheduler = chain_scheduler(engine, spec, None if seed is None else Whims(seed))
+    scheduler = chain_scheduler(engine, spec, None if seed is None else RandomController(seed))
     answers = run(scheduler, requests)
     check(engine, requests, answers)
     for request in requests:
@@ -88,7 +94,7 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(spec: Sp
 def test_requests_and_totals_agree_also_while_they_run() -> None:
     requests = make_requests(10)
     engine = Model(2)
-    scheduler = chain_scheduler(engine, AUTO, Whims())
+    scheduler = chain_scheduler(engine, AUTO, RandomController())
     for request in requests:
         scheduler.submit(request)
     ended: list[RequestStats] = []
@@ -96,10 +102,17 @@ def test_requests_and_totals_agree_also_while_they_run() -> None:
         scheduler.step()
         ended += [event.stats for event in scheduler.take_events() if hasattr(event, "stats")]
         report = make_report(scheduler)
-        shares = [*(stats.drafted_by for stats in ended), *(slot.drafted_by for slot in report.slots)]
+        shares = [
+            *(stats.drafted_by for stats in ended),
+            *(slot.drafted_by for slot in report.slots),
+        ]
         for total in report.speculators:
-            expected = reduce(add, (share[total.name] for share in shares if total.name in share), DraftCounts())
-            assert {n: getattr(total, n) for n in COUNTS} == {n: getattr(expected, n) for n in COUNTS}
+            expected = reduce(
+                add, (share[total.name] for share in shares if total.name in share), DraftCounts()
+            )
+            assert {n: getattr(total, n) for n in COUNTS} == {
+                n: getattr(expected, n) for n in COUNTS
+            }
         assert report.drafted == sum(total.drafted for total in report.speculators)
     assert report.drafted > 0
 
@@ -142,7 +155,9 @@ def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_les
 
 def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_too() -> None:
     engine = Model(context_size=512, num_cells=64)
-    request = Request(request_id="r", prompt=[1] * 20, sampling=SamplingParams(temperature=0.8, ignore_eos=True))
+    request = Request(
+        request_id="r", prompt=[1] * 20, sampling=SamplingParams(temperature=0.8, ignore_eos=True)
+    )
     scheduler = make_scheduler(engine, [Oracle(engine, [request])], fixed(16))
     (stats,) = stats_of(run(scheduler, [request]))
     counts = stats.drafted_by["oracle"]
@@ -150,20 +165,24 @@ def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_to
 
 
 def test_a_tally_counts_positions_from_the_first_token_of_the_step() -> None:
-    tally = Tally()
-    tally.ask(True)
-    tally.ask(False)
+    stats = SpeculatorStats()
+    stats.ask(True)
+    stats.ask(False)
     for outcome in ((0, 3, 3), (0, 2, 0), (1, 2, 1)):
-        tally.verify(outcome)
-    tally.miss("no match")
-    counts = tally.counts()
+        stats.verify(outcome)
+    stats.miss("no match")
+    counts = stats.counts()
     assert (counts.calls, counts.offered, counts.drafts, counts.drafts_accepted) == (2, 1, 3, 2)
     assert (counts.drafted, counts.drafted_by_position) == (7, (2, 3, 2))
     assert (counts.accepted, counts.accepted_by_position) == (4, (1, 2, 1))
     assert counts.reasons == {"no match": 1}
-    assert Tally().counts() == DraftCounts()
+    assert SpeculatorStats().counts() == DraftCounts()
     twice = counts + counts
-    assert (twice.drafted_by_position, twice.rows_wasted, twice.reasons) == ((4, 6, 4), 6, {"no match": 2})
+    assert (twice.drafted_by_position, twice.rows_wasted, twice.reasons) == (
+        (4, 6, 4),
+        6,
+        {"no match": 2},
+    )
 
 
 def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
@@ -177,8 +196,16 @@ def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
 def test_the_log_line_says_who_drafted_what_and_why_nobody_did(caplog) -> None:
     suffix = DraftCounts(drafts=3, drafted=9, accepted=5, reasons={"no match": 4, "outbid": 1})
     model = DraftCounts(calls=2, reasons={"below break-even": 8})
-    stats = RequestStats(num_emitted=13, num_steps=8, num_drafts=3, num_drafted=9, num_accepted=5,
-                         drafted_by={"suffix": suffix, "draft-model": model}, reasons={"no match": 4})  # fmt: skip
+    stats = RequestStats(
+        num_emitted=13,
+        num_steps=8,
+        num_drafts=3,
+        num_drafted=9,
+        num_accepted=5,
+        # fmt: skip
+        drafted_by={"suffix": suffix, "draft-model": model},
+        reasons={"no match": 4},
+    )
     both = scheduler_line(caplog, stats)
     assert "draft acceptance = 0.55556 (5 accepted / 9 drafted), acceptance length = 1.62; " in both
     assert "; suffix 5/9 in 3 drafts, 4 rows wasted (4 no match, 1 outbid); " in both
@@ -188,7 +215,9 @@ def test_the_log_line_says_who_drafted_what_and_why_nobody_did(caplog) -> None:
     assert alone.endswith("; suffix 5/9 in 3 drafts, 4 rows wasted; without a draft: 4 no match")
     none = replace(stats, num_drafted=0, num_accepted=0, drafted_by={"suffix": DraftCounts()})
     assert scheduler_line(caplog, none).endswith("eos, no drafts; without a draft: 4 no match")
-    assert scheduler_line(caplog, replace(stats, is_valid=False)).endswith("unseen, for a measurement")
+    assert scheduler_line(caplog, replace(stats, is_valid=False)).endswith(
+        "unseen, for a measurement"
+    )
 
 
 def scheduler_line(caplog: pytest.LogCaptureFixture, stats: RequestStats) -> str:
@@ -217,7 +246,8 @@ def test_a_request_that_fails_has_a_line_too(caplog) -> None:
     why = "failed with EngineError: the graph could not be computed"
     for line in lines:
         assert re.search(
-            rf"^request r\d: slot \d, prompt \d+ tokens .* tokens/s, {why}, draft acc.*; oracle \d+/\d+ in ", line
+            rf"^request r\d: slot \d, prompt \d+ tokens .* tokens/s, {why}, draft acc.*; oracle \d+/\d+ in ",
+            line,
         )
         assert "\n" not in line
 

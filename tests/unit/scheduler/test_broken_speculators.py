@@ -12,11 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.scheduler.harness import AUTO, Model, check, fixed, make_requests, make_scheduler, play, run
+from tests.unit.scheduler.harness import (
+    AUTO,
+    Model,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    play,
+    run,
+)
 
 from headstart.sampling import SamplingParams
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.loop import make_report
-from headstart.scheduler.seat import Seat
 from headstart.speculators import Speculator
 from headstart.testing import assert_lossless
 from headstart.types import Batch, Capability, Decoded, Draft, DraftRequest, Logits
@@ -49,7 +58,7 @@ class Careless(Speculator):
         Draft(np.array([[1, 2], [3, 4]]), [1.0, 1.0]),
         Draft(np.array([])),
         Draft((), reason=["no", "text"]),
-        Draft([1], [1.0], num_granted=1),
+        Draft([1], [1.0], num_forced=1),
     ],
     ids=["no scores", "many scores", "long", "beyond the vocabulary", "negative", "nan", "out of range", "no integer",
          "no tokens", "two dimensions", "empty array", "reason", "granted"],
@@ -75,12 +84,14 @@ def test_a_draft_that_breaks_the_contract_costs_no_request(draft: Draft, spec) -
         ([None], "NoneType"),
     ],
 )
-def test_a_score_that_is_no_number_is_a_failure_and_teaches_control_nothing(scores: list, says: str) -> None:
+def test_a_score_that_is_no_number_is_a_failure_and_teaches_control_nothing(
+    scores: list, says: str
+) -> None:
     requests = make_requests(3)
     engine = Model()
     scheduler = make_scheduler(engine, [Careless(Draft([1, 2, 3], scores))], AUTO)
     check(engine, requests, play(scheduler, requests))
-    report = scheduler.drafting.seats["careless"].report()
+    report = scheduler.drafting.speculators["careless"].report()
     assert says in report.failure
     assert (report.offered, report.drafted) == (0, 0)
     assert "careless" not in scheduler.drafting.controller.describe()["acceptance"]
@@ -104,9 +115,9 @@ def test_a_draft_of_other_numbers_is_as_good_as_one_of_plain_ones(draft: Draft, 
     scheduler = make_scheduler(engine, [Careless(draft)], spec)
     answers = run(scheduler, requests)
     check(engine, requests, answers)
-    assert scheduler.drafting.seats["careless"].report().offered > 0
+    assert scheduler.drafting.speculators["careless"].report().offered > 0
     assert all(type(token) is int for answer in answers.values() for token in answer.tokens)
-    cut = Seat(Careless(draft)).propose([DraftRequest(0, [1], 2)])[0]
+    cut = GuardedSpeculator(Careless(draft)).propose([DraftRequest(0, [1], 2)])[0]
     assert (cut.tokens, len(cut.confidence), cut.speculator) == ([1, 2], 2, "careless")
     assert {type(value) for value in (*cut.tokens, *cut.confidence)} == {int, float}
 
@@ -116,19 +127,21 @@ def test_only_a_class_for_measurements_may_skip_verification() -> None:
         skips_verification = True
 
     requests = make_requests(2, max_tokens=6)
-    for granted in (-1, 2, 50):
-        draft = Draft([1, 2, 3], num_granted=granted)
+    for forced in (-1, 2, 50):
+        draft = Draft([1, 2, 3], num_forced=forced)
         scheduler = make_scheduler(Model(), [Measuring(draft)])
         answers = run(scheduler, requests)
         assert not any(answer.finish.stats.is_valid for answer in answers.values())
     scheduler = make_scheduler(Model(), [Careless(draft)])
     check(Model(), requests, play(scheduler, requests))
-    assert "skips_verification" in scheduler.drafting.seats["careless"].failure
+    assert "skips_verification" in scheduler.drafting.speculators["careless"].failure
 
 
 def test_reasons_that_are_never_the_same_are_not_all_kept() -> None:
     speculator = Careless(Draft())
-    speculator.propose = lambda requests: [Draft(reason=f"no match in {len(r.tokens)} tokens") for r in requests]
+    speculator.propose = lambda requests: [
+        Draft(reason=f"no match in {len(r.tokens)} tokens") for r in requests
+    ]
     request = replace(make_requests(1)[0], max_tokens=200, sampling=SamplingParams(ignore_eos=True))
     scheduler = make_scheduler(Model(), [speculator])
     reasons = run(scheduler, [request])["r0"].finish.stats.reasons
@@ -137,7 +150,9 @@ def test_reasons_that_are_never_the_same_are_not_all_kept() -> None:
 
 
 @pytest.mark.parametrize("num_drafts", [0, 2])
-def test_a_wrong_number_of_drafts_switches_the_speculator_off(num_drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_of_drafts_switches_the_speculator_off(
+    num_drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     speculator = Careless(Draft([1], [1.0]))
     monkeypatch.setattr(speculator, "propose", lambda requests: [Draft([1], [1.0])] * num_drafts)
     requests = make_requests(1)
@@ -146,7 +161,11 @@ def test_a_wrong_number_of_drafts_switches_the_speculator_off(num_drafts: int, m
     answers = play(scheduler, requests)
     check(engine, requests, answers)
     stats = answers["r0"].finish.stats
-    assert stats.reasons == stats.drafted_by["careless"].reasons == {"speculator failed": stats.num_steps - 1}
+    assert (
+        stats.reasons
+        == stats.drafted_by["careless"].reasons
+        == {"speculator failed": stats.num_steps - 1}
+    )
 
 
 class Describing(Speculator):
@@ -169,8 +188,12 @@ class Describing(Speculator):
         raise OSError("the disk is full")
 
 
-@pytest.mark.parametrize("says", [KeyError("x"), {"a": object()}, {"a": 2**70}, [1], None, {"a": lambda: 1}])
-def test_a_description_that_fails_costs_itself_only_and_is_logged_once(says: object, caplog) -> None:
+@pytest.mark.parametrize(
+    "says", [KeyError("x"), {"a": object()}, {"a": 2**70}, [1], None, {"a": lambda: 1}]
+)
+def test_a_description_that_fails_costs_itself_only_and_is_logged_once(
+    says: object, caplog
+) -> None:
     engine, requests = Model(), make_requests(2)
     scheduler = make_scheduler(engine, [Describing(says)])
     with caplog.at_level(logging.ERROR):
@@ -184,10 +207,14 @@ def test_a_description_that_fails_costs_itself_only_and_is_logged_once(says: obj
 
 
 def test_a_description_is_told_in_plain_values() -> None:
-    seat = Seat(Describing({1: np.int64(2), "b": (np.float32(0.5), float("nan")), "c": Path}))
-    assert "error" in seat.describe()
-    seat = Seat(Describing({1: np.int64(2), "b": (np.float32(0.5), float("nan"))}))
-    assert seat.describe() == {"1": 2, "b": [0.5, None]}
+    speculator = GuardedSpeculator(
+        Describing({1: np.int64(2), "b": (np.float32(0.5), float("nan")), "c": Path})
+    )
+    assert "error" in speculator.describe()
+    speculator = GuardedSpeculator(
+        Describing({1: np.int64(2), "b": (np.float32(0.5), float("nan"))})
+    )
+    assert speculator.describe() == {"1": 2, "b": [0.5, None]}
 
 
 def test_all_are_closed_though_one_cannot_be(caplog) -> None:
@@ -206,30 +233,35 @@ def test_all_are_closed_though_one_cannot_be(caplog) -> None:
     assert [record.exc_info[0] for record in caplog.records] == [OSError]
 
 
-@pytest.mark.parametrize("tokens", [ZeroDivisionError(), "many", None, float("nan"), -5, np.int64(3), 2.0])
+@pytest.mark.parametrize(
+    "tokens", [ZeroDivisionError(), "many", None, float("nan"), -5, np.int64(3), 2.0]
+)
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
 def test_a_model_that_cannot_say_its_backlog_costs_no_request(tokens: object, spec) -> None:
-    class Reading(Careless):
+    class CatchUpEstimate(Careless):
         name = "reading"
         is_model = True
 
-        def backlog(self, seq_id: int, history: Sequence[int]) -> int:
+        def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
             if isinstance(tokens, Exception):
                 raise tokens
             return tokens  # type: ignore[return-value]  # the mistake under test
 
     engine, requests = Model(), make_requests(5)
-    scheduler = make_scheduler(engine, [Reading(Draft([1, 2]))], spec)
+    scheduler = make_scheduler(engine, [CatchUpEstimate(Draft([1, 2]))], spec)
     answers = play(scheduler, requests)
     check(engine, requests, answers)
-    seat = scheduler.drafting.seats["reading"]
+    speculator = scheduler.drafting.speculators["reading"]
     if isinstance(tokens, int | float | np.int64) and tokens == tokens:
-        assert not seat.failure
-        assert seat.report().calls or spec is AUTO
+        assert not speculator.failure
+        assert speculator.report().calls or spec is AUTO
     else:
-        assert seat.failure.startswith("backlog: ")
-        assert not seat.report().calls
-        assert set(answers["r1"].finish.stats.reasons) == {"speculator failed", "max_tokens reached"}
+        assert speculator.failure.startswith("backlog: ")
+        assert not speculator.report().calls
+        assert set(answers["r1"].finish.stats.reasons) == {
+            "speculator failed",
+            "max_tokens reached",
+        }
 
 
 class Observing(Speculator):
@@ -249,7 +281,12 @@ class Observing(Speculator):
         return [Draft([1, 2])] * len(requests)
 
     def observe(self, decoded: Decoded) -> None:
-        assert len(decoded.seq_ids) == len(decoded.positions) == len(decoded.tokens) == len(decoded.logits)
+        assert (
+            len(decoded.seq_ids)
+            == len(decoded.positions)
+            == len(decoded.tokens)
+            == len(decoded.logits)
+        )
         assert self._failed.isdisjoint(decoded.seq_ids.tolist())
         self.seen.append(sorted(set(decoded.seq_ids.tolist())))
 
@@ -264,7 +301,7 @@ def test_rows_of_sequences_that_it_failed_on_are_not_shown_until_they_begin_agai
     observing = Observing([0, 2])
     scheduler = make_scheduler(engine, [observing])
     check(engine, requests, play(scheduler, requests))
-    assert scheduler.drafting.seats["observing"].failure == "accept: ValueError: not this one"
+    assert scheduler.drafting.speculators["observing"].failure == "accept: ValueError: not this one"
     assert [1, 3] in observing.seen
     assert [0, 1, 2, 3] in observing.seen
 
@@ -278,9 +315,13 @@ def test_who_fails_in_observe_is_not_asked_again_for_those_sequences() -> None:
             raise ValueError("too dark")
 
     blind = Blind()
-    requests = [replace(r, sampling=SamplingParams(ignore_eos=True), max_tokens=40) for r in make_requests(4)]
+    requests = [
+        replace(r, sampling=SamplingParams(ignore_eos=True), max_tokens=40)
+        for r in make_requests(4)
+    ]
     check(Model(), requests, play(make_scheduler(Model(), [blind]), requests))
-    assert blind.num_calls <= 2 * len(requests)  # when they are not known yet, and when they have begun
+    # when they are not known yet, and when they have begun
+    assert blind.num_calls <= 2 * len(requests)
 
 
 def test_the_logits_that_are_shown_cannot_be_changed() -> None:
@@ -296,7 +337,7 @@ def test_the_logits_that_are_shown_cannot_be_changed() -> None:
     engine, requests = Keeping(), make_requests(4)
     scheduler = make_scheduler(engine, [Writing()])
     check(engine, requests, play(scheduler, requests))
-    assert "read-only" in scheduler.drafting.seats["observing"].failure
+    assert "read-only" in scheduler.drafting.speculators["observing"].failure
     assert engine.last.flags.writeable
 
 

@@ -52,7 +52,12 @@ class Watched(Model):
 def long_requests(num: int, prompt_size: int, **settings: Any) -> list[Request]:
     random = np.random.default_rng(5)
     return [
-        Request(request_id=f"p{i}", prompt=random.integers(0, EOS, prompt_size).tolist(), sampling=ENDLESS, **settings)
+        Request(
+            request_id=f"p{i}",
+            prompt=random.integers(0, EOS, prompt_size).tolist(),
+            sampling=ENDLESS,
+            **settings,
+        )
         for i in range(num)
     ]
 
@@ -66,7 +71,10 @@ def test_chunked_prefill_matches_single_chunk(chunk: int) -> None:
 
 def test_a_long_prompt_does_not_starve_running_requests() -> None:
     engine = Watched()
-    running, long = long_requests(1, 4, max_tokens=60)[0], renamed(long_requests(1, 400, max_tokens=1)[0], "long")
+    running, long = (
+        long_requests(1, 4, max_tokens=60)[0],
+        renamed(long_requests(1, 400, max_tokens=1)[0], "long"),
+    )
     scheduler = make_scheduler(engine, prefill_chunk=16)
     scheduler.submit(running)
     scheduler.step()
@@ -81,10 +89,15 @@ def test_a_long_prompt_does_not_starve_running_requests() -> None:
 
 def test_a_running_request_does_not_starve_a_long_prompt() -> None:
     """Drafts leave rows for prompts, even if all slots draft as far as they may."""
-    requests = [*long_requests(3, 3, max_tokens=100), renamed(long_requests(1, 200, max_tokens=1)[0], "long")]
+    requests = [
+        *long_requests(3, 3, max_tokens=100),
+        renamed(long_requests(1, 200, max_tokens=1)[0], "long"),
+    ]
     engine = Watched()
     engine.max_batch_tokens = 24
-    scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16), prefill_chunk=8)
+    scheduler = make_scheduler(
+        engine, [Oracle(engine, requests, wrong=0.0)], fixed(16), prefill_chunk=8
+    )
     answers = run(scheduler, requests)
     check(engine, requests, answers)
     assert all(len(b) <= 24 for b in engine.batches)
@@ -100,8 +113,12 @@ def test_the_next_turn_decodes_only_what_is_new() -> None:
         answers = run(scheduler, [turn])
         check(engine, [turn], answers)
         history = [*turn.prompt, *answers[turn.request_id].tokens]
-        assert answers[turn.request_id].finish.stats.num_cached == (0 if number == 1 else len(turn.prompt) - 4)
-        turn = Request(request_id=f"t{number}", prompt=[*history, 7, 8, 9], sampling=ENDLESS, max_tokens=10)
+        assert answers[turn.request_id].finish.stats.num_cached == (
+            0 if number == 1 else len(turn.prompt) - 4
+        )
+        turn = Request(
+            request_id=f"t{number}", prompt=[*history, 7, 8, 9], sampling=ENDLESS, max_tokens=10
+        )
     assert len(engine.cache) == 1
 
 
@@ -136,7 +153,9 @@ def test_reuse_never_changes_the_text(memory: MemoryKind) -> None:
     random = np.random.default_rng(9)
     engine = Watched(2, memory=memory)
     drafters = make_speculators(["suffix", "draft-model"], lambda: Model(2, skew=0.3))
-    scheduler = make_scheduler(engine, drafters if memory is not MemoryKind.CHECKPOINT else [], AUTO, parallel=3)
+    scheduler = make_scheduler(
+        engine, drafters if memory is not MemoryKind.CHECKPOINT else [], AUTO, parallel=3
+    )
     histories: list[list[int]] = [[1, 2, 3]]
     for number in range(40):
         batch = []
@@ -147,7 +166,13 @@ def test_reuse_never_changes_the_text(memory: MemoryKind) -> None:
             wish = int(random.integers(3)) if random.random() < 0.3 else None
             sampling = SamplingParams(temperature=0.8, seed=int(random.integers(3)))
             batch.append(
-                Request(request_id=f"{number}.{part}", prompt=prompt, sampling=sampling, max_tokens=12, slot_id=wish)
+                Request(
+                    request_id=f"{number}.{part}",
+                    prompt=prompt,
+                    sampling=sampling,
+                    max_tokens=12,
+                    slot_id=wish,
+                )
             )
         answers = run(scheduler, batch)
         check(engine, batch, answers)
@@ -157,12 +182,18 @@ def test_reuse_never_changes_the_text(memory: MemoryKind) -> None:
 
 
 @pytest.mark.parametrize("num_cells", [70, 100, 150])
-@pytest.mark.parametrize("chain", [(), ("suffix", "draft-model")], ids=["off", "suffix+draft-model"])
-def test_too_few_cells_delay_requests_and_change_nothing(num_cells: int, chain: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    "chain", [(), ("suffix", "draft-model")], ids=["off", "suffix+draft-model"]
+)
+def test_too_few_cells_delay_requests_and_change_nothing(
+    num_cells: int, chain: Sequence[str]
+) -> None:
     requests = make_requests(10)  # up to 64 tokens each
     for order in (2, None):
         engine = Model(order, context_size=70, num_cells=num_cells)
-        scheduler = make_scheduler(engine, make_speculators(chain, lambda order=order: Model(order, skew=0.3)))
+        scheduler = make_scheduler(
+            engine, make_speculators(chain, lambda order=order: Model(order, skew=0.3))
+        )
         check(engine, requests, run(scheduler, requests))
         if num_cells < 150:
             assert scheduler.counters.preemptions > 0
@@ -197,5 +228,10 @@ def test_a_preempted_request_emits_each_token_once_and_keeps_its_place() -> None
     answers = run(scheduler, requests)
     check(engine, requests, answers)
     assert scheduler.counters.preemptions > 0
-    finished = [k for k, a in sorted(answers.items(), key=lambda item: item[1].finish.stats.generation_seconds)]
+    finished = [
+        k
+        for k, a in sorted(
+            answers.items(), key=lambda item: item[1].finish.stats.generation_seconds
+        )
+    ]
     assert finished[0] == "p0"  # the oldest is never put back

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.scheduler.harness import (
     AUTO,
     Model,
-    Whims,
+    RandomController,
     answer,
     check,
     fixed,
@@ -45,7 +45,8 @@ def test_a_model_that_equals_the_target_is_always_right_coupled() -> None:
 
 def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
     requests = [
-        replace(REQUEST, request_id=str(i), sampling=replace(ENDLESS, seed=i, temperature=1.0)) for i in range(6)
+        replace(REQUEST, request_id=str(i), sampling=replace(ENDLESS, seed=i, temperature=1.0))
+        for i in range(6)
     ]
     accepted = {}
     for sampling in ("coupled", "argmax", "auto"):
@@ -86,7 +87,7 @@ def test_it_catches_up_in_one_batch_after_it_was_not_asked() -> None:
         grown = [len(history) % 30, 5]
         history += grown
         speculator.accept(0, grown, 0)
-    assert speculator.backlog(0, history) == 19
+    assert speculator.num_catch_up(0, history) == 19
     speculator.propose([DraftRequest(0, history, 1)])
     assert (speculator.num_decoded - before, speculator.engine.num_decodes - decodes) == (20, 1)
 
@@ -99,7 +100,7 @@ def test_the_backlog_of_a_new_text_is_all_that_it_does_not_share_with_the_last_o
     speculator.end(0)
     prompt = [1, 2, 3, 4, *range(20, 2, -1)]
     speculator.begin(0, prompt)
-    assert speculator.backlog(0, prompt) == len(prompt) - 1 - 4
+    assert speculator.num_catch_up(0, prompt) == len(prompt) - 1 - 4
     before = speculator.num_decoded
     speculator.propose([DraftRequest(0, prompt, 1)])
     assert speculator.num_decoded - before == len(prompt) - 4
@@ -110,11 +111,13 @@ def test_who_reads_a_long_prompt_does_not_hold_up_the_others() -> None:
     texts = [[*range(1, 30)], [3, 4, 5]]
     for seq_id, text in enumerate(texts):
         speculator.begin(seq_id, text)
-    reading, drafted = speculator.propose([DraftRequest(seq_id, text, 2) for seq_id, text in enumerate(texts)])
+    reading, drafted = speculator.propose(
+        [DraftRequest(seq_id, text, 2) for seq_id, text in enumerate(texts)]
+    )
     assert (reading.is_ready, reading.tokens) == (False, ())
     assert drafted.is_ready
     assert len(drafted.tokens) == 2
-    assert speculator.backlog(0, texts[0]) == 28 - (8 - 3)
+    assert speculator.num_catch_up(0, texts[0]) == 28 - (8 - 3)
 
 
 def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
@@ -122,7 +125,7 @@ def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
     speculator.begin(0, [*range(1, 21)])
     speculator.accept(0, [5], 0)
     assert speculator.num_decoded == 0
-    assert speculator.backlog(0, [*range(1, 21), 5]) == 20
+    assert speculator.num_catch_up(0, [*range(1, 21), 5]) == 20
 
 
 def test_accepted_drafts_are_no_backlog() -> None:
@@ -132,7 +135,8 @@ def test_accepted_drafts_are_no_backlog() -> None:
     (draft,) = speculator.propose([DraftRequest(0, history, 4)])
     history += [*draft.tokens, 9]
     speculator.accept(0, [*draft.tokens, 9], 4)
-    assert speculator.backlog(0, history) == 1  # the draft's last token; the newest does not count
+    # the draft's last token; the newest does not count
+    assert speculator.num_catch_up(0, history) == 1
 
 
 def test_a_full_draft_cache_forgets_what_was_used_longest_ago() -> None:
@@ -146,7 +150,7 @@ def test_a_full_draft_cache_forgets_what_was_used_longest_ago() -> None:
     speculator.begin(4, text)
     drafts = [speculator.propose([DraftRequest(4, text, 1)])[0] for _ in range(2)]
     assert [bool(draft.tokens) for draft in drafts] in ([False, True], [True, True])
-    kept = [bool(speculator._lines[seq_id].tokens) for seq_id in range(4)]
+    kept = [bool(speculator._sequences[seq_id].tokens) for seq_id in range(4)]
     assert kept == sorted(kept)
     assert kept[3]
 
@@ -156,14 +160,18 @@ def test_the_second_turn_and_a_branch_start_with_what_is_cached() -> None:
     scheduler = make_scheduler(engine, [speculator])
     first = run(scheduler, [REQUEST])["r"]
     before = speculator.num_decoded
-    turn = replace(REQUEST, request_id="turn", prompt=[*REQUEST.prompt, *first.tokens, 3, 4, 5], max_tokens=10)
+    turn = replace(
+        REQUEST, request_id="turn", prompt=[*REQUEST.prompt, *first.tokens, 3, 4, 5], max_tokens=10
+    )
     branch = replace(REQUEST, request_id="branch", prompt=[*REQUEST.prompt, 9, 9, 9], max_tokens=10)
     check(engine, [turn, branch], run(scheduler, [turn, branch]))
     assert speculator.num_decoded - before <= 2 * (3 + 10 + 5)
 
 
 def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> None:
-    """Rows of the first run must not answer for the second: its drafts are decoded anew, with its own seed."""
+    """Rows of the first run must not answer for the second: its drafts are decoded anew, with its
+    own seed.
+    """
     engine, speculator = Model(), drafter(0.4, sampling="coupled")
     scheduler = make_scheduler(engine, [speculator])
     runs = []
@@ -218,16 +226,18 @@ def test_it_does_not_draft_below_the_wanted_probability() -> None:
     assert few.reasons["draft model is unsure"] > 0
 
 
-@pytest.mark.parametrize("spec", [AUTO, SpeculationConfig(spec="auto", draft_min=2)], ids=["auto", "n_min"])
+@pytest.mark.parametrize(
+    "spec", [AUTO, SpeculationConfig(spec="auto", draft_min=2)], ids=["auto", "n_min"]
+)
 def test_continuing_the_drafts_of_others_keeps_its_cache_right(spec: SpeculationConfig) -> None:
     """Spliced drafts: the model reads a text draft that may turn out wrong."""
     requests = make_requests(10)
     for seed in range(3):
         engine = Model(2)
         chain = make_speculators(["suffix", "draft-model"], lambda: Model(2, skew=0.3))
-        scheduler = make_scheduler(engine, chain, spec, Whims(seed))
+        scheduler = make_scheduler(engine, chain, spec, RandomController(seed))
         check(engine, requests, run(scheduler, requests))
         speculator = chain[1]
         assert isinstance(speculator, DraftModelSpeculator)
-        for seq_id, line in speculator._lines.items():
+        for seq_id, line in speculator._sequences.items():
             assert speculator.engine.cache.get(seq_id, []) == line.tokens

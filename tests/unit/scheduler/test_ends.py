@@ -35,10 +35,17 @@ def oracle_scheduler(engine: Model, requests: list[Request], **limits: int):
 def ends_with_eos(engine: Model) -> Request:
     """A request whose turn ends after some tokens."""
     found = (
-        Request(request_id="r", prompt=[1], sampling=SamplingParams(temperature=1.5, seed=seed), max_tokens=80)
+        Request(
+            request_id="r",
+            prompt=[1],
+            sampling=SamplingParams(temperature=1.5, seed=seed),
+            max_tokens=80,
+        )
         for seed in range(200)
     )
-    return next(r for r in found if len(tokens := answer(engine, r).tokens) > 5 and tokens[-1] == EOS)
+    return next(
+        r for r in found if len(tokens := answer(engine, r).tokens) > 5 and tokens[-1] == EOS
+    )
 
 
 def test_the_context_limit_ends_one_request_and_leaves_the_others_alone() -> None:
@@ -67,7 +74,11 @@ def test_a_limit_of_no_tokens_only_fills_the_cache() -> None:
     scheduler = make_scheduler(engine, parallel=1)
     first = Request(request_id="first", prompt=[1, 2, 3, 4], max_tokens=0)
     answers = run(scheduler, [first, replace(first, request_id="next", max_tokens=2)])
-    assert (answers["first"].tokens, answers["first"].text, answers["first"].reason) == ([], b"", "length")
+    assert (answers["first"].tokens, answers["first"].text, answers["first"].reason) == (
+        [],
+        b"",
+        "length",
+    )
     assert answers["next"].finish.stats.num_cached == 3
     assert answers["next"].tokens == answer(engine, replace(first, max_tokens=2)).tokens
 
@@ -87,7 +98,8 @@ def test_the_end_of_the_turn_inside_a_draft_ends_the_text() -> None:
     request = ends_with_eos(engine)
     longer = replace(request, sampling=replace(request.sampling, ignore_eos=True))
     oracle = Oracle(engine, [request], wrong=0.0)
-    oracle.futures = [[*request.prompt, *answer(engine, request).tokens, 1, 2, 3]]  # drafts past the end
+    # drafts past the end
+    oracle.futures = [[*request.prompt, *answer(engine, request).tokens, 1, 2, 3]]
     answers = run(make_scheduler(engine, [oracle], fixed(16)), [request])
     assert (answers["r"].tokens, answers["r"].reason) == (answer(engine, request).tokens, "eos")
     assert answers["r"].sources[-1] == "oracle"
@@ -153,7 +165,9 @@ def test_when_time_is_up_the_text_ends_with_its_line_wherever_drafts_begin(lengt
 
 def test_when_time_is_up_a_text_without_lines_goes_on() -> None:
     engine = Model()
-    request = Request(request_id="r", prompt=[1], sampling=ENDLESS, max_tokens=60, max_seconds=0.001)
+    request = Request(
+        request_id="r", prompt=[1], sampling=ENDLESS, max_tokens=60, max_seconds=0.001
+    )
     answers = run(make_scheduler(engine), [request])
     assert len(answers["r"].tokens) == 60
 
@@ -184,7 +198,9 @@ def test_a_full_queue_refuses_and_takes_again_when_a_place_is_free() -> None:
         ({"speculative": SpeculativeParams(types=("magic",))}, r"names 'magic'.*oracle"),
     ],
 )
-def test_what_can_never_run_is_refused_with_the_value_and_the_limit(change: dict, says: str) -> None:
+def test_what_can_never_run_is_refused_with_the_value_and_the_limit(
+    change: dict, says: str
+) -> None:
     engine = Model()
     scheduler = oracle_scheduler(engine, [])
     with pytest.raises(InvalidParameterError, match=says):
@@ -217,9 +233,14 @@ def test_stats_agree_with_what_was_emitted() -> None:
         assert stats.num_accepted == sum(source == "oracle" for source in got.sources)
         by_oracle = stats.drafted_by["oracle"]
         assert (by_oracle.drafted, by_oracle.accepted) == (stats.num_drafted, stats.num_accepted)
-        assert sum(n * count for n, count in enumerate(stats.accepted_histogram)) == stats.num_accepted
+        assert (
+            sum(n * count for n, count in enumerate(stats.accepted_histogram)) == stats.num_accepted
+        )
         assert sum(stats.accepted_histogram) == stats.num_drafts
         assert stats.num_steps == 1 + stats.num_drafts + sum(stats.reasons.values())
-    total = scheduler.drafting.seats["oracle"].report()
-    assert (total.drafted, total.accepted) == (scheduler.counters.drafted, scheduler.counters.accepted)
+    total = scheduler.drafting.speculators["oracle"].report()
+    assert (total.drafted, total.accepted) == (
+        scheduler.counters.drafted,
+        scheduler.counters.accepted,
+    )
     assert sum(total.accepted_by_position) == total.accepted

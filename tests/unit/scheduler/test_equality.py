@@ -13,7 +13,7 @@ from tests.unit.scheduler.harness import (
     Answer,
     Model,
     Oracle,
-    Whims,
+    RandomController,
     answer,
     check,
     collect,
@@ -48,7 +48,9 @@ def speculators_of(chain: Sequence[str], order: int | None) -> list[Speculator]:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("chain", CHAINS, ids="+".join)
-def test_output_is_identical_with_and_without_drafts(chain: Sequence[str], temperature: float) -> None:
+def test_output_is_identical_with_and_without_drafts(
+    chain: Sequence[str], temperature: float
+) -> None:
     requests = make_requests(9, temperature)
     for order, spec in itertools.product(ORDERS, (fixed(1), fixed(4), fixed(16), AUTO)):
         engine = Model(order)
@@ -63,19 +65,25 @@ def test_output_does_not_depend_on_the_number_of_slots(num_slots: int) -> None:
     requests = make_requests(12)
     for order in ORDERS:
         engine = Model(order)
-        scheduler = make_scheduler(engine, speculators_of(("suffix", "draft-model"), order), parallel=num_slots)
+        scheduler = make_scheduler(
+            engine, speculators_of(("suffix", "draft-model"), order), parallel=num_slots
+        )
         check(engine, requests, run(scheduler, requests))
         assert scheduler.counters.accepted > 0
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_output_does_not_depend_on_what_each_request_asks_of_speculation(temperature: float) -> None:
+def test_output_does_not_depend_on_what_each_request_asks_of_speculation(
+    temperature: float,
+) -> None:
     random = np.random.default_rng(1)
     wishes = [
         SpeculativeParams(
             mode=SequenceMode(random.choice([m.value for m in SequenceMode])),
             types=tuple(
-                random.permutation(["suffix", "draft-model", "ngram-simple"])[: random.integers(1, 4)].tolist()
+                random.permutation(["suffix", "draft-model", "ngram-simple"])[
+                    : random.integers(1, 4)
+                ].tolist()
             ),
             n_max=n_max,
             n_min=int(random.integers(0, min(3, n_max + 1))),
@@ -83,25 +91,32 @@ def test_output_does_not_depend_on_what_each_request_asks_of_speculation(tempera
         )
         for n_max in random.integers(0, 12, 24).tolist()
     ]
-    requests = [replace(r, speculative=w) for r, w in zip(make_requests(24, temperature), wishes, strict=True)]
+    requests = [
+        replace(r, speculative=w)
+        for r, w in zip(make_requests(24, temperature), wishes, strict=True)
+    ]
     engine = Model(2)
     chain = speculators_of(("ngram-simple", "suffix", "draft-model"), 2)
     check(engine, requests, run(make_scheduler(engine, chain, SpeculationConfig()), requests))
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_output_is_identical_when_control_changes_its_mind_at_every_step(temperature: float) -> None:
+def test_output_is_identical_when_control_changes_its_mind_at_every_step(
+    temperature: float,
+) -> None:
     requests = make_requests(12, temperature)
     for order, seed in itertools.product(ORDERS, range(3)):
         engine = Model(order)
         chain = speculators_of(("suffix", "recycling", "draft-model"), order)
-        scheduler = make_scheduler(engine, chain, AUTO, Whims(seed))
+        scheduler = make_scheduler(engine, chain, AUTO, RandomController(seed))
         check(engine, requests, run(scheduler, requests))
 
 
 @pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.ROLLBACK])
 @pytest.mark.parametrize("length", [1, 4, 16])
-def test_output_is_identical_when_drafts_break_off_anywhere(length: int, memory: MemoryKind) -> None:
+def test_output_is_identical_when_drafts_break_off_anywhere(
+    length: int, memory: MemoryKind
+) -> None:
     requests = make_requests(12)
     engine = Model(memory=memory)
     scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.3)], fixed(length))
@@ -122,7 +137,9 @@ def test_memory_that_cannot_roll_back_gets_no_drafts() -> None:
 def test_drafts_are_as_short_as_the_memory_can_roll_back() -> None:
     requests = make_requests(4)
     engine = Model(memory=MemoryKind.ROLLBACK)
-    answers = run(make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16)), requests)
+    answers = run(
+        make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16)), requests
+    )
     longest = max(len(a.finish.stats.accepted_histogram) - 1 for a in answers.values() if a.finish)
     assert longest == engine.max_rollback
 

@@ -54,19 +54,21 @@ class Raising(Speculator):
 
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
 @pytest.mark.parametrize("phase", ["begin", "propose", "accept", "end"])
-def test_a_speculator_that_raises_is_off_for_those_requests_and_counted(phase, spec, caplog) -> None:
+def test_a_speculator_that_raises_is_off_for_those_requests_and_counted(
+    phase, spec, caplog
+) -> None:
     requests = make_requests(6)
     engine = Model()
     scheduler = make_scheduler(engine, [Raising(phase)], spec, parallel=2)
     with caplog.at_level(logging.ERROR):
         check(engine, requests, play(scheduler, requests))
-    seat = scheduler.drafting.seats["raising"]
-    first = seat.report()
+    speculator = scheduler.drafting.speculators["raising"]
+    first = speculator.report()
     assert len(caplog.records) == 1
     assert first.failure.endswith(f"ZeroDivisionError: {phase}")
     later = make_requests(2, seed=1)
     check(engine, later, play(scheduler, later))
-    assert seat.report().calls > first.calls  # new requests are drafted for again
+    assert speculator.report().calls > first.calls  # new requests are drafted for again
 
 
 def test_a_failed_decode_fails_its_requests_only() -> None:

@@ -25,7 +25,9 @@ from headstart.speculators import Speculator
 from headstart.types import Draft, DraftRequest
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
-LONG = Request(request_id="long", prompt=[i % 31 for i in range(33)], sampling=ENDLESS, max_tokens=10)
+LONG = Request(
+    request_id="long", prompt=[i % 31 for i in range(33)], sampling=ENDLESS, max_tokens=10
+)
 
 
 class Watching(Speculator):
@@ -51,8 +53,12 @@ class Watching(Speculator):
 
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
 @pytest.mark.parametrize("chunk", [1, 16, 32, 64])
-def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(chunk: int, spec: SpeculationConfig) -> None:
-    """A prompt of one token, one that is all in the cache, and ones whose last token is a chunk of its own."""
+def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(
+    chunk: int, spec: SpeculationConfig
+) -> None:
+    """A prompt of one token, one that is all in the cache, and ones whose last token is a chunk of
+    its own.
+    """
     engine, watching = Model(), Watching()
     scheduler = make_scheduler(engine, [watching], spec, prefill_chunk=chunk)
     short = replace(LONG, request_id="short", prompt=[7])
@@ -68,16 +74,24 @@ def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(chunk:
 
 def test_together_with_others_it_is_the_same() -> None:
     engine, watching = Model(), Watching()
-    requests = [replace(r, prompt=r.prompt[:1]) if i % 2 else r for i, r in enumerate(make_requests(12))]
+    requests = [
+        replace(r, prompt=r.prompt[:1]) if i % 2 else r for i, r in enumerate(make_requests(12))
+    ]
     answers = run(make_scheduler(engine, [watching]), requests)
     check(engine, requests, answers)
-    first = {(*r.prompt, answers[r.request_id].tokens[0]) for r in requests if len(answers[r.request_id].tokens) > 1}
+    first = {
+        (*r.prompt, answers[r.request_id].tokens[0])
+        for r in requests
+        if len(answers[r.request_id].tokens) > 1
+    }
     assert first == {tuple(history) for history in watching.began}
 
 
 def test_a_request_that_was_put_back_begins_again_with_all_it_emitted() -> None:
     engine, watching = Model(num_cells=90), Watching()
-    requests = [replace(LONG, request_id=str(i), prompt=[i + 1] * 20, max_tokens=30) for i in range(3)]
+    requests = [
+        replace(LONG, request_id=str(i), prompt=[i + 1] * 20, max_tokens=30) for i in range(3)
+    ]
     scheduler = make_scheduler(engine, [watching])
     answers = run(scheduler, requests)
     check(engine, requests, answers)
@@ -96,7 +110,10 @@ def test_the_earlier_answer_to_the_same_prompt_is_not_copied_though_the_prompt_i
     engine = Model()
     scheduler = make_scheduler(engine, make_speculators(["suffix"], Model), fixed(8))
     for prompt in ([3], LONG.prompt):
-        first, second = replace(LONG, prompt=prompt, max_tokens=40), replace(LONG, request_id="2", prompt=prompt)
+        first, second = (
+            replace(LONG, prompt=prompt, max_tokens=40),
+            replace(LONG, request_id="2", prompt=prompt),
+        )
         second = replace(second, max_tokens=40)
         answers = run(scheduler, [first]) | run(scheduler, [second])
         check(engine, [first, second], answers)
@@ -116,7 +133,12 @@ def test_the_last_token_of_a_cached_prompt_is_a_row_like_any_other(prompt: list[
     assert watching.began == []  # it wanted its prompt in the cache
     scheduler.submit(replace(LONG, prompt=prompt))
     step = scheduler.step()
-    assert (step.num_prompt_rows, step.num_verify_rows, step.num_slots, step.num_emitted) == (0, 1, 1, 1)
+    assert (step.num_prompt_rows, step.num_verify_rows, step.num_slots, step.num_emitted) == (
+        0,
+        1,
+        1,
+        1,
+    )
     step = scheduler.step()
     assert (step.num_prompt_rows, step.num_verify_rows, step.num_slots) == (0, 3, 1)
 

@@ -14,8 +14,10 @@ from headstart.scheduler.request import Request
 from headstart.scheduler.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
 
 
-class Play:
-    """Commands at given seconds. Time passes while the loop waits, and a second with each look for commands."""
+class ScriptedCommands:
+    """Commands at given seconds. Time passes while the loop waits, and a second with each look for
+    commands.
+    """
 
     def __init__(self, *commands: tuple[float, Command]) -> None:
         self.now = 0.0
@@ -31,7 +33,9 @@ class Play:
         if seconds == 0.0:
             self.now += 1.0
         else:
-            self.now = max(self.now, following if seconds is None else min(following, self.now + seconds))
+            self.now = max(
+                self.now, following if seconds is None else min(following, self.now + seconds)
+            )
         due = [command for at, command in self._commands if at <= self.now]
         del self._commands[: len(due)]
         return due
@@ -52,25 +56,34 @@ def request(number: int, max_tokens: int) -> Request:
 
 
 def test_what_was_learned_is_written_when_the_first_request_is_over() -> None:
-    (saved,) = Play((10.0, request(1, 5)), (10_000.0, Stop())).run()
+    (saved,) = ScriptedCommands((10.0, request(1, 5)), (10_000.0, Stop())).run()
     assert 10.0 < saved < 20.0
 
 
 def test_a_server_that_is_always_busy_keeps_what_it_learned_every_minute() -> None:
-    saves = Play((0.0, request(1, 300)), (290.0, Stop())).run()
+    saves = ScriptedCommands((0.0, request(1, 300)), (290.0, Stop())).run()
     assert len(saves) == 4
     for before, after in zip([0.0, *saves], saves, strict=False):
         assert SAVE_SECONDS <= after - before < SAVE_SECONDS + 3
 
 
 def test_what_the_last_request_taught_is_written_within_a_minute_although_nobody_asks() -> None:
-    first, second = Play((0.0, request(1, 5)), (10.0, request(2, 5)), (10_000.0, Stop())).run()
+    first, second = ScriptedCommands(
+        (0.0, request(1, 5)), (10.0, request(2, 5)), (10_000.0, Stop())
+    ).run()
     assert second - first == pytest.approx(SAVE_SECONDS)
 
 
 def test_nothing_is_written_while_there_is_nothing_new() -> None:
-    assert Play((10_000.0, Stop())).run() == []
-    assert len(Play((10.0, request(1, 5)), (1000.0, request(2, 5)), (10_000.0, Stop())).run()) == 2
+    assert ScriptedCommands((10_000.0, Stop())).run() == []
+    assert (
+        len(
+            ScriptedCommands(
+                (10.0, request(1, 5)), (1000.0, request(2, 5)), (10_000.0, Stop())
+            ).run()
+        )
+        == 2
+    )
 
 
 class LongStep:
@@ -100,7 +113,11 @@ class LongStep:
     ],
 )
 def test_an_engine_has_time_to_end_its_step_and_the_log_says_what_is_waited_for(
-    seconds: float, is_ready: bool, is_killed: bool, num_lines: int, caplog: pytest.LogCaptureFixture
+    seconds: float,
+    is_ready: bool,
+    is_killed: bool,
+    num_lines: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A chunk of a prompt may take longer than a moment, and what was learned is written behind it."""
     transport = ProcessTransport(lambda: pytest.fail("not started"))

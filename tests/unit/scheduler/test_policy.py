@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import Model, check, fixed, make_requests, make_scheduler, make_speculators, run
+from tests.unit.scheduler.harness import (
+    Model,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+    run,
+)
 
 from headstart.config import SpeculationConfig
 from headstart.errors import InvalidParameterError
@@ -16,12 +24,17 @@ from headstart.types import SequenceMode
 OFF = SpeculationConfig(spec="off")
 NONE = SpeculationConfig(spec_type="none")
 REQUEST = Request(
-    request_id="r", prompt=[1, 2, 3] * 8, sampling=SamplingParams(temperature=0.0, ignore_eos=True), max_tokens=60
+    request_id="r",
+    prompt=[1, 2, 3] * 8,
+    sampling=SamplingParams(temperature=0.0, ignore_eos=True),
+    max_tokens=60,
 )
 CHAIN = ("draft-model", "ngram-simple")
 
 
-def asked(spec: SpeculationConfig, wish: SpeculativeParams, chain: tuple[str, ...] = ("ngram-simple",)) -> RequestStats:
+def asked(
+    spec: SpeculationConfig, wish: SpeculativeParams, chain: tuple[str, ...] = ("ngram-simple",)
+) -> RequestStats:
     """What became of a request on a text that repeats itself."""
     engine = Model(1)
     scheduler = make_scheduler(engine, make_speculators(chain, lambda: Model(1)), spec)
@@ -34,10 +47,26 @@ def asked(spec: SpeculationConfig, wish: SpeculativeParams, chain: tuple[str, ..
 @pytest.mark.parametrize(
     ("spec", "wish", "says"),
     [
-        (OFF, {"mode": SequenceMode.AUTO}, r"mode is auto .*started with --spec off; start it with --spec auto, or"),
-        (OFF, {"mode": SequenceMode.FIXED, "n_max": 4}, r"mode is fixed .*--spec off; start it with --spec auto"),
-        (OFF, {"types": ("suffix",)}, r"types names 'suffix' .*--spec off; start it with --spec auto"),
-        (NONE, {"mode": SequenceMode.AUTO}, r"mode is auto .*started with --spec-type none; start it without it"),
+        (
+            OFF,
+            {"mode": SequenceMode.AUTO},
+            r"mode is auto .*started with --spec off; start it with --spec auto, or",
+        ),
+        (
+            OFF,
+            {"mode": SequenceMode.FIXED, "n_max": 4},
+            r"mode is fixed .*--spec off; start it with --spec auto",
+        ),
+        (
+            OFF,
+            {"types": ("suffix",)},
+            r"types names 'suffix' .*--spec off; start it with --spec auto",
+        ),
+        (
+            NONE,
+            {"mode": SequenceMode.AUTO},
+            r"mode is auto .*started with --spec-type none; start it without it",
+        ),
     ],
 )
 def test_drafts_from_a_server_that_has_no_speculator_are_refused_with_the_remedy(
@@ -49,7 +78,9 @@ def test_drafts_from_a_server_that_has_no_speculator_are_refused_with_the_remedy
     assert not scheduler.has_work
 
 
-@pytest.mark.parametrize("wish", [{}, {"n_max": 16}, {"n_min": 2, "p_min": 0.5}, {"mode": SequenceMode.OFF}])
+@pytest.mark.parametrize(
+    "wish", [{}, {"n_max": 16}, {"n_min": 2, "p_min": 0.5}, {"mode": SequenceMode.OFF}]
+)
 def test_what_clients_send_anyway_is_harmless_there(wish: dict) -> None:
     assert asked(OFF, SpeculativeParams(**wish), ()).reasons == {"no speculator is loaded": 59}
 
@@ -77,7 +108,9 @@ def test_a_request_that_wants_none_is_told_apart_from_a_server_that_has_none() -
 
 @pytest.mark.parametrize("chain", [CHAIN, CHAIN[::-1]])
 @pytest.mark.parametrize("first", CHAIN)
-def test_with_fixed_lengths_the_first_in_order_drafts_model_or_not(first: str, chain: tuple[str, ...]) -> None:
+def test_with_fixed_lengths_the_first_in_order_drafts_model_or_not(
+    first: str, chain: tuple[str, ...]
+) -> None:
     """Texts are asked before models: that must not decide."""
     other = CHAIN[1 - CHAIN.index(first)]
     stats = asked(fixed(4), SpeculativeParams(types=(first, other)), chain)
@@ -99,7 +132,10 @@ def test_a_model_that_has_no_draft_leaves_the_texts() -> None:
 
 
 def test_a_speculator_named_twice_is_asked_once() -> None:
-    requests = [replace(r, speculative=SpeculativeParams(types=("suffix", "suffix"))) for r in make_requests(4)]
+    requests = [
+        replace(r, speculative=SpeculativeParams(types=("suffix", "suffix")))
+        for r in make_requests(4)
+    ]
     engine = Model(1)
     answers = run(make_scheduler(engine, make_speculators(["suffix"], Model)), requests)
     check(engine, requests, answers)

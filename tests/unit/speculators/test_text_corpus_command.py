@@ -19,7 +19,9 @@ from headstart.types import DraftRequest
 @pytest.fixture(autouse=True)
 def _byte_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "find_models", lambda config: None)
-    monkeypatch.setattr(assemble, "load_served_model", lambda config, models: SimpleNamespace(vocab=ByteVocab()))
+    monkeypatch.setattr(
+        assemble, "load_served_model", lambda config, models: SimpleNamespace(vocab=ByteVocab())
+    )
 
 
 def test_added_files_are_drafted_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +43,9 @@ def test_an_incomplete_command_shows_the_complete_one(argv: list[str]) -> None:
         run(argv)
 
 
-def test_paths_and_flags_come_in_any_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_and_flags_come_in_any_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.py").write_text("def frobnicate(): pass")
     assert run(["add", "--spec-corpus", str(tmp_path / "corpus"), str(tmp_path / "a.py")]) == 0
     assert "added 1 files" in capsys.readouterr().out
@@ -62,10 +66,21 @@ def test_the_corpus_has_one_name_for_serve_and_add(
 def test_a_corpus_without_room_is_refused(tmp_path: Path, tokens: str) -> None:
     (tmp_path / "a.py").write_text("x")
     with pytest.raises(ConfigError, match=f"is {tokens} but must be at least 1"):
-        run(["add", str(tmp_path / "a.py"), "--spec-corpus", "f", "--spec-suffix-corpus-tokens", tokens])
+        run(
+            [
+                "add",
+                str(tmp_path / "a.py"),
+                "--spec-corpus",
+                "f",
+                "--spec-suffix-corpus-tokens",
+                tokens,
+            ]
+        )
 
 
-def test_files_that_could_not_be_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_could_not_be_read_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(7):
         (tmp_path / f"{number}").symlink_to(tmp_path / "nowhere")
     assert run(["add", str(tmp_path), "--spec-corpus", str(tmp_path / ".corpus")]) == 0

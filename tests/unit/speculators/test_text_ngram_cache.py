@@ -89,14 +89,18 @@ def test_the_dynamic_file_is_written_while_running(tmp_path: Path) -> None:
     assert len(NgramCounts.load(path, VOCABULARY)) > 0
 
 
-def generate(speculator: NgramCacheSpeculator, tokens: list[int], namespace: str = "", seq_id: int = 0) -> None:
+def generate(
+    speculator: NgramCacheSpeculator, tokens: list[int], namespace: str = "", seq_id: int = 0
+) -> None:
     """One request from begin to end."""
     speculator.begin(seq_id, [0], namespace)
     speculator.accept(seq_id, tokens, 0)
     speculator.end(seq_id)
 
 
-def test_the_dynamic_file_is_written_when_nobody_generates_or_when_it_is_overdue(tmp_path: Path) -> None:
+def test_the_dynamic_file_is_written_when_nobody_generates_or_when_it_is_overdue(
+    tmp_path: Path,
+) -> None:
     """Everybody waits while it is written."""
     path = tmp_path / "dynamic"
     options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=3)
@@ -115,27 +119,37 @@ def test_the_dynamic_file_is_written_when_nobody_generates_or_when_it_is_overdue
     assert path.exists()
 
 
-def test_a_dynamic_file_with_more_ngrams_than_are_kept_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_dynamic_file_with_more_ngrams_than_are_kept_is_refused_and_left_alone(
+    tmp_path: Path,
+) -> None:
     """Else the first write would replace a collection of somebody's by a part of it."""
     path = tmp_path / "collection"
     counts = NgramCounts()
     counts.learn(list(range(50)), 0)
     counts.save(path, VOCABULARY)
     before = path.read_bytes()
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), max_ngrams=len(counts) - 1)
-    with pytest.raises(ConfigError, match=f"holds {len(counts)} .*but {len(counts) - 1} are kept.*raise --spec-ngram"):
+    options = NgramCacheSpeculator.Options(
+        lookup_cache_dynamic=str(path), max_ngrams=len(counts) - 1
+    )
+    with pytest.raises(
+        ConfigError,
+        match=f"holds {len(counts)} .*but {len(counts) - 1} are kept.*raise --spec-ngram",
+    ):
         NgramCacheSpeculator(options, VOCABULARY)
     assert path.read_bytes() == before
     options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), max_ngrams=len(counts))
     assert NgramCacheSpeculator(options, VOCABULARY).describe()["dynamic_ngrams"] == len(counts)
-    options = NgramCacheSpeculator.Options(lookup_cache_static=str(path), max_ngrams=1)  # is only read, and held whole
+    # is only read, and held whole
+    options = NgramCacheSpeculator.Options(lookup_cache_static=str(path), max_ngrams=1)
     assert NgramCacheSpeculator(options, VOCABULARY).describe()["static_ngrams"] == len(counts)
 
 
 def test_a_dynamic_file_of_unknown_vocabulary_is_not_certified(tmp_path: Path) -> None:
     path = tmp_path / "llama-cpp"
     path.write_bytes(struct.pack("=7i", 1, -1, -1, -1, 1, 2, 5))
-    speculator = NgramCacheSpeculator(NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path)), VOCABULARY)
+    speculator = NgramCacheSpeculator(
+        NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path)), VOCABULARY
+    )
     generate(speculator, [1, 2, 3])
     speculator.close()
     other = VocabularyId(VOCABULARY.size, b"another one" + bytes(5))
@@ -146,7 +160,9 @@ def test_a_server_with_keys_says_that_the_dynamic_file_learns_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "dynamic"
-    speculator = NgramCacheSpeculator(NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path)), VOCABULARY)
+    speculator = NgramCacheSpeculator(
+        NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path)), VOCABULARY
+    )
     for _ in range(3):
         generate(speculator, [1, 2, 3], "alice")
     assert caplog.text.count("dynamic learns from requests without an API key only") == 1
@@ -197,10 +213,15 @@ def test_a_file_of_another_vocabulary_of_the_same_size_is_refused_by_name(tmp_pa
             NgramCacheSpeculator(options, VOCABULARY)
 
 
-def test_what_another_process_wrote_is_not_overwritten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_another_process_wrote_is_not_overwritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "dynamic"
     options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=1)
-    first, second = NgramCacheSpeculator(options, VOCABULARY), NgramCacheSpeculator(options, VOCABULARY)
+    first, second = (
+        NgramCacheSpeculator(options, VOCABULARY),
+        NgramCacheSpeculator(options, VOCABULARY),
+    )
     for speculator, tokens in ((first, [1, 2, 3]), (second, [4, 5, 6]), (first, [7, 8, 9])):
         speculator.begin(0, [0])
         speculator.accept(0, tokens, 0)
@@ -208,14 +229,22 @@ def test_what_another_process_wrote_is_not_overwritten(tmp_path: Path, caplog: p
             speculator.end(0)
     assert "dynamic is not written any more: another process wrote it" in caplog.text
     assert not second.describe()["dynamic_file_is_written"]
-    saved = {token for ngram, counts in NgramCounts.load(path, VOCABULARY).items() for token in (*ngram, *counts)}
+    saved = {
+        token
+        for ngram, counts in NgramCounts.load(path, VOCABULARY).items()
+        for token in (*ngram, *counts)
+    }
     assert saved == {0, 1, 2, 3, 7, 8, 9}
 
 
-def test_files_that_can_have_no_effect_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_can_have_no_effect_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(ConfigError, match="empty is empty; leave it out"):
-        NgramCacheSpeculator(NgramCacheSpeculator.Options(lookup_cache_static=str(tmp_path / "empty")), VOCABULARY)
+        NgramCacheSpeculator(
+            NgramCacheSpeculator.Options(lookup_cache_static=str(tmp_path / "empty")), VOCABULARY
+        )
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     dynamic = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "x"))
     with pytest.raises(ConfigError, match=r"cannot be written.*--lookup-cache-static"):

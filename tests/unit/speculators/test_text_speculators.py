@@ -14,7 +14,11 @@ from tests.unit.speculators.text_support import accept, propose, tokens_of
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
-from headstart.speculators.ngram_map import NgramMapK4vSpeculator, NgramMapKSpeculator, NgramMapOptions
+from headstart.speculators.ngram_map import (
+    NgramMapK4vSpeculator,
+    NgramMapKSpeculator,
+    NgramMapOptions,
+)
 from headstart.speculators.ngram_mod import NgramModSpeculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.speculators.recycling import RecyclingSpeculator
@@ -52,7 +56,11 @@ pieces = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=
 
 
 @pytest.mark.parametrize("name", ["ngram-simple", "ngram-cache"])  # the others learn on the way
-@given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30), steps=pieces, kept=st.integers(1, 60))
+@given(
+    prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    steps=pieces,
+    kept=st.integers(1, 60),
+)
 def test_state_fed_step_by_step_equals_state_made_from_the_whole(
     name: str, prompt: list[int], steps: list[list[int]], kept: int
 ) -> None:
@@ -73,8 +81,14 @@ def test_state_fed_step_by_step_equals_state_made_from_the_whole(
     assert tokens_of(speculator, history) == tokens_of(fresh, history)
 
 
-@given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30), steps=pieces, edited=st.lists(st.integers(0, 2)))
-def test_suffix_begun_again_is_as_new(prompt: list[int], steps: list[list[int]], edited: list[int]) -> None:
+@given(
+    prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    steps=pieces,
+    edited=st.lists(st.integers(0, 2)),
+)
+def test_suffix_begun_again_is_as_new(
+    prompt: list[int], steps: list[list[int]], edited: list[int]
+) -> None:
     speculator, fresh = make("suffix"), make("suffix")
     speculator.begin(0, prompt)
     history = list(prompt)
@@ -119,7 +133,9 @@ def test_a_loop_shorter_than_the_draft_is_drafted_on(name: str, period: int) -> 
 
 
 @pytest.mark.parametrize("cls", [NgramSimpleSpeculator, NgramMapKSpeculator, NgramMapK4vSpeculator])
-def test_a_loop_shorter_than_the_ngram_is_drafted_with_default_options(cls: type[Speculator]) -> None:
+def test_a_loop_shorter_than_the_ngram_is_drafted_with_default_options(
+    cls: type[Speculator],
+) -> None:
     speculator = cls()
     text = [7, 8, 9] * 6
     speculator.begin(0, text)
@@ -132,7 +148,9 @@ def test_sequences_do_not_mix(name: str) -> None:
     one, other = [1, 2, 3, 4, 5, 6] * 3, [1, 2, 7, 8, 9, 5] * 3
     speculator.begin(0, one, "a")
     speculator.begin(1, other, "b")
-    drafts = speculator.propose([DraftRequest(1, [*other, 1, 2], 2), DraftRequest(0, [*one, 1, 2], 2)])
+    drafts = speculator.propose(
+        [DraftRequest(1, [*other, 1, 2], 2), DraftRequest(0, [*one, 1, 2], 2)]
+    )
     assert [list(draft.tokens) for draft in drafts] == [[7, 8], [3, 4]]
 
 
@@ -191,7 +209,9 @@ def test_a_long_copy_is_not_lost_in_a_passage_that_occurs_everywhere() -> None:
     assert list(draft.tokens)[:1] == [59]
 
 
-def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_request(tmp_path: Path) -> None:
+def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_request(
+    tmp_path: Path,
+) -> None:
     options = SuffixSpeculator.Options(file=str(tmp_path / "corpus"))
     with pytest.raises(ConfigError, match="vocabulary"):
         SuffixSpeculator(options)
@@ -206,7 +226,9 @@ def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_reque
 
 
 @pytest.mark.parametrize("cls", [NgramMapKSpeculator, NgramMapK4vSpeculator])
-def test_a_key_that_failed_drafts_less_and_recovers(cls: type[NgramMapKSpeculator | NgramMapK4vSpeculator]) -> None:
+def test_a_key_that_failed_drafts_less_and_recovers(
+    cls: type[NgramMapKSpeculator | NgramMapK4vSpeculator],
+) -> None:
     speculator = cls(NgramMapOptions(size_n=2, size_m=8))
     run = [11, 12, 13, 14, 15, 16, 17, 18]
     history = [1, 2, *run, 1, 2]

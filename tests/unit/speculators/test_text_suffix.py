@@ -17,14 +17,16 @@ from tests.unit.speculators.text_support import propose
 from headstart.speculators.suffix import SuffixSpeculator, _partings, _weigh, _winner
 from headstart.structures import corpus
 from headstart.structures.corpus import MAX_MATCH, SIZES
-from headstart.structures.shares import agreeing_shares, worth
+from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 
 ANY = 99  # stands before each copy
 
 
 def weighed(places: list[tuple[int, list[int]]]) -> tuple[int, tuple[float, ...], float, float]:
-    """Which copy is drafted, and its scores; places are (length of the match, what follows), longest first."""
+    """Which copy is drafted, and its scores; places are (length of the match, what follows),
+    longest first.
+    """
     index, found = SuffixIndex((2, 4)), []
     for length, copy in places:
         index.extend([ANY])
@@ -33,35 +35,43 @@ def weighed(places: list[tuple[int, list[int]]]) -> tuple[int, tuple[float, ...]
     leader = _winner(index, found)
     draft = places[leader][1]
     weight = sum(length for length, _ in places)
-    shares, total, least = _weigh(len(draft), weight, len(found), _partings(index, found, leader, draft))
-    return leader, tuple(shares), total, least
+    match_scores, total, least = _weigh(
+        len(draft), weight, len(found), _partings(index, found, leader, draft)
+    )
+    return leader, tuple(match_scores), total, least
 
 
 def test_scores_follow_the_worked_example() -> None:
-    leader, shares, total, least = weighed([(4, [1, 2, 3]), (2, [1, 2, 4]), (2, [9])])
+    leader, match_scores, total, least = weighed([(4, [1, 2, 3]), (2, [1, 2, 4]), (2, [9])])
     assert leader == 0
-    assert shares == pytest.approx([6 / 9, 8 / 9, 6 / 11])
+    assert match_scores == pytest.approx([6 / 9, 8 / 9, 6 / 11])
     assert total == pytest.approx(6 / 9 + 6 / 9 * 8 / 9 + 6 / 9 * 8 / 9 * 6 / 11)
     assert least == pytest.approx(6 / 9 * 8 / 9 * 6 / 11)
 
 
 @pytest.mark.parametrize("weight", [1, 50, 4080, 4095, 9999])
-def test_each_token_of_places_that_agree_adds_their_number_to_what_speaks_for_them(weight: int) -> None:
+def test_each_token_of_places_that_agree_adds_their_number_to_what_speaks_for_them(
+    weight: int,
+) -> None:
     expected = [total / (total + 1) for total in range(weight, weight + 3 * 9, 3)]
-    assert list(agreeing_shares(weight, 3, 9)) == expected
+    assert list(agreeing_scores(weight, 3, 9)) == expected
 
 
 def test_the_copy_with_most_votes_leads_and_not_the_longest_match() -> None:
     assert weighed([(4, [1, 2]), (3, [9, 2]), (2, [9, 3])])[0] == 1
 
 
-copies = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 2), min_size=1, max_size=6)), min_size=1)
+copies = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(0, 2), min_size=1, max_size=6)), min_size=1
+)
 
 
 @given(copies)
-def test_scores_agree_with_counting_votes_token_by_token(places: list[tuple[int, list[int]]]) -> None:
+def test_scores_agree_with_counting_votes_token_by_token(
+    places: list[tuple[int, list[int]]],
+) -> None:
     places = sorted(places, key=lambda place: -place[0])
-    leader, shares, total, least = weighed(places)
+    leader, match_scores, total, least = weighed(places)
     draft = places[leader][1]
     expected, alive = [], places
     for i, token in enumerate(draft):
@@ -69,7 +79,7 @@ def test_scores_agree_with_counting_votes_token_by_token(places: list[tuple[int,
         agreed = sum(length + i for length, copy in alive if copy[i] == token)
         expected.append(agreed / (sum(length + i for length, _ in alive) + 1))
         alive = [(length, copy) for length, copy in alive if copy[i] == token]
-    assert shares == pytest.approx(expected)
+    assert match_scores == pytest.approx(expected)
     scores = list(accumulate(expected, mul))
     assert (total, least) == pytest.approx((sum(scores), scores[-1]))
 
@@ -78,8 +88,10 @@ def test_scores_agree_with_counting_votes_token_by_token(places: list[tuple[int,
 def test_places_are_worth_most_when_all_agree(places: list[tuple[int, list[int]]]) -> None:
     """So a text whose places are worth no more than the best draft even then need not be looked at."""
     places = sorted(places, key=lambda place: -place[0])
-    _, shares, total, _ = weighed(places)
-    assert total <= worth(sum(length for length, _ in places), len(places), len(shares)) + 1e-12
+    _, match_scores, total, _ = weighed(places)
+    assert (
+        total <= worth(sum(length for length, _ in places), len(places), len(match_scores)) + 1e-12
+    )
 
 
 @dataclass
@@ -87,15 +99,17 @@ class Voted:
     """What one text offers, by the rule and not by its short cuts."""
 
     tokens: list[int]
-    shares: list[float]
+    match_scores: list[float]
 
     @property
     def worth(self) -> float:
-        return sum(accumulate(self.shares, mul))
+        return sum(accumulate(self.match_scores, mul))
 
 
 def vote(index: SuffixIndex, places: list[tuple[int, int]], max_tokens: int) -> Voted:
-    """Token by token, among the copies that agree so far; the longest and then newest of the winners leads."""
+    """Token by token, among the copies that agree so far; the longest and then newest of the
+    winners leads.
+    """
     places = sorted(places, reverse=True)
     size = min(max_tokens, 4 * places[0][0])
     alive = [(length, index.copy(position, size)) for length, position in places]
@@ -103,17 +117,18 @@ def vote(index: SuffixIndex, places: list[tuple[int, int]], max_tokens: int) -> 
     for length, copy in alive:
         votes[copy[0]] = votes.get(copy[0], 0) + length
     winner = max(votes, key=votes.__getitem__)
-    draft, shares = next(copy for _, copy in alive if copy[0] == winner), []
+    draft, match_scores = next(copy for _, copy in alive if copy[0] == winner), []
     for i, token in enumerate(draft):
         alive = [(length, copy) for length, copy in alive if i < len(copy)]
         total = sum(length + i for length, _ in alive)
         alive = [(length, copy) for length, copy in alive if copy[i] == token]
-        shares.append(sum(length + i for length, _ in alive) / (total + 1))
-    scores = [score for score in accumulate(shares, mul) if score >= 0.1]
-    return Voted(draft[: len(scores)], shares[: len(scores)])
+        match_scores.append(sum(length + i for length, _ in alive) / (total + 1))
+    scores = [score for score in accumulate(match_scores, mul) if score >= 0.1]
+    return Voted(draft[: len(scores)], match_scores[: len(scores)])
 
 
-words = st.integers(0, 2**32).map(lambda seed: Random(seed).choices(range(3), k=30))  # matches of 4 and more
+# matches of 4 and more
+words = st.integers(0, 2**32).map(lambda seed: Random(seed).choices(range(3), k=30))
 
 
 @given(words, st.lists(words, max_size=3), st.integers(1, 16))
@@ -135,7 +150,7 @@ def test_the_draft_is_that_of_the_text_whose_votes_are_worth_most(
             best = offer
         assume(offer is best or abs(offer.worth - best.worth) > 1e-9)
     assert list(draft.tokens) == best.tokens
-    assert list(draft.confidence) == pytest.approx(best.shares)
+    assert list(draft.confidence) == pytest.approx(best.match_scores)
 
 
 def test_a_repeated_request_does_not_copy_its_own_answer() -> None:

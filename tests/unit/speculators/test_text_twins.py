@@ -1,4 +1,6 @@
-"""Speculators that learn on the way agree with slow twins that read the whole history at every step."""
+"""Speculators that learn on the way agree with slow twins that read the whole history at every
+step.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from hypothesis import strategies as st
 from tests.unit.speculators.text_support import propose
 
 from headstart.speculators.base import Speculator
-from headstart.speculators.ngram_map import NgramMapK4vSpeculator, NgramMapKSpeculator, NgramMapOptions
+from headstart.speculators.ngram_map import (
+    NgramMapK4vSpeculator,
+    NgramMapKSpeculator,
+    NgramMapOptions,
+)
 from headstart.speculators.ngram_mod import NgramModSpeculator
 from headstart.structures.ngram_table import MAX_COUNT
 from headstart.structures.prefix import common_prefix_length
@@ -52,10 +58,15 @@ class Pair(ABC):
         """The history has changed from `size` tokens on, and nobody was told."""
 
     def play(self, prompt: list[int], steps: list[Step]) -> None:
-        """Draft, compare, go on with a part of the draft and other tokens; now and then the text becomes shorter."""
+        """Draft, compare, go on with a part of the draft and other tokens; now and then the text
+        becomes shorter.
+        """
         history = list(prompt)
         for max_tokens, num_accepted, others, cut, is_told in steps:
-            draft, (tokens, scores) = self.ask(history, max_tokens), self.expect(history, max_tokens)
+            draft, (tokens, scores) = (
+                self.ask(history, max_tokens),
+                self.expect(history, max_tokens),
+            )
             assert list(draft.tokens) == tokens
             assert list(draft.confidence) == pytest.approx(scores)
             emitted, size = [*tokens[:num_accepted], *others], len(history)
@@ -75,7 +86,7 @@ class MapPair(Pair):
         self.speculator = speculator
         self.options = options
         self.compares = compares
-        self.reach: dict[object, int] = {}
+        self.adaptive_length: dict[object, int] = {}
         self.watched: tuple[object, list[int]] = (None, [])
 
     def ask(self, history: list[int], max_tokens: int) -> Draft:
@@ -93,13 +104,15 @@ class MapPair(Pair):
         if self.compares:
             values = [self.copy(history, place, m) for place in places]
             value = max(values, key=values.count)  # the newest of the commonest
-            agreeing = [place for place, other in zip(places, values, strict=True) if other == value]
+            agreeing = [
+                place for place, other in zip(places, values, strict=True) if other == value
+            ]
             if len(agreeing) < 2 * (len(places) - len(agreeing)):
                 return [], []
             best, what = agreeing[0], (tuple(key), tuple(value))
         else:
             places = places[:1]
-        tokens = self.copy(history, best, min(self.reach.get(what, m), max_tokens))
+        tokens = self.copy(history, best, min(self.adaptive_length.get(what, m), max_tokens))
         self.watched = (what, tokens)
         weights = [len(agreeing) * (n + i) for i in range(len(tokens))]
         scores = [weight / (weight + 1) for weight in weights]
@@ -117,9 +130,11 @@ class MapPair(Pair):
             return
         right, longest = common_prefix_length(guess, emitted), self.options.size_m
         if right == len(guess):
-            self.reach[what] = min(longest, 2 * max(right, self.reach.get(what, longest)))
+            self.adaptive_length[what] = min(
+                longest, 2 * max(right, self.adaptive_length.get(what, longest))
+            )
         elif right < len(emitted):
-            self.reach[what] = min(longest, right + 1)
+            self.adaptive_length[what] = min(longest, right + 1)
 
     def miss(self, history: list[int], size: int) -> None:
         """A guess whose outcome was not seen says nothing."""
@@ -186,7 +201,9 @@ class ModPair(Pair):
 
 @given(
     n=st.integers(1, 3),
-    requests=st.lists(st.tuples(st.sampled_from(["", "a"]), prompts, steps), min_size=1, max_size=3),
+    requests=st.lists(
+        st.tuples(st.sampled_from(["", "a"]), prompts, steps), min_size=1, max_size=3
+    ),
 )
 def test_ngram_mod_drafts_what_dictionaries_say_over_requests_and_namespaces(
     n: int, requests: list[tuple[str, list[int], list[Step]]]

@@ -34,19 +34,27 @@ def test_the_defaults_and_what_is_named(
     assert wanted_types(config, has_draft_model=has_draft_model) == names
 
 
-@pytest.mark.parametrize(("name", "option"), [("suffix", "file"), ("ngram-cache", "lookup_cache_dynamic")])
+@pytest.mark.parametrize(
+    ("name", "option"), [("suffix", "file"), ("ngram-cache", "lookup_cache_dynamic")]
+)
 def test_texts_of_synthetic_are_kept_nowhere(name: str, option: str) -> None:
     config = SpeculationConfig(spec_type=f"{name},synthetic", options={name: {option: "kept"}})
-    with pytest.raises(ConfigError, match=rf"--spec-{name}-{option.replace('_', '-')} is given with synthetic"):
+    with pytest.raises(
+        ConfigError, match=rf"--spec-{name}-{option.replace('_', '-')} is given with synthetic"
+    ):
         wanted_types(config, has_draft_model=False)
 
 
 def test_synthetic_runs_only_when_it_is_named() -> None:
     for spec in ("auto", "fixed", "off"):
         for has_draft_model in (False, True):
-            assert "synthetic" not in wanted_types(SpeculationConfig(spec=spec), has_draft_model=has_draft_model)
+            assert "synthetic" not in wanted_types(
+                SpeculationConfig(spec=spec), has_draft_model=has_draft_model
+            )
     assert "synthetic" in SPECULATORS
-    assert wanted_types(SpeculationConfig(spec_type="synthetic"), has_draft_model=False) == ("synthetic",)
+    assert wanted_types(SpeculationConfig(spec_type="synthetic"), has_draft_model=False) == (
+        "synthetic",
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,32 +72,49 @@ def test_synthetic_runs_only_when_it_is_named() -> None:
         ("draft-dflash", False, "draft-dflash, but multi-token heads are not supported yet"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_refused(spec_type: str, has_draft_model: bool, says: str) -> None:
+def test_a_name_that_cannot_be_used_is_refused(
+    spec_type: str, has_draft_model: bool, says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         wanted_types(SpeculationConfig(spec_type=spec_type), has_draft_model=has_draft_model)
 
 
 def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy() -> None:
-    """Somebody who names a lookup file without the speculator that reads it would wait for an effect."""
+    """Somebody who names a lookup file without the speculator that reads it would wait for an
+    effect.
+    """
     options = {"ngram-cache": {"lookup_cache_static": "x"}}
-    with pytest.raises(ConfigError, match=r"--spec-ngram-cache-lookup-cache-static.*--spec-type suffix,ngram-cache"):
+    with pytest.raises(
+        ConfigError, match=r"--spec-ngram-cache-lookup-cache-static.*--spec-type suffix,ngram-cache"
+    ):
         wanted_types(SpeculationConfig(options=options), has_draft_model=False)
     for spec, spec_type in ((None, "ngram-cache"), ("off", None), (None, "none")):
-        wanted_types(SpeculationConfig(spec=spec, spec_type=spec_type, options=options), has_draft_model=False)
+        wanted_types(
+            SpeculationConfig(spec=spec, spec_type=spec_type, options=options),
+            has_draft_model=False,
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("suffix", {"min_share": 2.0}), ("ngram-mod", {"table_bits": 99}), ("suffix", {"nope": 1})]
+    ("name", "options"),
+    [("suffix", {"min_share": 2.0}), ("ngram-mod", {"table_bits": 99}), ("suffix", {"nope": 1})],
 )
-def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(name: str, options: dict[str, float]) -> None:
+def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
+    name: str, options: dict[str, float]
+) -> None:
     with pytest.raises(ConfigError, match=name):
-        wanted_types(SpeculationConfig(spec_type=name, options={name: options}), has_draft_model=False)
+        wanted_types(
+            SpeculationConfig(spec_type=name, options={name: options}), has_draft_model=False
+        )
 
 
 def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() -> None:
     options = {"ngram-mod": {"n_max": 64, "n_match": 99}, "ngram-simple": {"size_m": 17}}
     (told,) = capped_options(SpeculationConfig(options=options))
-    assert told == "--spec-ngram-mod-n-max is 64 but no draft is longer than 32 tokens; raise --draft-max to 64"
+    assert (
+        told
+        == "--spec-ngram-mod-n-max is 64 but no draft is longer than 32 tokens; raise --draft-max to 64"
+    )
     assert len(capped_options(SpeculationConfig(options=options, draft_max=64))) == 0
     assert len(capped_options(SpeculationConfig(options=options, spec="fixed"))) == 2
     for config in (SpeculationConfig(), SpeculationConfig(options=options, spec="off")):
@@ -98,10 +123,15 @@ def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() ->
 
 def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("do not lose this")
-    for path, says in ((tmp_path / "notes.txt", "notes.txt.*would be replaced"), (tmp_path, "not a regular file")):
+    for path, says in (
+        (tmp_path / "notes.txt", "notes.txt.*would be replaced"),
+        (tmp_path, "not a regular file"),
+    ):
         for spec in ("auto", "off"):
             with pytest.raises(ConfigError, match=says):
-                wanted_types(SpeculationConfig(spec=spec, spec_state=str(path)), has_draft_model=False)
+                wanted_types(
+                    SpeculationConfig(spec=spec, spec_state=str(path)), has_draft_model=False
+                )
 
 
 def test_a_state_file_of_ours_or_none_is_taken(tmp_path: Path) -> None:

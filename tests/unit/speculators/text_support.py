@@ -11,11 +11,15 @@ from headstart.types import Draft, DraftRequest
 VOCABULARY = VocabularyId(100, bytes(16))
 
 
-def propose(speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0) -> Draft:
+def propose(
+    speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0
+) -> Draft:
     return speculator.propose([DraftRequest(seq_id, list(tokens), max_tokens)])[0]
 
 
-def tokens_of(speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0) -> list[int]:
+def tokens_of(
+    speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0
+) -> list[int]:
     return list(propose(speculator, tokens, max_tokens, seq_id).tokens)
 
 

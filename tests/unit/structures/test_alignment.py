@@ -80,7 +80,9 @@ def test_a_change_that_is_not_made_again_is_forgotten():
 
 
 def test_what_else_follows_from_a_change_is_expected_too():
-    alignment, _ = copying([0, 1, OLD, 2, 3, 4], variants=lambda old, new: [([old[0] + 1], [new[0] + 1])])
+    alignment, _ = copying(
+        [0, 1, OLD, 2, 3, 4], variants=lambda old, new: [([old[0] + 1], [new[0] + 1])]
+    )
     alignment.follow([1, NEW, 2, 3])
     assert rewritten(alignment, [OLD + 1, 4]) == [NEW + 1, 4]
 
@@ -209,7 +211,9 @@ def test_a_text_never_follows_what_it_is_just_writing():
         assert place is None or place.position < 6
 
 
-edits = st.dictionaries(st.integers(0, 9), st.lists(st.integers(10, 14), min_size=1, max_size=3).map(tuple), max_size=3)
+edits = st.dictionaries(
+    st.integers(0, 9), st.lists(st.integers(10, 14), min_size=1, max_size=3).map(tuple), max_size=3
+)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), edits, st.integers(1, 5))
@@ -224,7 +228,9 @@ def test_an_exact_place_stands_behind_the_token_that_was_copied(source, replaced
             assert index.tokens[alignment.position - 1] == written[-1]
 
 
-@given(st.lists(st.integers(0, 3), min_size=4, max_size=80), st.lists(st.integers(0, 3), max_size=80))
+@given(
+    st.lists(st.integers(0, 3), min_size=4, max_size=80), st.lists(st.integers(0, 3), max_size=80)
+)
 def test_places_are_always_inside_the_source(source, text):
     alignment, index = copying([*source, SEPARATOR, 1], position=2)
     for token in text:
@@ -233,5 +239,7 @@ def test_places_are_always_inside_the_source(source, text):
         if place is not None:
             assert 0 < place.position < len(index)
             assert index.tokens[place.position] != SEPARATOR
-            tokens, scores = alignment.rewrite(index.copy(place.position, LONGEST_OLD), [SCORE] * LONGEST_OLD)
+            tokens, scores = alignment.rewrite(
+                index.copy(place.position, LONGEST_OLD), [SCORE] * LONGEST_OLD
+            )
             assert len(tokens) == len(scores[: len(tokens)])

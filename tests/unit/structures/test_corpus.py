@@ -173,7 +173,9 @@ def test_a_rewrite_that_fails_costs_the_file_and_not_the_texts(
     corpus.close()
 
 
-def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "corpus"
     corpus = SuffixCorpus.open(path, VOCABULARY)
     corpus.add([1, 2, 3])
@@ -209,7 +211,9 @@ for turn in range(10**9):
 
 def test_kill_9_while_writing_loses_nothing_that_was_added(tmp_path: Path) -> None:
     path = tmp_path / "corpus"
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert writer.stdout is not None
     for _ in range(300):  # compactions included
         line = writer.stdout.readline()
@@ -262,12 +266,16 @@ def test_a_hidden_file_is_added_when_it_is_named(tmp_path: Path) -> None:
 def test_nothing_is_added_when_a_path_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def alpha(): pass\n")
     corpus = SuffixCorpus()
-    with pytest.raises(ConfigError, match="absent is neither a file nor a folder, nothing was added"):
+    with pytest.raises(
+        ConfigError, match="absent is neither a file nor a folder, nothing was added"
+    ):
         add_files(corpus, list, [tmp_path / "a.py", tmp_path / "absent"])
     assert len(corpus) == 0
 
 
-def test_a_folder_that_cannot_be_read_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "closed").mkdir()
     real_scandir = os.scandir
 
@@ -289,7 +297,9 @@ def test_a_file_kept_for_a_far_larger_corpus_is_refused_and_left_alone(tmp_path:
         large.add([first, *range(100, 189)])
     large.close()
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=r"holds 900 tokens but --spec-suffix-corpus-tokens is 200.*raise it"):
+    with pytest.raises(
+        ConfigError, match=r"holds 900 tokens but --spec-suffix-corpus-tokens is 200.*raise it"
+    ):
         SuffixCorpus.open(path, vocabulary, 200)
     assert path.read_bytes() == before
     again = SuffixCorpus.open(path, vocabulary, 400)

@@ -13,7 +13,8 @@ from headstart.structures import corpus as corpus_module
 from headstart.structures.corpus import SIZES, Answer, SuffixCorpus
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 
-BLOCK, MAX_MATCH = 4, max(6, *SIZES)  # small, so that short texts have several blocks and long matches
+# small, so that short texts have several blocks and long matches
+BLOCK, MAX_MATCH = 4, max(6, *SIZES)
 ALL = 10**9
 FILES = "(files)"  # stands for no namespace
 Text = tuple[int, ...]
@@ -67,7 +68,10 @@ class Twin:
     def seen_by(self, name: str) -> list[list[int]]:
         """The tokens of each shelf that a namespace may look into, in the order of the indexes."""
         names = [n for n in dict.fromkeys((name, "", FILES)) if n in self.shelves]
-        return [[token for held in self.shelves[n] for token in (*held.tokens, SEPARATOR)] for n in names]
+        return [
+            [token for held in self.shelves[n] for token in (*held.tokens, SEPARATOR)]
+            for n in names
+        ]
 
 
 def places(text: list[int], tail: list[int]) -> list[tuple[int, int]]:
@@ -75,9 +79,13 @@ def places(text: list[int], tail: list[int]) -> list[tuple[int, int]]:
     for n in sorted(SIZES, reverse=True):
         found = []
         for position in range(len(text) - 1, n - 1, -1):
-            if len(tail) >= n and text[position - n : position] == tail[-n:] and text[position] != SEPARATOR:
-                length, reach = n, min(MAX_MATCH, position, len(tail))
-                while length < reach and text[position - length - 1] == tail[-length - 1]:
+            if (
+                len(tail) >= n
+                and text[position - n : position] == tail[-n:]
+                and text[position] != SEPARATOR
+            ):
+                length, adaptive_length = n, min(MAX_MATCH, position, len(tail))
+                while length < adaptive_length and text[position - length - 1] == tail[-length - 1]:
                     length += 1
                 found.append((length, position))
         if found:
@@ -91,7 +99,9 @@ def check_view(corpus: SuffixCorpus, twin: Twin, name: str, tail: list[int]) -> 
     query = SuffixIndex(SIZES, MAX_MATCH)
     query.extend(tail)
     for index, text in zip(indexes, texts, strict=True):
-        found = [(length, position - index.floor) for length, position in index.find(query.tail(), ALL)]
+        found = [
+            (length, position - index.floor) for length, position in index.find(query.tail(), ALL)
+        ]
         assert found == places(text, tail)
 
 
@@ -118,7 +128,10 @@ def test_texts_files_and_answers_are_those_of_lists_of_texts(
     capacity: int, steps: list[tuple[str, int, int, list[int]]], tail: list[int]
 ) -> None:
     """Known beginnings, eviction, new indexes, namespaces and where an answer stands."""
-    with patch.object(corpus_module, "_BLOCK", BLOCK), patch.object(corpus_module, "MAX_MATCH", MAX_MATCH):
+    with (
+        patch.object(corpus_module, "_BLOCK", BLOCK),
+        patch.object(corpus_module, "MAX_MATCH", MAX_MATCH),
+    ):
         corpus, twin = SuffixCorpus(capacity), Twin(capacity)
         earlier: list[list[int]] = []
         answers: list[tuple[Answer, Held]] = []

@@ -12,7 +12,9 @@ from headstart.structures.indentation import Indentation
 
 
 def kept(text: bytes, minimum: int) -> bytes:
-    """What stays of a whole text: all before the first line that begins too far left, its white space included."""
+    """What stays of a whole text: all before the first line that begins too far left, its white
+    space included.
+    """
     for match in re.finditer(rb"\n([ \t]*)(?=[^ \t])", text):
         if len(match[1]) < minimum:
             return text[: match.end()]

@@ -31,11 +31,18 @@ def test_counting_in_pieces_equals_counting_the_whole(pieces: list[list[int]]) -
     history = CountedHistory([])
     for piece in pieces:
         history.extend(piece)
-    assert dict(history.counts.items()) == count_by_hand([token for piece in pieces for token in piece])
+    assert dict(history.counts.items()) == count_by_hand(
+        [token for piece in pieces for token in piece]
+    )
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.dictionaries(st.integers(0, 4), st.integers(1, 3)))
-def test_the_clearest_token_is_the_one_with_the_largest_weighed_count(text: list[int], weights: dict[int, int]) -> None:
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=80),
+    st.dictionaries(st.integers(0, 4), st.integers(1, 3)),
+)
+def test_the_clearest_token_is_the_one_with_the_largest_weighed_count(
+    text: list[int], weights: dict[int, int]
+) -> None:
     counts = NgramCounts()
     counts.learn(text, 0)
     found = counts.clearest(pack(text[-1:]), 1, [(1, 0)], weights)
@@ -50,8 +57,14 @@ def test_the_clearest_token_is_the_one_with_the_largest_weighed_count(text: list
         assert found[1] == pytest.approx(by_hand[found[0]] / (by_hand.total() + 1))
 
 
-@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 40), st.lists(st.integers(0, 2), max_size=40))
-def test_an_edited_history_is_counted_as_it_is_now(old: list[int], kept: int, new: list[int]) -> None:
+@given(
+    st.lists(st.integers(0, 2), max_size=40),
+    st.integers(0, 40),
+    st.lists(st.integers(0, 2), max_size=40),
+)
+def test_an_edited_history_is_counted_as_it_is_now(
+    old: list[int], kept: int, new: list[int]
+) -> None:
     history = CountedHistory(old)
     edited = old[:kept] + new
     history.follow(edited)
@@ -66,7 +79,9 @@ def test_packing_is_reversible(ngram: list[int]) -> None:
 
 
 @given(text=st.lists(st.integers(0, 9), max_size=60))
-def test_a_saved_file_loads_as_it_was(tmp_path_factory: pytest.TempPathFactory, text: list[int]) -> None:
+def test_a_saved_file_loads_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, text: list[int]
+) -> None:
     path = tmp_path_factory.mktemp("lookup") / "cache.bin"
     counts = NgramCounts()
     counts.learn(text, 0)
@@ -101,7 +116,9 @@ def test_the_file_has_the_layout_of_llama_cpp(tmp_path: Path) -> None:
         ((1, -1, -1), "cut off"),
     ],
 )
-def test_a_damaged_or_foreign_file_is_refused_by_name(tmp_path: Path, numbers: tuple[int, ...], message: str) -> None:
+def test_a_damaged_or_foreign_file_is_refused_by_name(
+    tmp_path: Path, numbers: tuple[int, ...], message: str
+) -> None:
     path = tmp_path / "mine.bin"
     path.write_bytes(struct.pack(f"={len(numbers)}i", *numbers))
     with pytest.raises(ModelError, match=message) as caught:
@@ -151,7 +168,9 @@ def test_the_rarest_ngrams_go_first_when_there_are_too_many() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12), st.integers(1, 30))
-def test_those_that_are_kept_are_the_commonest_of_them_the_newest(texts: list[list[int]], limit: int) -> None:
+def test_those_that_are_kept_are_the_commonest_of_them_the_newest(
+    texts: list[list[int]], limit: int
+) -> None:
     counts, twin = NgramCounts(limit), dict[tuple[int, ...], Counter[int]]()
     for text in texts:
         counts.learn(text, 0)

@@ -18,7 +18,9 @@ def learn_one_by_one(table: NgramTable, text: list[int], salt: int) -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.lists(st.integers(0, 3), max_size=200))
-def test_learning_a_text_at_once_equals_learning_it_token_by_token(first: list[int], second: list[int]) -> None:
+def test_learning_a_text_at_once_equals_learning_it_token_by_token(
+    first: list[int], second: list[int]
+) -> None:
     at_once, one_by_one = NgramTable(N, 10), NgramTable(N, 10)
     for text, salt in ((first, 0), (second, salt_of("tenant"))):
         at_once.learn(text, salt)
@@ -95,4 +97,6 @@ def test_the_rolling_hash_equals_the_hash_of_each_window(text: list[int]) -> Non
     keys = [key_of(text[start : start + N]) for start in range(len(text) - N + 1)]
     assert keys_of(np.array(text, np.int32), N).tolist() == keys
     for start in range(len(text) - N):
-        assert slide(keys[start], text[start], text[start + N], leaving_factor(N)) == keys[start + 1]
+        assert (
+            slide(keys[start], text[start], text[start + N], leaving_factor(N)) == keys[start + 1]
+        )

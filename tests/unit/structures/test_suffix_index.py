@@ -38,9 +38,13 @@ def brute_places(text: list[int], tail: list[int] | None = None) -> list[Place]:
     for n in sorted(SIZES, reverse=True):
         found = []
         for position in range(len(text) - 1, n - 1, -1):
-            if len(tail) >= n and text[position - n : position] == tail[-n:] and text[position] != SEPARATOR:
-                length, reach = n, min(MAX_MATCH, position, len(tail))
-                while length < reach and text[position - length - 1] == tail[-length - 1]:
+            if (
+                len(tail) >= n
+                and text[position - n : position] == tail[-n:]
+                and text[position] != SEPARATOR
+            ):
+                length, adaptive_length = n, min(MAX_MATCH, position, len(tail))
+                while length < adaptive_length and text[position - length - 1] == tail[-length - 1]:
                     length += 1
                 found.append(Place(length, position))
         if found:
@@ -49,7 +53,9 @@ def brute_places(text: list[int], tail: list[int] | None = None) -> list[Place]:
 
 
 @given(operations, bulks)
-def test_places_agree_with_a_full_search_after_any_history(steps: list[tuple[str, Any]], bulk: int) -> None:
+def test_places_agree_with_a_full_search_after_any_history(
+    steps: list[tuple[str, Any]], bulk: int
+) -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     text: list[int] = []
     with patch.object(suffix_index, "_BULK", bulk):

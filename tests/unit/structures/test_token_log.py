@@ -48,14 +48,17 @@ def test_a_file_cut_anywhere_opens_with_every_whole_record(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("num_bytes", [5, 60])
-def test_zeros_that_a_power_failure_left_at_the_end_are_dropped(tmp_path: Path, num_bytes: int) -> None:
+def test_zeros_that_a_power_failure_left_at_the_end_are_dropped(
+    tmp_path: Path, num_bytes: int
+) -> None:
     path = tmp_path / "corpus"
     write_log(path, [1, 2, 3], [4, 5])
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(num_bytes))
     assert read_log(path) == [[1, 2, 3], [4, 5]]
     assert path.read_bytes() == whole
-    path.write_bytes(whole[:-8] + bytes(8))  # the head of the second record was written, its tokens not
+    # the head of the second record was written, its tokens not
+    path.write_bytes(whole[:-8] + bytes(8))
     assert read_log(path) == [[1, 2, 3]]
 
 
@@ -157,7 +160,9 @@ def test_a_process_that_is_about_to_end_is_waited_for(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_a_disk_without_locks_is_refused_for_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_locks_is_refused_for_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(descriptor: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 

@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 
 from headstart.structures.topk import top_k
 
-SIZES = [1, 7, 64, 4095, 4096, 4097, 32_000, 65_537, 152_001]  # short, in columns, with a rest, with tall columns
+# short, in columns, with a rest, with tall columns
+SIZES = [1, 7, 64, 4095, 4096, 4097, 32_000, 65_537, 152_001]
 
 
 def check(values: NDArray[np.float32], k: int) -> None:

@@ -25,7 +25,11 @@ def test_no_template_means_chatml_and_a_stop_for_its_marker():
 
 def test_the_name_chatml_means_that_template_and_not_the_word():
     template = ChatTemplate("chatml")
-    assert (template.source, template.stop, template.is_fallback) == (CHATML, ("<|im_end|>",), False)
+    assert (template.source, template.stop, template.is_fallback) == (
+        CHATML,
+        ("<|im_end|>",),
+        False,
+    )
     assert "hi <b>" in template.render([USER])
 
 
@@ -51,7 +55,9 @@ def test_a_template_by_hand_that_shows_no_message_is_refused(tmp_path):
         ServerConfig(chat_template="llama3"),
         ServerConfig(chat_template_file=str(tmp_path / "empty")),
     ):
-        with pytest.raises(ConfigError, match="shows no message; --chat-template takes Jinja text, or chatml"):
+        with pytest.raises(
+            ConfigError, match="shows no message; --chat-template takes Jinja text, or chatml"
+        ):
             template_by_hand(config)
     with pytest.raises(ModelError, match="line 1"):
         template_by_hand(ServerConfig(chat_template="{% if %}"))
@@ -60,7 +66,9 @@ def test_a_template_by_hand_that_shows_no_message_is_refused(tmp_path):
 def test_a_template_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "latin").write_bytes(b"\xff{{ messages[0].content }}")
     for name, says in (("missing", "No such file"), ("latin", "codec can't decode")):
-        with pytest.raises(ConfigError, match=rf"--chat-template-file .*{name} cannot be read: .*{says}"):
+        with pytest.raises(
+            ConfigError, match=rf"--chat-template-file .*{name} cannot be read: .*{says}"
+        ):
             template_by_hand(ServerConfig(chat_template_file=str(tmp_path / name)))
 
 
@@ -74,19 +82,25 @@ def test_the_template_by_hand_is_the_file_else_the_text_else_none(tmp_path):
 
 
 def test_blocks_leave_no_blank_lines_and_nothing_is_escaped():
-    source = (
-        "{%- for m in messages %}\n    {% if true %}\n{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}"
-    )
+    source = "{%- for m in messages %}\n    {% if true %}\n{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}"
     assert render(source) == 'hi <b>|{"role": "user", "content": "hi <b>"}\n'
 
 
 def test_json_keeps_unicode_and_takes_generators():
-    assert render('{{ {"a": "é"} | tojson }}{{ ["x"] | map("upper") | tojson }}') == '{"a": "é"}["X"]'
-    assert render('{{ {"b": 1, "a": 2} | tojson(indent=1, sort_keys=true) }}') == '{\n "a": 2,\n "b": 1\n}'
+    assert (
+        render('{{ {"a": "é"} | tojson }}{{ ["x"] | map("upper") | tojson }}') == '{"a": "é"}["X"]'
+    )
+    assert (
+        render('{{ {"b": 1, "a": 2} | tojson(indent=1, sort_keys=true) }}')
+        == '{\n "a": 2,\n "b": 1\n}'
+    )
 
 
 def test_loop_controls_and_generation_tags_are_known():
-    assert render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "1"
+    assert (
+        render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}")
+        == "1"
+    )
     assert render("{% generation %}a{{ bos_token }}{% endgeneration %}") == "a<s>"
 
 
@@ -129,9 +143,14 @@ def test_arguments_reach_the_template_but_cannot_replace_the_messages():
 
 
 def test_text_parts_are_joined_unless_the_template_reads_parts():
-    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    parts = {
+        "role": "user",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    }
     assert render("{{ messages[0].content }}", [parts]) == "a\nb"
-    reads_parts = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    reads_parts = (
+        "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    )
     assert render(reads_parts, [parts, USER]) == "[a][b][hi <b>]"
     assert content_text(None) == ""
 

@@ -1,4 +1,6 @@
-"""A target of 31 letters and a draft model of other tokens that thinks like it, for drafts across vocabularies."""
+"""A target of 31 letters and a draft model of other tokens that thinks like it, for drafts across
+vocabularies.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tests.unit.scheduler.harness import EOS, SIZE, Model
 
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.testing import FakeEngine
-from headstart.vocabulary import BridgeOptions, VocabularyBridge
+from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 LETTERS = [bytes([ord("a") + token]) for token in range(EOS)]
 PAIRS = [first + second for first in LETTERS[:5] for second in LETTERS[:9]]
@@ -19,7 +21,9 @@ MARKER = b"<end>"
 
 
 class PieceVocab:
-    """Text tokens, then one control token that ends the turn. The longest token first, from left to right."""
+    """Text tokens, then one control token that ends the turn. The longest token first, from left to
+    right.
+    """
 
     bos_id: int | None = None
     add_bos = False
@@ -35,7 +39,9 @@ class PieceVocab:
         raw = text.encode() if isinstance(text, str) else text
         tokens, start = [], 0
         while start < len(raw):
-            end = next((end for end in (start + 2, start + 1) if raw[start:end] in self._ids), start)
+            end = next(
+                (end for end in (start + 2, start + 1) if raw[start:end] in self._ids), start
+            )
             if end == start:
                 break  # a byte without a token: the rest is lost, as some tokenizers do
             tokens.append(self._ids[raw[start:end]])
@@ -61,12 +67,18 @@ class Translated(FakeEngine):
     def __init__(self, vocab: PieceVocab, model: Model) -> None:
         super().__init__(vocab.size, context_size=512, num_cells=8 * 512)
         self.vocab, self.model = vocab, model
-        self.to_letter = np.array([LETTERS.index(p) if p in LETTERS else -1 for p in vocab.pieces] + [EOS])
+        self.to_letter = np.array(
+            [LETTERS.index(p) if p in LETTERS else -1 for p in vocab.pieces] + [EOS]
+        )
 
     def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         letters: list[int] = []
         for token in tokens:
-            letters += [EOS] if token == self.vocab.eos_id else [b - ord("a") for b in self.vocab.pieces[token]]
+            letters += (
+                [EOS]
+                if token == self.vocab.eos_id
+                else [b - ord("a") for b in self.vocab.pieces[token]]
+            )
         logits = self.model.logits_after(letters)[self.to_letter]
         return np.where(self.to_letter < 0, np.float32(-20.0), logits).astype(np.float32)
 
@@ -76,18 +88,26 @@ class Pair:
     """A target and a draft vocabulary with the bridge between them."""
 
     draft: PieceVocab
-    bridge: VocabularyBridge
+    translator: VocabularyTranslator
 
-    def drafter(self, order: int | None = None, skew: float = 0.0, sampling: str = "auto") -> DraftModelSpeculator:
+    def drafter(
+        self, order: int | None = None, skew: float = 0.0, sampling: str = "auto"
+    ) -> DraftModelSpeculator:
         engine = Translated(self.draft, Model(order, skew=skew))
-        return DraftModelSpeculator(engine, DraftModelSpeculator.Options(sampling=sampling), self.bridge)
+        return DraftModelSpeculator(
+            engine, DraftModelSpeculator.Options(sampling=sampling), self.translator
+        )
 
 
 def make_pair(kind: str) -> Pair:
-    """`shared`: the letters in another order. `text`: the same, forced to go by text. `pairs`: and pairs of letters."""
+    """`shared`: the letters in another order. `text`: the same, forced to go by text. `pairs`: and
+    pairs of letters.
+    """
     pieces = [LETTERS[token] for token in np.random.default_rng(3).permutation(EOS)]
     draft = PieceVocab(pieces + (PAIRS if kind == "pairs" else []))
-    options = BridgeOptions(replacements=((MARKER.decode(), MARKER.decode()),) if kind == "text" else ())
+    options = TranslationOptions(
+        replacements=((MARKER.decode(), MARKER.decode()),) if kind == "text" else ()
+    )
     target = PieceVocab(LETTERS)
     assert target.size == SIZE
-    return Pair(draft, VocabularyBridge(target, draft, options))
+    return Pair(draft, VocabularyTranslator(target, draft, options))

@@ -1,7 +1,8 @@
-"""Real vocabularies for tests: the embedded models', and llama.cpp's test vocabularies where they are present.
+"""Real vocabularies for tests: the embedded models', and llama.cpp's test vocabularies where they
+are present.
 
-The latter are in the source package of llama-cpp-python but not in its wheel; `python tests/fetch_vocabs.py`
-brings them. HEADSTART_VOCABS names another folder with `ggml-vocab-*.gguf`.
+The latter are in the source package of llama-cpp-python but not in its wheel; `python
+tests/fetch_vocabs.py` brings them. HEADSTART_VOCABS names another folder with `ggml-vocab-*.gguf`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,19 @@ import headstart
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
 from headstart.types import Vocab
-from headstart.vocabulary import BridgeOptions, VocabularyBridge
+from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 DEMO = ("demo-target", "demo-draft-other")
-FETCHED = ("qwen2", "llama-bpe", "llama-spm", "gemma-4", "gpt-2", "phi-3", "deepseek-llm", "deepseek-coder")
+FETCHED = (
+    "qwen2",
+    "llama-bpe",
+    "llama-spm",
+    "gemma-4",
+    "gpt-2",
+    "phi-3",
+    "deepseek-llm",
+    "deepseek-coder",
+)
 
 
 def fetched_folder() -> Path:
@@ -42,5 +52,5 @@ def vocab(name: str) -> Vocab:
 
 
 @cache
-def bridge(target: str, draft: str, *, heals: bool = True) -> VocabularyBridge:
-    return VocabularyBridge(vocab(target), vocab(draft), BridgeOptions(heals=heals))
+def translator(target: str, draft: str, *, heals: bool = True) -> VocabularyTranslator:
+    return VocabularyTranslator(vocab(target), vocab(draft), TranslationOptions(heals=heals))

@@ -7,7 +7,7 @@ from tests.unit.vocabulary import real
 
 from headstart.errors import ConfigError
 from headstart.testing import ByteVocab
-from headstart.vocabulary import BridgeOptions, VocabularyBridge, Way, compare
+from headstart.vocabulary import TranslationMode, TranslationOptions, VocabularyTranslator, compare
 from headstart.vocabulary.comparison import pair_controls
 from headstart.vocabulary.table import read_table
 
@@ -37,7 +37,7 @@ class ShiftedVocab(ByteVocab):
 
 def test_embedded_models_of_one_vocabulary_are_identical() -> None:
     comparison = compare(real.vocab("demo-target"), real.vocab("demo-draft"))
-    assert comparison.way is Way.IDENTICAL
+    assert comparison.mode is TranslationMode.IDENTICAL
     assert comparison.draft_share == 1.0
     assert min(comparison.to_draft) >= 0
     assert comparison.to_target.tolist() == list(range(real.vocab("demo-draft").size))
@@ -45,34 +45,42 @@ def test_embedded_models_of_one_vocabulary_are_identical() -> None:
 
 def test_embedded_draft_of_another_vocabulary_goes_by_text() -> None:
     comparison = compare(real.vocab("demo-target"), real.vocab("demo-draft-other"))
-    assert comparison.way is Way.TEXT
+    assert comparison.mode is TranslationMode.TEXT
     assert "text vocabularies" in comparison.describe()
 
 
 def test_maps_join_equal_bytes_only() -> None:
     target, draft = real.vocab("demo-target"), real.vocab("demo-draft-other")
     comparison = compare(target, draft)
-    pairs = [(token, partner) for token, partner in enumerate(comparison.to_target.tolist()) if partner >= 0]
+    pairs = [
+        (token, partner)
+        for token, partner in enumerate(comparison.to_target.tolist())
+        if partner >= 0
+    ]
     assert len(pairs) == comparison.num_shared > 1000
     assert all(draft.token_text(token) == target.token_text(partner) for token, partner in pairs)
 
 
 def test_mostly_shared_vocabularies_are_mapped_and_the_rest_is_spelled() -> None:
-    bridge = VocabularyBridge(ByteVocab(), ShiftedVocab())
-    sequence = bridge.open()
+    translator = VocabularyTranslator(ByteVocab(), ShiftedVocab())
+    sequence = translator.open()
     sequence.extend([*b"ab\tc", 256])
-    assert bridge.way is Way.SHARED
-    assert sequence.draft_history == [255 - byte for byte in b"abc"] + [246]  # no token for the tab at all
+    assert translator.mode is TranslationMode.SHARED
+    # no token for the tab at all
+    assert sequence.draft_history == [255 - byte for byte in b"abc"] + [246]
     assert sequence.translate([255 - byte for byte in b"xy"] + [246]) == ([*b"xy", 256], 0)
     sequence.truncate(2)
     assert (sequence.draft_history, sequence.num_stable) == ([255 - byte for byte in b"ab"], 2)
-    assert any("eos '<eos>' / '<|endoftext|>'" in line for line in bridge.comparison.special_differences)
+    assert any(
+        "eos '<eos>' / '<|endoftext|>'" in line
+        for line in translator.comparison.special_differences
+    )
 
 
 def test_small_vocabulary_inside_a_larger_one_is_not_shared() -> None:
     comparison = compare(real.vocab("demo-target"), ByteVocab())
     assert comparison.draft_share > 0.9
-    assert comparison.way is Way.TEXT
+    assert comparison.mode is TranslationMode.TEXT
 
 
 def test_end_of_generation_finds_its_partner_by_role_or_by_the_users_word() -> None:
@@ -85,4 +93,6 @@ def test_end_of_generation_finds_its_partner_by_role_or_by_the_users_word() -> N
 
 def test_replacement_without_left_side_is_refused() -> None:
     with pytest.raises(ConfigError, match="--spec-replace"):
-        VocabularyBridge(ByteVocab(), ShiftedVocab(), BridgeOptions(replacements=(("", "x"),)))
+        VocabularyTranslator(
+            ByteVocab(), ShiftedVocab(), TranslationOptions(replacements=(("", "x"),))
+        )

@@ -33,9 +33,14 @@ def test_tokens_stand_for_the_very_bytes_and_are_never_markers(encoder: Encoder)
 
 
 def test_plain_text_is_tokenized_as_the_model_does(encoder: Encoder) -> None:
-    name = next(name for name in NAMES if read_table(real.vocab(name)).digest == encoder.table.digest)
-    own = real.vocab(name).tokenize(b"def add(a, b):\n    return a + b", add_special=False, parse_special=False)
-    has_space = encoder.table.join(own).startswith(b" ")  # SentencePiece begins with a space of its own
+    name = next(
+        name for name in NAMES if read_table(real.vocab(name)).digest == encoder.table.digest
+    )
+    own = real.vocab(name).tokenize(
+        b"def add(a, b):\n    return a + b", add_special=False, parse_special=False
+    )
+    # SentencePiece begins with a space of its own
+    has_space = encoder.table.join(own).startswith(b" ")
     assert list(encoder.encode(b" " * has_space + b"def add(a, b):\n    return a + b")) == own
 
 
@@ -44,11 +49,18 @@ def test_unfinished_characters_are_counted() -> None:
         raw = character.encode()
         for length in range(1, len(raw) + 1):
             assert num_incomplete(b"x" + raw[:length]) == (length if length < len(raw) else 0)
-    assert [num_incomplete(text) for text in (b"", b"\x80", b"\xff", b"x\x80\x80\x80\x80")] == [0, 0, 0, 0]
+    assert [num_incomplete(text) for text in (b"", b"\x80", b"\xff", b"x\x80\x80\x80\x80")] == [
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 class CarelessVocab(ByteVocab):
-    """Puts a space before every text, knows capital letters twice and swallows question marks; has a token `a.`."""
+    """Puts a space before every text, knows capital letters twice and swallows question marks; has
+    a token `a.`.
+    """
 
     size = 260
 
@@ -73,4 +85,11 @@ def test_of_two_tokens_with_the_same_bytes_the_tokenizers_own_counts() -> None:
 
 def test_word_does_not_end_where_a_token_reaches_over() -> None:
     ends = read_table(CarelessVocab()).word_ends
-    assert [ends[a << 8 | b] for a, b in (b"a.", b"b.", b"a ", b"ab", b".a", b" a")] == [0, 1, 1, 0, 0, 0]
+    assert [ends[a << 8 | b] for a, b in (b"a.", b"b.", b"a ", b"ab", b".a", b" a")] == [
+        0,
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]

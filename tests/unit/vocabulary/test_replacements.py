@@ -9,7 +9,13 @@ from tests.unit.vocabulary import real
 
 from headstart.errors import ConfigError
 from headstart.vocabulary import find_replacements
-from headstart.vocabulary.replacements import DRAFT_BASE, TARGET_BASE, Replacements, parse_pairs, symbols_of
+from headstart.vocabulary.replacements import (
+    DRAFT_BASE,
+    TARGET_BASE,
+    Replacements,
+    parse_pairs,
+    symbols_of,
+)
 from headstart.vocabulary.table import VocabTable, read_table
 from headstart.vocabulary.templates import find_family
 
@@ -19,7 +25,12 @@ def table() -> VocabTable:
     return read_table(real.vocab("demo-target"))
 
 
-PAIRS = (("<|im_start|>user\n", "[INST]"), ("<|im_start|>", "[?]"), ("ab", "c"), ("abba", "<|im_end|>"))
+PAIRS = (
+    ("<|im_start|>user\n", "[INST]"),
+    ("<|im_start|>", "[?]"),
+    ("ab", "c"),
+    ("abba", "<|im_end|>"),
+)
 
 
 def test_control_tokens_and_text_have_symbols_of_their_own(table: VocabTable) -> None:

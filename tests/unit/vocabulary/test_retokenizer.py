@@ -30,7 +30,9 @@ def encoder() -> Encoder:
     return Encoder(real.vocab("demo-target"), read_table(real.vocab("demo-target")))
 
 
-@pytest.mark.parametrize("text", [b"a" * 900, b"=" * 900, b" " * 900, b"ab_" * 300, "中文模型".encode() * 80])
+@pytest.mark.parametrize(
+    "text", [b"a" * 900, b"=" * 900, b" " * 900, b"ab_" * 300, "中文模型".encode() * 80]
+)
 def test_text_without_words_is_cut_by_length_and_still_right(encoder: Encoder, text: bytes) -> None:
     stream = Retokenizer(encoder)
     for start in range(0, len(text), 7):

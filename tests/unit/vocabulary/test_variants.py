@@ -7,7 +7,21 @@ import pytest
 from headstart.testing import ByteVocab
 from headstart.vocabulary.variants import Variants
 
-TOKENS = [b"(", b" ", b".", b"count", b" count", b"(count", b"total", b" total", b"(", b"un", b"ts", b"+", b"1"]
+TOKENS = [
+    b"(",
+    b" ",
+    b".",
+    b"count",
+    b" count",
+    b"(count",
+    b"total",
+    b" total",
+    b"(",
+    b"un",
+    b"ts",
+    b"+",
+    b"1",
+]
 
 
 class GreedyVocab(ByteVocab):
@@ -58,7 +72,10 @@ def test_a_word_that_only_grew_leaves_nothing_to_replace(variants: Variants) -> 
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [(b" +", b" total"), (b"count", b"1+1"), (b"count", b""), (b"  count", b"total")]
+    ("old", "new"),
+    [(b" +", b" total"), (b"count", b"1+1"), (b"count", b""), (b"  count", b"total")],
 )
-def test_what_is_not_a_word_for_a_word_has_no_other_spelling(variants: Variants, old: bytes, new: bytes) -> None:
+def test_what_is_not_a_word_for_a_word_has_no_other_spelling(
+    variants: Variants, old: bytes, new: bytes
+) -> None:
     assert list(variants(spell(old), spell(new))) == []

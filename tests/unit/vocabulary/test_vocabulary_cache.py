@@ -23,7 +23,7 @@ def is_same(left: PairData, right: PairData) -> bool:
     a, b = left.comparison, right.comparison
     arrays = ((a.to_draft, b.to_draft), (a.to_target, b.to_target), (left.order, right.order))
     same = all(np.array_equal(x, y) and x.dtype == y.dtype for x, y in arrays)
-    return same and (a.way, a.special_differences) == (b.way, b.special_differences)
+    return same and (a.mode, a.special_differences) == (b.mode, b.special_differences)
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def test_second_start_reads_what_the_first_wrote(
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".npz"]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "text", "pickle", "altered", "stale"])
+@pytest.mark.parametrize(
+    "damage", ["flipped", "truncated", "empty", "text", "pickle", "altered", "stale"]
+)
 def test_damaged_or_stale_file_is_built_again(
     tmp_path: Path, tables: tuple[VocabTable, VocabTable], num_built: list[None], damage: str
 ) -> None:
@@ -71,7 +73,9 @@ def test_damaged_or_stale_file_is_built_again(
         num_built.clear()
         num_built.append(None)
     else:
-        path.write_bytes({"truncated": raw[: len(raw) // 2], "empty": b"", "text": b"not a zip file"}[damage])
+        path.write_bytes(
+            {"truncated": raw[: len(raw) // 2], "empty": b"", "text": b"not a zip file"}[damage]
+        )
     assert is_same(load_or_build(tmp_path, *tables), first)
     assert len(num_built) == 2
     assert is_same(load_or_build(tmp_path, *tables), first)
@@ -86,5 +90,8 @@ def test_folder_that_cannot_be_written_costs_only_the_cache(
 
 
 def test_digest_changes_with_bytes_and_marks() -> None:
-    digests = {read_table(real.vocab(name)).digest for name in ("demo-target", "demo-draft", "demo-draft-other")}
+    digests = {
+        read_table(real.vocab(name)).digest
+        for name in ("demo-target", "demo-draft", "demo-draft-other")
+    }
     assert len(digests) == 2

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-_CODE = Path(__file__).with_name("test_bridge.py").read_text()
+_CODE = Path(__file__).with_name("test_vocabulary_translator.py").read_text()
 _PROSE = (
     "Speculative decoding doesn't change what is said, only when: a small model guesses, the large one checks. "
     "It's 3.14159 times as fast (sometimes), and costs 1,000,000 multiplications -- or more -- per token. "
@@ -16,13 +16,32 @@ _CJK = (
     "日本語のテキストも扱えます。한국어 문장도 있습니다。ภาษาไทยไม่มีช่องว่าง "
 )
 _EMOJI = "😀👩‍👩‍👧‍👦 🇩🇪 ❤️‍🔥 café naïve Ünïcödé Ελληνικά русский текст "
-_SPELLINGS = (b"<|im_start|>", b"</s>", b"<start_of_turn>user\n", b"<eos>", b"<|endoftext|>", b"<s>", b"<|im_end|>")
+_SPELLINGS = (
+    b"<|im_start|>",
+    b"</s>",
+    b"<start_of_turn>user\n",
+    b"<eos>",
+    b"<|endoftext|>",
+    b"<s>",
+    b"<|im_end|>",
+)
 _NEVER_IN_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))  # some vocabularies have no tokens for these
 
 
 def random_text(rng: random.Random) -> bytes:
-    """One to five pieces of code, prose, CJK, emoji, white space, digits, spelled markers and broken UTF-8."""
-    pieces = (_slice(_CODE), _slice(_PROSE), _slice(_CJK), _slice(_EMOJI), _spaces, _broken, _digits, _spelling)
+    """One to five pieces of code, prose, CJK, emoji, white space, digits, spelled markers and
+    broken UTF-8.
+    """
+    pieces = (
+        _slice(_CODE),
+        _slice(_PROSE),
+        _slice(_CJK),
+        _slice(_EMOJI),
+        _spaces,
+        _broken,
+        _digits,
+        _spelling,
+    )
     return b"".join(rng.choice(pieces)(rng) for _ in range(rng.randrange(1, 6)))
 
 

@@ -1,4 +1,6 @@
-"""A draft model of another vocabulary: same noise, same bytes, nothing read twice, and never a changed text."""
+"""A draft model of another vocabulary: same noise, same bytes, nothing read twice, and never a
+changed text.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tests.unit.scheduler.harness import (
     AUTO,
     EOS,
     Model,
-    Whims,
+    RandomController,
     answer,
     check,
     fixed,
@@ -28,8 +30,13 @@ from tests.unit.vocabulary.pieces import Pair, make_pair
 from headstart.sampling import SamplingParams
 from headstart.scheduler.request import Request
 from headstart.types import Choice, Choose, DraftRequest
-from headstart.vocabulary import VocabularyBridge, Way
-from headstart.vocabulary.voice import BridgedVoice, Growth, Preference, spread
+from headstart.vocabulary import TranslationMode, VocabularyTranslator
+from headstart.vocabulary.draft_tokenizer import (
+    DraftBuilder,
+    Preference,
+    TranslatingTokenizer,
+    spread,
+)
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
@@ -38,12 +45,18 @@ REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_
 @pytest.fixture(params=["shared", "text", "pairs"], scope="module")
 def pair(request: pytest.FixtureRequest) -> Pair:
     found = make_pair(request.param)
-    assert found.bridge.way is (Way.SHARED if request.param == "shared" else Way.TEXT)
+    assert found.translator.mode is (
+        TranslationMode.SHARED if request.param == "shared" else TranslationMode.TEXT
+    )
     return found
 
 
-@pytest.mark.parametrize(("sampling", "temperature"), [("coupled", 0.8), ("argmax", 0.0), ("coupled", 1.5)])
-def test_a_model_that_equals_the_target_is_always_right(pair: Pair, sampling: str, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "temperature"), [("coupled", 0.8), ("argmax", 0.0), ("coupled", 1.5)]
+)
+def test_a_model_that_equals_the_target_is_always_right(
+    pair: Pair, sampling: str, temperature: float
+) -> None:
     """Wrong positions would draw other noise, and be wrong at once."""
     engine, speculator = Model(), pair.drafter(sampling=sampling)
     request = replace(REQUEST, sampling=replace(ENDLESS, temperature=temperature))
@@ -69,15 +82,23 @@ def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> N
     for seed in range(3):
         engine = Model(2)
         chain = [*make_speculators(["suffix"], lambda: Model()), pair.drafter(2, 0.3)]
-        check(engine, requests, run(make_scheduler(engine, chain, AUTO, Whims(seed)), requests))
+        check(
+            engine,
+            requests,
+            run(make_scheduler(engine, chain, AUTO, RandomController(seed)), requests),
+        )
         speculator = chain[1]
-        for seq_id, line in speculator._lines.items():
+        for seq_id, line in speculator._sequences.items():
             assert speculator.engine.cache.get(seq_id, []) == line.tokens
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_of_a_rejected_text_draft_nothing_stays_in_what_the_model_heard(pair: Pair, num_steps: int) -> None:
-    """It heard history and draft; then the text went another way, and more steps went by without it."""
+def test_of_a_rejected_text_draft_nothing_stays_in_what_the_model_heard(
+    pair: Pair, num_steps: int
+) -> None:
+    """It heard history and draft; then the text went another way, and more steps went by without
+    it.
+    """
     speculator, history = pair.drafter(), [*range(1, 21)]
     speculator.begin(0, history)
     speculator.propose([DraftRequest(0, history, 2)])
@@ -88,19 +109,25 @@ def test_of_a_rejected_text_draft_nothing_stays_in_what_the_model_heard(pair: Pa
         history += emitted
         speculator.accept(0, emitted, len(emitted) - 1)
     speculator.propose([DraftRequest(0, history, 2)])
-    line = speculator._lines[0]
-    assert list(line.voice.heard(line.tokens))[: len(history)] == history
-    assert pair.bridge.target.join(history).startswith(pair.bridge.draft.join(line.voice.listen(history, 0)[:10]))
+    line = speculator._sequences[0]
+    assert list(line.tokenizer.to_target_tokens(line.tokens))[: len(history)] == history
+    assert pair.translator.target.join(history).startswith(
+        pair.translator.draft.join(line.tokenizer.to_draft_tokens(history, 0)[:10])
+    )
 
 
-def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_out(pair: Pair) -> None:
+def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_out(
+    pair: Pair,
+) -> None:
     sampling = replace(ENDLESS, temperature=1.0)
-    requests = [replace(REQUEST, request_id=str(i), sampling=replace(sampling, seed=i)) for i in range(4)]
+    requests = [
+        replace(REQUEST, request_id=str(i), sampling=replace(sampling, seed=i)) for i in range(4)
+    ]
     accepted = {}
-    for way in ("coupled", "argmax", "auto"):
-        scheduler = make_scheduler(Model(), [pair.drafter(skew=0.3, sampling=way)])
+    for mode in ("coupled", "argmax", "auto"):
+        scheduler = make_scheduler(Model(), [pair.drafter(skew=0.3, sampling=mode)])
         run(scheduler, requests)
-        accepted[way] = scheduler.counters.accepted / scheduler.counters.drafted
+        accepted[mode] = scheduler.counters.accepted / scheduler.counters.drafted
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"] + 0.05
 
@@ -109,11 +136,13 @@ def test_no_stable_token_is_decoded_twice(pair: Pair) -> None:
     engine, speculator = Model(), pair.drafter(sampling="coupled")
     run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
     cached = speculator.engine.cache[0]
-    text = pair.bridge.target.join([*REQUEST.prompt, *answer(engine, REQUEST).tokens])
-    assert text.startswith(pair.bridge.draft.join(cached))
+    text = pair.translator.target.join([*REQUEST.prompt, *answer(engine, REQUEST).tokens])
+    assert text.startswith(pair.translator.draft.join(cached))
     if len(pair.draft.pieces) == EOS:
         assert speculator.num_decoded == len(cached)
-    else:  # a pair that was drafted as two letters is read again as one token, with at most what followed it
+    # a pair that was drafted as two letters is read again as one token, with at most what followed
+    # it
+    else:
         assert speculator.num_decoded <= 2 * len(text)
 
 
@@ -129,64 +158,74 @@ def test_no_draft_is_longer_than_asked_for(pair: Pair) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo() -> VocabularyBridge:
-    return real.bridge("demo-target", "demo-draft-other")
+def demo() -> VocabularyTranslator:
+    return real.translator("demo-target", "demo-draft-other")
 
 
 class Speaker:
     """Feeds a draft with rows whose best tokens are given."""
 
-    def __init__(self, bridge: VocabularyBridge, history: Sequence[int], max_tokens: int = 8, limit: int = 16) -> None:
-        voice = BridgedVoice(bridge, Preference("auto"))
-        voice.listen(history, 0)
-        self.bridge, self.history = bridge, history
-        self.growth: Growth = voice.begin(DraftRequest(0, history, max_tokens), limit)
+    def __init__(
+        self,
+        translator: VocabularyTranslator,
+        history: Sequence[int],
+        max_tokens: int = 8,
+        limit: int = 16,
+    ) -> None:
+        tokenizer = TranslatingTokenizer(translator, Preference("auto"))
+        tokenizer.to_draft_tokens(history, 0)
+        self.translator, self.history = translator, history
+        self.builder: DraftBuilder = tokenizer.begin(DraftRequest(0, history, max_tokens), limit)
 
     def say(self, *ranked: int) -> int | None:
-        logits = np.zeros(self.bridge.draft.size, np.float32)
+        logits = np.zeros(self.translator.draft.size, np.float32)
         for rank, token in enumerate(ranked):
             logits[token] = 20.0 - rank
-        return self.growth.extend(logits, 0.0)
+        return self.builder.extend(logits, 0.0)
 
     def write(self, text: bytes) -> list[bytes]:
         """Say a text; the target tokens of the draft."""
-        for token in self.bridge._draft_encoder.encode(text):
+        for token in self.translator._draft_encoder.encode(text):
             self.say(token)
-        return [self.bridge.target.spelling(token) for token in self.growth.finish()[0]]
+        return [self.translator.target.spelling(token) for token in self.builder.finish()[0]]
 
 
-def tokens_of(bridge: VocabularyBridge, text: bytes) -> list[int]:
-    return list(bridge._target_encoder.encode(text))
+def tokens_of(translator: VocabularyTranslator, text: bytes) -> list[int]:
+    return list(translator._target_encoder.encode(text))
 
 
-def test_the_last_token_of_a_draft_is_kept_though_more_bytes_could_change_it(demo: VocabularyBridge) -> None:
+def test_the_last_token_of_a_draft_is_kept_though_more_bytes_could_change_it(
+    demo: VocabularyTranslator,
+) -> None:
     speaker = Speaker(demo, tokens_of(demo, b"x = y"))
     assert b"".join(speaker.write(b"\n    retur")) == b"\n    retur"
-    assert speaker.growth._sequence.translate(speaker.growth.tokens)[1] > 0
+    assert speaker.builder._sequence.translate(speaker.builder.tokens)[1] > 0
 
 
-def test_an_end_of_turn_becomes_the_targets_and_ends_the_draft(demo: VocabularyBridge) -> None:
+def test_an_end_of_turn_becomes_the_targets_and_ends_the_draft(demo: VocabularyTranslator) -> None:
     speaker = Speaker(demo, tokens_of(demo, b"return x\n"))
     (end,) = [token for token, text in demo.draft.controls.items() if text == b"<|im_end|>"]
     speaker.write(b"```")
     speaker.say(end)
-    assert len(speaker.growth.tokens) == speaker.growth.limit
+    assert len(speaker.builder.tokens) == speaker.builder.limit
     (token,) = [token for token, text in demo.target.controls.items() if text == b"<|im_end|>"]
-    tokens, confidence = speaker.growth.finish()
+    tokens, confidence = speaker.builder.finish()
     assert tokens[-1] == token in demo.target.eog_ids
     assert len(tokens) == len(confidence)
 
 
-def test_a_healed_boundary_holds_the_draft_to_the_bytes_of_the_history(demo: VocabularyBridge) -> None:
+def test_a_healed_boundary_holds_the_draft_to_the_bytes_of_the_history(
+    demo: VocabularyTranslator,
+) -> None:
     history = [demo.target.ids[bytes([byte])] for byte in b" retur"]
     speaker = Speaker(demo, history)
-    pending = speaker.growth._sequence.pending
+    pending = speaker.builder._sequence.pending
     assert pending
     agreeing = next(iter(demo.allowed(pending).tolist()))
     assert speaker.say(demo.draft.ids[b" print"], demo.draft.ids[b" x"], agreeing) == agreeing
 
 
-def test_text_may_be_drafted_until_the_limit_in_target_tokens(demo: VocabularyBridge) -> None:
+def test_text_may_be_drafted_until_the_limit_in_target_tokens(demo: VocabularyTranslator) -> None:
     speaker = Speaker(demo, tokens_of(demo, b"x"), max_tokens=2)
     assert len(speaker.write(b" = y + z + w")) == 2
 
@@ -199,33 +238,33 @@ def _choosing(calls: list[int], pick: int) -> Choose:
     return choose
 
 
-def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyBridge) -> None:
+def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTranslator) -> None:
     text = b" specification"
     ours, theirs = demo._draft_encoder.encode(text), tokens_of(demo, text)
     assert len(ours) != len(theirs)
     calls: list[int] = []
     pick = demo.target.ids[b" x"]
     history = tokens_of(demo, b"the")
-    voice = BridgedVoice(demo, Preference("coupled"))
-    voice.listen(history, 0)
-    growth = voice.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
-    growth.tokens += ours
-    growth._probabilities += [1.0] * len(ours)
+    tokenizer = TranslatingTokenizer(demo, Preference("coupled"))
+    tokenizer.to_draft_tokens(history, 0)
+    builder = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
+    builder.tokens += ours
+    builder._probabilities += [1.0] * len(ours)
     logits = np.zeros(demo.draft.size, np.float32)
     logits[demo.draft.ids[b" y"]] = 9.0
-    assert growth.extend(logits, 0.0) == demo.draft.ids[b" x"]
+    assert builder.extend(logits, 0.0) == demo.draft.ids[b" x"]
     assert calls == [len(history) + len(theirs)]
 
 
-def test_argmax_by_order_never_asks_for_noise(demo: VocabularyBridge) -> None:
+def test_argmax_by_order_never_asks_for_noise(demo: VocabularyTranslator) -> None:
     calls: list[int] = []
-    voice = BridgedVoice(demo, Preference("argmax"))
+    tokenizer = TranslatingTokenizer(demo, Preference("argmax"))
     history = tokens_of(demo, b"x =")
-    voice.listen(history, 0)
-    growth = voice.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
+    tokenizer.to_draft_tokens(history, 0)
+    builder = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
     logits = np.zeros(demo.draft.size, np.float32)
     logits[demo.draft.ids[b" y"]] = 9.0
-    assert growth.extend(logits, 0.0) == demo.draft.ids[b" y"]
+    assert builder.extend(logits, 0.0) == demo.draft.ids[b" y"]
     assert calls == []
 
 
@@ -255,7 +294,8 @@ def test_a_way_given_by_hand_stays(sampling: str) -> None:
     ("probabilities", "drafted", "spelled", "skip", "expected"),
     [
         ([0.5, 0.5, 0.9], [2, 2, 3], [4, 3], 0, [0.25, 0.9]),
-        ([0.5, 0.8], [4, 4], [2, 2, 4], 0, [0.5, 1.0, 0.8]),  # what one token says whole is certain after its begin
+        # what one token says whole is certain after its begin
+        ([0.5, 0.8], [4, 4], [2, 2, 4], 0, [0.5, 1.0, 0.8]),
         ([0.5, 0.8], [3, 2], [2], 3, [0.4]),  # healed bytes are the history's
         ([0.5, 0.8], [3, 2], [1, 2], 2, [0.5, 0.8]),
         ([0.7, 0.6], [2, 0], [2, 0], 0, [0.7, 0.6]),  # an end of turn has no bytes
@@ -263,23 +303,31 @@ def test_a_way_given_by_hand_stays(sampling: str) -> None:
     ],
 )
 def test_confidence_is_spread_over_tokens_that_spell_the_same_bytes(
-    probabilities: list[float], drafted: list[int], spelled: list[int], skip: int, expected: list[float]
+    probabilities: list[float],
+    drafted: list[int],
+    spelled: list[int],
+    skip: int,
+    expected: list[float],
 ) -> None:
     assert spread(probabilities, drafted, spelled, skip) == pytest.approx(expected)
 
 
-def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_stayed(demo: VocabularyBridge) -> None:
+def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_stayed(
+    demo: VocabularyTranslator,
+) -> None:
     random = np.random.default_rng(5)
-    text = tokens_of(demo, b"def provider(self, names):\n    return [name.strip() for name in names]\n" * 3)
-    voice = BridgedVoice(demo, Preference("auto"))
+    text = tokens_of(
+        demo, b"def provider(self, names):\n    return [name.strip() for name in names]\n" * 3
+    )
+    tokenizer = TranslatingTokenizer(demo, Preference("auto"))
     tokens: list[int] = []
     before: list[int] = []
     for _ in range(60):
         known = int(random.integers(0, len(tokens) + 1))
         start = int(random.integers(0, len(text)))
         tokens = [*tokens[:known], *text[start : start + int(random.integers(1, 9))]]
-        history = list(voice.listen(tokens, known))
-        fresh = BridgedVoice(demo, Preference("auto"))
-        assert history == list(fresh.listen(tokens, 0))
-        assert history[: voice.num_stable] == before[: voice.num_stable]
+        history = list(tokenizer.to_draft_tokens(tokens, known))
+        fresh = TranslatingTokenizer(demo, Preference("auto"))
+        assert history == list(fresh.to_draft_tokens(tokens, 0))
+        assert history[: tokenizer.num_stable] == before[: tokenizer.num_stable]
         before = history

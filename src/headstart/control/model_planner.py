@@ -1,17 +1,19 @@
 """Whether and how far a draft model drafts: its time has to be earned before it is spent.
 
-All slots draft together. Of all numbers of slots, lengths k and confidence limits, the ones with the highest
+All slots draft together. Of all numbers of slots, lengths k and confidence limits, the ones with
+the highest
 
     expected accepted tokens - rate * (draft ms(slots, rounds) + ms(base + rows) - ms(base))
 
-are chosen, nothing if none is above 0. `forecast` says what to expect; `rate` is the budget's, margin
-included. Only the limits next to the last one chosen are tried.
+are chosen, nothing if none is above 0. `forecast` says what to expect; `rate` is the budget's,
+margin included. Only the limits next to the last one chosen are tried.
 
-Savings of PROBE_SHARE of the time pay for two kinds of drafts that are not expected to pay: ones that
-would under an optimistic cost of row counts never measured, and probes.
+Savings of PROBE_SHARE of the time pay for two kinds of drafts that are not expected to pay: ones
+that would under an optimistic cost of row counts never measured, and probes.
 
 A model that is off leaves no labels, so now and then it drafts a few tokens to be compared with the
-text (they need not be verified). The time between two doubles while it stays off, to PROBE_LAST steps.
+text (they need not be verified). The time between two doubles while it stays off, to PROBE_LAST
+steps.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
+from headstart.control.catch_up import AnswerLength, CatchUpEstimate
 from headstart.control.cost import CostTable
 from headstart.control.forecast import (
     LENGTHS,
@@ -35,14 +38,14 @@ from headstart.control.forecast import (
     forecast,
     guess,
 )
-from headstart.control.reading import Answers, Reading
 from headstart.control.state import floats
-from headstart.control.values import NO_ALLOWANCE, Allowance, DraftRun, ModelSlot, Step
+from headstart.control.values import NO_ALLOWANCE, Allowance, ModelDraftCall, ModelSlot, Step
 
 ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
 CATCH_UP_SHARE = 0.02  # ... and a token read, this
 RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
-YOUNG_CALLS = 3  # these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
+# these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
+YOUNG_CALLS = 3
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
 REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
 FORECAST_AGE = 8  # calls after which every forecast is made anew
@@ -61,7 +64,7 @@ class DraftCost:
         """Expected time of a call; `plain_ms` prices what was never measured."""
         return rounds * self.round(num_slots, plain_ms) + catch_up * self.token(plain_ms)
 
-    def observe(self, run: DraftRun, plain_ms: float) -> None:
+    def observe(self, run: ModelDraftCall, plain_ms: float) -> None:
         """Learn from one call; a share of the innovation goes to each part of the price."""
         num_slots, rounds = len(run.seq_ids), run.rounds  # none if it only read
         if not (rounds or run.catch_up) or run.milliseconds <= 0.0:
@@ -94,14 +97,14 @@ class DraftCost:
 
 
 @dataclass(slots=True)
-class _Drafter:
+class _ModelState:
     """What is known of one draft model, and its probes. Times in plain steps."""
 
     cost: DraftCost = field(default_factory=DraftCost)
     profile: Profile = field(default_factory=Profile)
     requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
     idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
-    reading: Reading = field(default_factory=Reading)
+    catch_up: CatchUpEstimate = field(default_factory=CatchUpEstimate)
     limit: int = 2  # index of the confidence limit chosen last
     savings: float = 0.0  # none to begin with: a prompt is first read where that pays
     wait: int = PROBE_FIRST
@@ -110,18 +113,26 @@ class _Drafter:
     rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
     forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by seq_id and limit
 
-    def learn(self, seq_id: int, confidence: Sequence[float], survival: Sequence[float], grant: Allowance) -> None:
+    def learn(
+        self,
+        seq_id: int,
+        confidence: Sequence[float],
+        survival: Sequence[float],
+        allowance: Allowance,
+    ) -> None:
         """Count one draft, for the model and for the request."""
         request = self.requests.get(seq_id)
         if request is None:
             request = self.requests[seq_id] = Profile(REQUEST_FADE)
-        self.profile.learn(confidence, survival, grant)
-        request.learn(confidence, survival, grant)
+        self.profile.learn(confidence, survival, allowance)
+        request.learn(confidence, survival, allowance)
         self.idle[seq_id] = 0
-        self._outdate(seq_id, grant.min_confidence)
+        self._outdate(seq_id, allowance.min_confidence)
 
     def skip(self, seq_id: int) -> None:
-        """No draft for this request; what it said of itself is old after a while, and then the average counts."""
+        """No draft for this request; what it said of itself is old after a while, and then the
+        average counts.
+        """
         idle = self.idle.get(seq_id)
         if idle is None:
             return
@@ -132,7 +143,7 @@ class _Drafter:
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
-        self.reading.end(seq_id, num_answered)
+        self.catch_up.end(seq_id, num_answered)
         if self.requests.pop(seq_id, None) is not None:
             del self.idle[seq_id]
             self._outdate(seq_id)
@@ -183,16 +194,16 @@ class _Price(NamedTuple):
     curve: Sequence[float]  # of the target, by rows
     base: int  # rows without drafts
     plain: float  # milliseconds of a plain step
-    readings: Sequence[float]  # milliseconds for what each slot has to read: this draft's share
+    catch_up_ms: Sequence[float]  # milliseconds for what each slot has to read: this draft's share
 
 
-class Drafting:
+class ModelDraftPlanner:
     """Prices draft models and grants them tokens."""
 
     def __init__(self, cost: CostTable, budget: Budget, calibration: Calibration) -> None:
         self._cost, self._budget, self._calibration = cost, budget, calibration
-        self._drafters: dict[str, _Drafter] = {}
-        self._answers = Answers()
+        self._drafters: dict[str, _ModelState] = {}
+        self._answers = AnswerLength()
 
     def plan(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
         """How far the model may draft for each slot, before it runs. O(slots * lengths)."""
@@ -200,7 +211,9 @@ class Drafting:
         fixed = [slot.fixed_confidence is not None for slot in slots]
         auto = [i for i, is_fixed in enumerate(fixed) if not is_fixed and slots[i].max_tokens > 0]
         allowances = [
-            Allowance(slot.max_tokens, slot.fixed_confidence) if slot.fixed_confidence is not None else NO_ALLOWANCE
+            Allowance(slot.max_tokens, slot.fixed_confidence)
+            if slot.fixed_confidence is not None
+            else NO_ALLOWANCE
             for slot in slots
         ]
         if not auto:
@@ -209,11 +222,11 @@ class Drafting:
         asking = [slots[i] for i in auto]
         choice = self._best(speculator, asking, step, optimistic=False)
         if not choice.slots:
-            choice = self._hope(speculator, asking, step)
+            choice = self._explore(speculator, asking, step)
         if choice.slots:
             drafter.steps, drafter.wait, drafter.limit = 0, PROBE_FIRST, choice.limit
             for j in choice.slots:
-                drafter.reading.grant(asking[j])
+                drafter.catch_up.allowance(asking[j])
                 length = min(asking[j].max_tokens, choice.length)
                 allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit])
         elif not any(fixed):
@@ -225,14 +238,16 @@ class Drafting:
                 drafter.skip(slots[i].seq_id)
         return allowances
 
-    def observe(self, run: DraftRun, step: Step) -> None:
+    def observe(self, run: ModelDraftCall, step: Step) -> None:
         """Learn what a call cost, and from its drafts what the next ones will be like."""
         drafter = self._drafter(run.speculator)
         drafter.cost.observe(run, self._plain(step))
-        for seq_id, grant, confidence in zip(run.seq_ids, run.grants, run.confidences, strict=True):
+        for seq_id, allowance, confidence in zip(
+            run.seq_ids, run.allowances, run.confidences, strict=True
+        ):
             survival = self._calibration.survival(run.speculator, confidence, seq_id)
-            drafter.learn(seq_id, confidence, survival, grant)
-            drafter.reading.drafted(seq_id)
+            drafter.learn(seq_id, confidence, survival, allowance)
+            drafter.catch_up.drafted(seq_id)
         drafter.forget()
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
@@ -250,7 +265,9 @@ class Drafting:
         """Prices per draft model, JSON-ready."""
         return {
             name: {
-                "round_ms": {str(n): round(ms, 4) for n, ms in sorted(drafter.cost.round_ms.items())},
+                "round_ms": {
+                    str(n): round(ms, 4) for n, ms in sorted(drafter.cost.round_ms.items())
+                },
                 "catch_up_ms": drafter.cost.catch_up_ms,
                 "min_confidence": THRESHOLDS[drafter.limit],
                 "probe_after": drafter.wait,
@@ -264,7 +281,7 @@ class Drafting:
             name: {
                 "round_ms": {str(n): ms for n, ms in drafter.cost.round_ms.items()},
                 "catch_up_ms": drafter.cost.catch_up_ms,
-                "reading": [drafter.reading.uses, drafter.reading.gap_drafts],
+                "reading": [drafter.catch_up.uses, drafter.catch_up.gap_drafts],
                 "profile": drafter.profile.to_json(),
             }
             for name, drafter in self._drafters.items()
@@ -283,13 +300,17 @@ class Drafting:
             catch_up = saved["catch_up_ms"]
             price = None if catch_up is None else floats([catch_up], 1, 1e-9, 1e6)[0]
             uses, gap_drafts = floats(saved["reading"], 2, 0.0, 1e6)
-            reading = Reading(uses, max(1.0, gap_drafts))
+            catch_up = CatchUpEstimate(uses, max(1.0, gap_drafts))
             profile = Profile.from_json(saved["profile"])
-            drafters[str(name)] = _Drafter(DraftCost(rounds, price, calls), profile, reading=reading)
+            drafters[str(name)] = _ModelState(
+                DraftCost(rounds, price, calls), profile, catch_up=catch_up
+            )
         self._drafters = drafters
 
-    def _hope(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
-        """What would be best if row counts never measured are cheap, while the probes' savings last."""
+    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
+        """What would be best if row counts never measured are cheap, while the probes' savings
+        last.
+        """
         longest = max(slot.max_tokens for slot in slots)
         if self._cost.is_known(step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)):
             return NO_CHOICE
@@ -302,7 +323,9 @@ class Drafting:
         drafter.savings -= price
         return choice
 
-    def _best(self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool) -> _Choice:
+    def _best(
+        self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool
+    ) -> _Choice:
         """The choice worth most; NO_CHOICE if none pays."""
         longest = min(max(slot.max_tokens for slot in slots), step.max_draft_rows)
         if longest < 1:
@@ -311,21 +334,26 @@ class Drafting:
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
         curve = self._cost.curve(most_rows, step.context, optimistic=optimistic)
         plain = self._plain(step) if optimistic else curve[step.num_slots]
-        readings = self._readings(drafter, slots, plain)
+        catch_up_ms = self._catch_up_ms(drafter, slots, plain)
         rate = self._budget.rate(step.num_slots, plain)
-        price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, readings)
+        price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, catch_up_ms)
         num_lengths, best = bisect_right(LENGTHS, longest), NO_CHOICE
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
             forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
             best = _better(best, slots, t, forecasts, price, num_lengths)
         return best
 
-    def _readings(self, drafter: _Drafter, slots: Sequence[ModelSlot], plain: float) -> list[float]:
+    def _catch_up_ms(
+        self, drafter: _ModelState, slots: Sequence[ModelSlot], plain: float
+    ) -> list[float]:
         """Milliseconds of reading that each slot's next draft has to earn."""
-        token_ms, reading, answers = drafter.cost.token(plain), drafter.reading, self._answers
-        return [slot.catch_up * token_ms / reading.num_drafts(slot, answers.left(slot)) for slot in slots]
+        token_ms, catch_up, answers = drafter.cost.token(plain), drafter.catch_up, self._answers
+        return [
+            slot.catch_up * token_ms / catch_up.num_drafts(slot, answers.left(slot))
+            for slot in slots
+        ]
 
-    def _probe(self, drafter: _Drafter, slots: Sequence[ModelSlot], step: Step) -> int | None:
+    def _probe(self, drafter: _ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
         drafter.steps += 1
         nearest = min(range(len(slots)), key=lambda i: slots[i].catch_up)
@@ -344,10 +372,10 @@ class Drafting:
     def _plain(self, step: Step) -> float:
         return self._cost.curve(step.num_slots, step.context)[step.num_slots]
 
-    def _drafter(self, speculator: str) -> _Drafter:
+    def _drafter(self, speculator: str) -> _ModelState:
         drafter = self._drafters.get(speculator)
         if drafter is None:
-            drafter = self._drafters[speculator] = _Drafter()
+            drafter = self._drafters[speculator] = _ModelState()
         return drafter
 
 
@@ -362,7 +390,9 @@ def _better(
     """The best number of slots and length under one confidence limit, if worth more than `best`."""
     gains = [_gains(slot, f, num_lengths) for slot, f in zip(slots, forecasts, strict=True)]
     cost, plain, curve, base, rate = price.cost, price.plain, price.curve, price.base, price.rate
-    net = [max(gain) - rate * reading for gain, reading in zip(gains, price.readings, strict=True)]
+    net = [
+        max(gain) - rate * catch_up for gain, catch_up in zip(gains, price.catch_up_ms, strict=True)
+    ]
     order = sorted(range(len(slots)), key=lambda i: -net[i]) if len(slots) > 1 else [0]
     last, before = len(curve) - 1, curve[base]
     best_value, count, best_length, reading_ms = best.value, 0, 0, 0.0
@@ -377,13 +407,19 @@ def _better(
             gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
             rows = [a + b for a, b in zip(rows, expected.rows, strict=True)]
             idle = [a * (1.0 - b) for a, b in zip(idle, expected.reach, strict=True)]
-        reading_ms += price.readings[i]
+        reading_ms += price.catch_up_ms[i]
         draft_ms, round_ms = reading_ms, cost.round(n, plain)
-        for length, width, tokens, row, nobody in zip(LENGTHS, WIDTHS, gained, rows, idle, strict=False):
+        for length, width, tokens, row, nobody in zip(
+            LENGTHS, WIDTHS, gained, rows, idle, strict=False
+        ):
             draft_ms += width * (1.0 - nobody) * round_ms
             reached = base + row
             whole = int(reached)
-            ms = curve[whole] + (reached - whole) * (curve[whole + 1] - curve[whole]) if whole < last else curve[last]
+            ms = (
+                curve[whole] + (reached - whole) * (curve[whole + 1] - curve[whole])
+                if whole < last
+                else curve[last]
+            )
             value = tokens - rate * (draft_ms + ms - before)
             if value > best_value:
                 best_value, count, best_length = value, n, length

@@ -15,7 +15,7 @@ import orjson
 
 from headstart.scheduler.report import SpeculatorReport
 from headstart.scheduler.request import DraftCounts
-from headstart.scheduler.tally import Tally
+from headstart.scheduler.speculator_stats import SpeculatorStats
 from headstart.speculators.base import Speculator
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 
@@ -28,20 +28,23 @@ _COUNTS = tuple(field.name for field in fields(DraftCounts))
 _INTS, _FLOATS = {int}, {float}
 
 
-class Seat:
+class GuardedSpeculator:
     """One speculator. When it raises it is switched off for the sequences concerned, logged once.
 
-    What is asked for people to read (`describe`) or when all is over (`close`) switches nothing off.
+    What is asked for people to read (`describe`) or when all is over (`close`) switches nothing
+    off.
     """
 
-    def __init__(self, speculator: Speculator, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, speculator: Speculator, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.speculator = speculator
         self.name = speculator.name
         self.is_model = speculator.is_model
         self.wants_logits = Capability.LOGITS in speculator.needs
         self.vocab_size = 2**31  # the scheduler sets the target's
         self.failure = ""
-        self.tally = Tally()
+        self.stats = SpeculatorStats()
         self.last_seconds = 0.0  # of the last propose
         self._clock = clock
         self._failed: set[int] = set()
@@ -60,18 +63,23 @@ class Seat:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, no longer than asked for; empty where it failed."""
         drafts: list[Draft] | None = self._guarded(
-            "propose", [r.seq_id for r in requests], lambda: self._checked(self.speculator.propose(requests), requests)
+            "propose",
+            [r.seq_id for r in requests],
+            lambda: self._checked(self.speculator.propose(requests), requests),
         )
         return [Draft(reason=FAILED, is_ready=False)] * len(requests) if drafts is None else drafts
 
     def _checked(self, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._cut(draft, request.max_tokens) for draft, request in zip(drafts, requests, strict=True)]
+        return [
+            self._cut(draft, request.max_tokens)
+            for draft, request in zip(drafts, requests, strict=True)
+        ]
 
     def _cut(self, draft: Draft, max_tokens: int) -> Draft:
         """The draft in plain numbers and no longer than asked for.
 
-        What would fail the whole batch or mislead control for ever raises: a token that does not exist, a score
-        that is no number.
+        What would fail the whole batch or mislead control for ever raises: a token that does not
+        exist, a score that is no number.
         """
         tokens = draft.tokens[:max_tokens]
         if not len(tokens):
@@ -85,15 +93,19 @@ class Seat:
             if set(map(type, scores)) != _FLOATS:
                 scores = [float(score) for score in scores]
             # A NaN fails one of the two, but so does a sum that overflows.
-            if not (min(scores) >= 0.0 and sum(scores) < inf) and not all(0.0 <= score < inf for score in scores):
+            if not (min(scores) >= 0.0 and sum(scores) < inf) and not all(
+                0.0 <= score < inf for score in scores
+            ):
                 raise ValueError(f"scores {scores} are not all finite and 0 or more")
         scores += [1.0] * (len(tokens) - len(scores))
-        granted = draft.num_granted
-        if granted is not None:
+        forced = draft.num_forced
+        if forced is not None:
             if not self.speculator.skips_verification:
-                raise ValueError(f"num_granted is {granted} but only a class with skips_verification = True may set it")
-            granted = max(0, min(index(granted), len(tokens)))
-        return Draft(tokens, scores, self.name, num_granted=granted)
+                raise ValueError(
+                    f"num_forced is {forced} but only a class with skips_verification = True may set it"
+                )
+            forced = max(0, min(index(forced), len(tokens)))
+        return Draft(tokens, scores, self.name, num_forced=forced)
 
     def _empty(self, draft: Draft) -> Draft:
         """No draft, with its reason; the same object each time."""
@@ -104,13 +116,15 @@ class Seat:
                 raise TypeError(f"reason is {draft.reason!r} but must be a text")
             if len(self._empties) >= _MOST_REASONS:
                 return Draft(reason="other", is_ready=bool(draft.is_ready))
-            known = self._empties[key] = Draft(reason=str(draft.reason), is_ready=bool(draft.is_ready))
+            known = self._empties[key] = Draft(
+                reason=str(draft.reason), is_ready=bool(draft.is_ready)
+            )
         return known
 
-    def backlog(self, seq_id: int, history: Sequence[int]) -> int:
+    def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens a model has to read first; 0 where it failed."""
         try:
-            return max(0, int(self.speculator.backlog(seq_id, history)))
+            return max(0, int(self.speculator.num_catch_up(seq_id, history)))
         except Exception as error:
             self._fail("backlog", [seq_id], error)
             return 0
@@ -120,7 +134,9 @@ class Seat:
         try:
             return _prices(self.speculator.time_decodes(clock))
         except Exception:
-            log.exception("speculator %s failed in time_decodes; what it costs is found out later", self.name)
+            log.exception(
+                "speculator %s failed in time_decodes; what it costs is found out later", self.name
+            )
             return None
 
     def observe(self, decoded: Decoded) -> None:
@@ -136,7 +152,9 @@ class Seat:
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         if seq_id not in self._failed:
-            self._guarded("accept", [seq_id], lambda: self.speculator.accept(seq_id, emitted, num_accepted))
+            self._guarded(
+                "accept", [seq_id], lambda: self.speculator.accept(seq_id, emitted, num_accepted)
+            )
 
     def end(self, seq_id: int) -> None:
         self._guarded("end", [seq_id], lambda: self.speculator.end(seq_id))
@@ -146,11 +164,15 @@ class Seat:
         try:
             self.speculator.close()
         except Exception as error:
-            log.exception("speculator %s failed in close; what it keeps may not be written", self.name)
+            log.exception(
+                "speculator %s failed in close; what it keeps may not be written", self.name
+            )
             self.failure = _failure("close", error)
 
     def describe(self) -> dict[str, Any]:
-        """What it says about itself, in plain JSON values: they go to another process and into /props."""
+        """What it says about itself, in plain JSON values: they go to another process and into
+        /props.
+        """
         try:
             details = orjson.loads(orjson.dumps(self.speculator.describe(), option=_JSON))
             if not isinstance(details, dict):
@@ -163,7 +185,7 @@ class Seat:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def report(self) -> SpeculatorReport:
-        counts = self.tally.counts()
+        counts = self.stats.counts()
         return SpeculatorReport(
             name=self.name,
             seconds=dict(self._seconds),
@@ -172,7 +194,9 @@ class Seat:
             **{name: getattr(counts, name) for name in _COUNTS},
         )
 
-    def _guarded(self, phase: str, seq_ids: Sequence[int] | set[int], call: Callable[[], Any]) -> Any:
+    def _guarded(
+        self, phase: str, seq_ids: Sequence[int] | set[int], call: Callable[[], Any]
+    ) -> Any:
         started = self._clock()
         try:
             return call()
@@ -187,7 +211,12 @@ class Seat:
         """Called while the exception is handled."""
         self._failed.update(seq_ids)
         if not self.failure:
-            log.exception("speculator %s failed in %s and is off for sequences %s", self.name, phase, list(seq_ids))
+            log.exception(
+                "speculator %s failed in %s and is off for sequences %s",
+                self.name,
+                phase,
+                list(seq_ids),
+            )
         self.failure = _failure(phase, error)
 
 
@@ -207,4 +236,6 @@ def _prices(prices: tuple[float, float] | None) -> tuple[float, float] | None:
 
 def _without(decoded: Decoded, seq_ids: set[int]) -> Decoded:
     kept = ~np.isin(decoded.seq_ids, list(seq_ids))
-    return Decoded(decoded.seq_ids[kept], decoded.positions[kept], decoded.tokens[kept], decoded.logits[kept])
+    return Decoded(
+        decoded.seq_ids[kept], decoded.positions[kept], decoded.tokens[kept], decoded.logits[kept]
+    )

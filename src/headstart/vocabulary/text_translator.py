@@ -1,4 +1,5 @@
-"""Translation by text: target tokens into draft tokens as they come, drafts back into target tokens.
+"""Translation by text: target tokens into draft tokens as they come, drafts back into target
+tokens.
 
 At the boundary both sides matter. The draft model must not start behind a token that its own
 tokenizer would have made longer, so unless both vocabularies end with the same token there, the
@@ -13,7 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headstart.vocabulary.encoder import Encoder, num_incomplete
-from headstart.vocabulary.replacements import DRAFT_BASE, TARGET_BASE, Replacements, symbols_of_tokens
+from headstart.vocabulary.replacements import (
+    DRAFT_BASE,
+    TARGET_BASE,
+    Replacements,
+    symbols_of_tokens,
+)
 from headstart.vocabulary.retokenizer import LOOKBEHIND, Retokenizer, Snapshot, last_split
 from headstart.vocabulary.table import VocabTable
 
@@ -102,7 +108,9 @@ class ToDraft:
         ready, self._held = self._replacements.apply(symbols)
         for index, part in enumerate(_CONTROLS.split(ready)):
             if index % 2:
-                self._stream.append_controls([token for token in map(self._marker, part) if token is not None])
+                self._stream.append_controls(
+                    [token for token in map(self._marker, part) if token is not None]
+                )
             elif part:
                 self._stream.append(part.encode("latin-1"))
 
@@ -138,19 +146,26 @@ class ToTarget:
         self._draft = draft
         self._controls = controls
 
-    def translate(self, history: Sequence[int], pending: bytes, draft_tokens: Sequence[int]) -> tuple[list[int], int]:
+    def translate(
+        self, history: Sequence[int], pending: bytes, draft_tokens: Sequence[int]
+    ) -> tuple[list[int], int]:
         """Translate draft tokens that begin with the `pending` bytes of the target's history.
 
-        Returns the tokens, canonical for the target's own tokenizer as far as its history allows, and
-        how many of them at the end later bytes could change. An incomplete character at the end is
-        left out; the draft ends before a marker that the target does not have and behind an end of
-        generation. Empty if the draft contradicts `pending` or does not reach beyond it.
+        Returns the tokens, canonical for the target's own tokenizer as far as its history allows,
+        and how many of them at the end later bytes could change. An incomplete character at the end
+        is left out; the draft ends before a marker that the target does not have and behind an end
+        of generation. Empty if the draft contradicts `pending` or does not reach beyond it.
         """
-        end = next((i for i, token in enumerate(draft_tokens) if token in self._draft.controls), len(draft_tokens))
+        end = next(
+            (i for i, token in enumerate(draft_tokens) if token in self._draft.controls),
+            len(draft_tokens),
+        )
         data = self._draft.join(draft_tokens[:end])
         if not data.startswith(pending):
             return [], 0
-        tokens, num_provisional = self._continue(history_tail(history, self._target), data[len(pending) :])
+        tokens, num_provisional = self._continue(
+            history_tail(history, self._target), data[len(pending) :]
+        )
         marker = self._controls.get(draft_tokens[end]) if end < len(draft_tokens) else None
         if marker is None:
             return tokens, num_provisional
@@ -168,8 +183,12 @@ class ToTarget:
         whole = self._encoder.encode(text)
         follows = list(whole[: len(tail)]) == tail
         # Else the history ends inside what would be one token: the target goes on from there.
-        tokens = list(whole[len(tail) :]) if follows else list(self._encoder.encode(text[len(before) :]))
-        return tokens, self._num_behind(tokens, len(text), last_split(text, len(text), self._target.word_ends))
+        tokens = (
+            list(whole[len(tail) :]) if follows else list(self._encoder.encode(text[len(before) :]))
+        )
+        return tokens, self._num_behind(
+            tokens, len(text), last_split(text, len(text), self._target.word_ends)
+        )
 
     def _num_behind(self, tokens: list[int], end: int, split: int) -> int:
         """How many of the tokens, the last of which ends at `end`, end behind `split`."""
@@ -181,7 +200,9 @@ class ToTarget:
 
 
 def history_tail(history: Sequence[int], table: VocabTable) -> list[int]:
-    """The last tokens that bytes to come can merge with: from the last word, `LOOKBEHIND` bytes at most."""
+    """The last tokens that bytes to come can merge with: from the last word, `LOOKBEHIND` bytes at
+    most.
+    """
     pieces, word_ends = table.pieces, table.word_ends
     start, num_bytes = len(history), 0
     while start > 0 and num_bytes < LOOKBEHIND and (piece := pieces[history[start - 1]]):

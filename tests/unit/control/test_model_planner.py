@@ -6,22 +6,30 @@ import itertools
 
 import pytest
 
-from headstart.control import Allowance, Controller, DraftRun, ModelSlot, Outcome, Step
+from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, Outcome, Step
 
 STEP = Step(1, 1, 100)
 
 
-def learned(acceptance_labels: tuple[int, int], *, round_ms: float = 5.0, row_ms: float = 15.0) -> Controller:
-    """A machine of 50 ms for one row and `row_ms` for a further one; labels: (matched, labelled) of each draft."""
+def learned(
+    acceptance_labels: tuple[int, int], *, round_ms: float = 5.0, row_ms: float = 15.0
+) -> Controller:
+    """A machine of 50 ms for one row and `row_ms` for a further one; labels: (matched, labelled) of
+    each draft.
+    """
     controller = Controller()
     controller.declare_model("model")
     for _ in range(6):
         for rows in range(1, 18):
             controller.observe_step(rows, 100, 50.0 + row_ms * (rows - 1))
-        controller.observe_draft(DraftRun("model", [0], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP)
+        controller.observe_draft(
+            ModelDraftCall("model", [0], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP
+        )
     matched, labelled = acceptance_labels
     for seq_id in range(60):
-        controller.observe_draft(DraftRun("model", [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP)
+        controller.observe_draft(
+            ModelDraftCall("model", [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP
+        )
         controller.record(Outcome(seq_id, "model", [0.9] * 4, matched, labelled))
         controller.end(seq_id, 100)
     return controller
@@ -35,17 +43,23 @@ def test_a_good_model_may_draft_and_a_bad_or_dear_one_may_not() -> None:
 
 
 def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
-    """Right when sure, wrong when not, and sure half of the time: a limit spares the other half's rounds."""
+    """Right when sure, wrong when not, and sure half of the time: a limit spares the other half's
+    rounds.
+    """
     controller, slot = learned((4, 4)), ModelSlot(1, 8)
     for i in range(80):
         is_sure = i % 2 == 0
         scores = [0.95 if is_sure else 0.2] * 8
-        (grant,) = controller.plan_model("model", [slot], STEP)
-        if not grant.max_tokens:
+        (allowance,) = controller.plan_model("model", [slot], STEP)
+        if not allowance.max_tokens:
             continue
-        drafted = [score for score in scores[: grant.max_tokens] if score >= grant.min_confidence]
-        rounds = min(grant.max_tokens, len(drafted) + 1)
-        controller.observe_draft(DraftRun("model", [1], [grant], [drafted], 0, 5.0 * rounds), STEP)
+        drafted = [
+            score for score in scores[: allowance.max_tokens] if score >= allowance.min_confidence
+        ]
+        rounds = min(allowance.max_tokens, len(drafted) + 1)
+        controller.observe_draft(
+            ModelDraftCall("model", [1], [allowance], [drafted], 0, 5.0 * rounds), STEP
+        )
         if drafted:
             matched = len(drafted) if is_sure else 0
             controller.record(Outcome(1, "model", drafted, matched, min(matched + 1, len(drafted))))
@@ -55,7 +69,9 @@ def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
 def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
     controller = learned((4, 4))
     step = Step(2, 2, 100)
-    alone, rivalled = controller.plan_model("model", [ModelSlot(1, 16), ModelSlot(2, 16, rival=6.0)], step)
+    alone, rivalled = controller.plan_model(
+        "model", [ModelSlot(1, 16), ModelSlot(2, 16, rival=6.0)], step
+    )
     assert alone.max_tokens > 0
     assert rivalled.max_tokens == 0
 
@@ -67,7 +83,9 @@ def test_a_doubtful_text_draft_is_not_continued() -> None:
 
 
 def test_lengths_set_by_hand_pass_through() -> None:
-    (allowance,) = learned((0, 1)).plan_model("model", [ModelSlot(1, 7, fixed_confidence=0.25)], STEP)
+    (allowance,) = learned((0, 1)).plan_model(
+        "model", [ModelSlot(1, 7, fixed_confidence=0.25)], STEP
+    )
     assert (allowance.max_tokens, allowance.min_confidence) == (7, 0.25)
 
 
@@ -81,10 +99,12 @@ def test_probes_of_a_model_that_is_off_become_rare_and_stay_cheap() -> None:
     controller = learned((0, 1))
     probes = []
     for i in range(4000):
-        (grant,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
-        if n := grant.max_tokens:
+        (allowance,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+        if n := allowance.max_tokens:
             probes.append(i)
-            controller.observe_draft(DraftRun("model", [1], [grant], [[0.9] * n], 0, 5.0 * n), STEP)
+            controller.observe_draft(
+                ModelDraftCall("model", [1], [allowance], [[0.9] * n], 0, 5.0 * n), STEP
+            )
             controller.record(Outcome(1, "model", [0.9] * n, 0, 1))
     gaps = [b - a for a, b in itertools.pairwise(probes)]
     assert len(probes) >= 5
@@ -95,24 +115,30 @@ def test_probes_of_a_model_that_is_off_become_rare_and_stay_cheap() -> None:
 def test_a_model_that_became_good_is_found_by_probes() -> None:
     controller = learned((0, 1))
     for _ in range(3000):
-        (grant,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
-        if grant.max_tokens > 3:
+        (allowance,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+        if allowance.max_tokens > 3:
             return
-        if grant.max_tokens:
-            n = grant.max_tokens
-            controller.observe_draft(DraftRun("model", [1], [grant], [[0.9] * n], 0, 5.0 * n), STEP)
+        if allowance.max_tokens:
+            n = allowance.max_tokens
+            controller.observe_draft(
+                ModelDraftCall("model", [1], [allowance], [[0.9] * n], 0, 5.0 * n), STEP
+            )
             controller.record(Outcome(1, "model", [0.9] * n, n, n))
     pytest.fail("still off")
 
 
 def test_calls_that_only_read_teach_the_price_of_reading_and_nothing_about_drafts() -> None:
-    """A long prompt is read over several calls; before its last one there is no draft to learn from."""
+    """A long prompt is read over several calls; before its last one there is no draft to learn
+    from.
+    """
     controller = learned((4, 4))
     before = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
     for _ in range(60):
-        controller.observe_draft(DraftRun("model", [], [], [], 256, 256 * 0.2), STEP)
+        controller.observe_draft(ModelDraftCall("model", [], [], [], 256, 256 * 0.2), STEP)
     assert controller.plan_model("model", [ModelSlot(1, 16)], STEP) == before
-    assert controller.describe()["draft_models"]["model"]["catch_up_ms"] == pytest.approx(0.2, rel=0.05)
+    assert controller.describe()["draft_models"]["model"]["catch_up_ms"] == pytest.approx(
+        0.2, rel=0.05
+    )
 
 
 def test_prices_timed_before_the_first_request_are_used() -> None:
@@ -127,8 +153,10 @@ def test_reading_too_fast_to_be_timed_is_guessed_and_divides_nothing_by_zero() -
     controller = Controller()
     controller.learn_draft_costs("model", 0.0, 0.0)
     for _ in range(3):
-        controller.observe_draft(DraftRun("model", [], [], [], 256, 0.001), STEP)
-        controller.observe_draft(DraftRun("model", [1], [Allowance(2)], [[0.9] * 2], 0, 0.001), STEP)
+        controller.observe_draft(ModelDraftCall("model", [], [], [], 256, 0.001), STEP)
+        controller.observe_draft(
+            ModelDraftCall("model", [1], [Allowance(2)], [[0.9] * 2], 0, 0.001), STEP
+        )
     assert controller.describe()["draft_models"]["model"]["catch_up_ms"] > 0.0
 
 
@@ -149,4 +177,6 @@ def test_any_room_in_the_batch_is_planned_for(room: int) -> None:
 
 def test_draft_prices_follow_measurements() -> None:
     controller = learned((4, 4), round_ms=8.0)
-    assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(8.0, rel=0.1)
+    assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(
+        8.0, rel=0.1
+    )

@@ -7,18 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, ModelSlot, SlotDraft
+from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal
-from headstart.scheduler.seat import FAILED, Seat
-from headstart.scheduler.slot import Run
+from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Draft, DraftRequest, SequenceMode
 
 BELOW_BREAK_EVEN = "below break-even"
 _OUTBID = "outbid"
-_TYPICAL_MODEL_DRAFT = 2.0  # tokens; only to tell whether a model should continue or replace a text draft
+# tokens; only to tell whether a model should continue or replace a text draft
+_TYPICAL_MODEL_DRAFT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SpeculationPolicy:
     """What one request allows: the server's settings with the request's own on top."""
 
     mode: SequenceMode
@@ -30,7 +31,8 @@ class Policy:
 
     @property
     def shortest(self) -> int:
-        """Shorter drafts are dropped: n_min, but one of n_max tokens never is too short, as at llama-server.
+        """Shorter drafts are dropped: n_min, but one of n_max tokens never is too short, as at
+        llama-server.
 
         A request may set one of the two and get the other from the server.
         """
@@ -38,49 +40,54 @@ class Policy:
 
 
 @dataclass(slots=True)
-class Desk:
+class DraftPlan:
     """What is on offer for one slot: the texts' drafts, then one proposal."""
 
     seq_id: int
-    run: Run
-    policy: Policy
+    active: ActiveRequest
+    policy: SpeculationPolicy
     room: int  # most draft tokens that can be verified
     proposal: Proposal = NO_PROPOSAL
     survival: Sequence[float] = ()  # of the proposal's tokens
     drafts: dict[str, Draft] = field(default_factory=dict)  # of text speculators
-    grant: Allowance = NO_ALLOWANCE  # to the model being asked
+    allowance: Allowance = NO_ALLOWANCE  # to the model being asked
     reason: str = ""  # why there is no draft
-    reasons: dict[str, str] = field(default_factory=dict)  # why a speculator has none, where it is its own doing
+    # why a speculator has none, where it is its own doing
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_fixed(self) -> bool:
         return self.policy.mode is SequenceMode.FIXED
 
-    def wants(self, seat: Seat) -> bool:
-        """Whether this speculator should be asked; with fixed lengths the first in order that has a draft wins.
+    def wants(self, speculator: GuardedSpeculator) -> bool:
+        """Whether this speculator should be asked; with fixed lengths the first in order that has a
+        draft wins.
 
-        Texts are asked before models, so a model that stands before the one that has a draft is asked too.
+        Texts are asked before models, so a model that stands before the one that has a draft is
+        asked too.
         """
-        if seat.name not in self.policy.types or not seat.can_draft(self.seq_id):
+        if speculator.name not in self.policy.types or not speculator.can_draft(self.seq_id):
             return False
         if not self.is_fixed:
             return True
         taken = self.proposal.head.speculator
-        return not any(self._is_before(name, seat.name) for name in ((taken,) if taken else self.drafts))
+        return not any(
+            self._is_before(name, speculator.name) for name in ((taken,) if taken else self.drafts)
+        )
 
-    def why_not(self, seat: Seat) -> str:
+    def why_not(self, speculator: GuardedSpeculator) -> str:
         """Why no draft of this speculator is verified; what it says itself comes first."""
         if self.room <= 0:
             return self.reason
-        if own := self.reasons.get(seat.name):
+        if own := self.reasons.get(speculator.name):
             return own
-        if not seat.can_draft(self.seq_id):
+        if not speculator.can_draft(self.seq_id):
             return FAILED
         return (self.reason or _OUTBID) if self.survival else BELOW_BREAK_EVEN
 
-    def miss(self, seat: Seat, reason: str) -> None:
+    def miss(self, speculator: GuardedSpeculator, reason: str) -> None:
         """This speculator has no draft, for a reason of its own."""
-        self.reasons[seat.name] = reason
+        self.reasons[speculator.name] = reason
         if not self.survival:
             self.reason = reason
 
@@ -89,38 +96,52 @@ class Desk:
 
     def request(self) -> DraftRequest:
         """For a text speculator: as far as there is room."""
-        run = self.run
-        return DraftRequest(self.seq_id, run.tokens, self.room, namespace=run.request.namespace)
+        active = self.active
+        return DraftRequest(
+            self.seq_id, active.tokens, self.room, namespace=active.request.namespace
+        )
 
     def model_request(self) -> DraftRequest:
         """For a model: as far as it was granted."""
-        run = self.run
-        choose = None if run.request.sampling.is_greedy else run.sampler.couple
-        confidence = max(self.grant.min_confidence, self.policy.p_min)
-        return DraftRequest(self.seq_id, run.tokens, self.grant.max_tokens, confidence, choose, run.request.namespace)
+        active = self.active
+        choose = None if active.request.sampling.is_greedy else active.sampler.couple
+        confidence = max(self.allowance.min_confidence, self.policy.p_min)
+        return DraftRequest(
+            self.seq_id,
+            active.tokens,
+            self.allowance.max_tokens,
+            confidence,
+            choose,
+            active.request.namespace,
+        )
 
     @property
     def continues(self) -> bool:
         """Whether a model should continue the text draft rather than replace it."""
-        if self.is_fixed or not self.survival or len(self.survival) >= self.room or self.proposal.tail.tokens:
+        if (
+            self.is_fixed
+            or not self.survival
+            or len(self.survival) >= self.room
+            or self.proposal.tail.tokens
+        ):
             return False
         return self.survival[-1] * _TYPICAL_MODEL_DRAFT > _TYPICAL_MODEL_DRAFT - sum(self.survival)
 
-    def backlog(self, seat: Seat) -> int:
+    def num_catch_up(self, speculator: GuardedSpeculator) -> int:
         """Tokens of the text that the model has not read, the newest one not counted."""
-        return seat.backlog(self.seq_id, self.run.tokens)
+        return speculator.num_catch_up(self.seq_id, self.active.tokens)
 
-    def model_slot(self, seat: Seat) -> ModelSlot:
+    def model_slot(self, speculator: GuardedSpeculator) -> ModelSlot:
         """What a model could do here, for control."""
         length, continued = len(self.survival), self.continues
         return ModelSlot(
             self.seq_id,
             self.room - length if continued else self.room,
-            self.backlog(seat),
+            self.num_catch_up(speculator),
             prefix=self.survival[-1] if continued else 1.0,
             rival=0.0 if continued else sum(self.survival),
-            num_answered=self.run.num_emitted,
-            num_left=self.run.num_left,
+            num_answered=self.active.num_emitted,
+            num_left=self.active.num_left,
             fixed_confidence=self.policy.p_min if self.is_fixed else None,
         )
 
@@ -136,26 +157,30 @@ class Desk:
     def settle_on(self, length: int) -> None:
         """Verify the first `length` tokens of the proposal."""
         if length < len(self.survival) and not length:
-            self.reason = "shorter than n_min" if len(self.survival) < self.policy.shortest else BELOW_BREAK_EVEN
+            self.reason = (
+                "shorter than n_min"
+                if len(self.survival) < self.policy.shortest
+                else BELOW_BREAK_EVEN
+            )
         tail = self.proposal.tail
         if tail.tokens and 0 < length <= len(self.proposal.head.tokens):
             self.reasons[tail.speculator] = BELOW_BREAK_EVEN
-        self.run.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
+        self.active.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
 
 
 @contextmanager
-def model_requests(desks: Sequence[Desk]) -> Iterator[list[DraftRequest]]:
+def model_requests(plans: Sequence[DraftPlan]) -> Iterator[list[DraftRequest]]:
     """What a model is asked, for as long as it drafts.
 
     Where it continues a text draft, that draft stands at the end of the run's own tokens meanwhile:
     O(draft), where a copy of the history would be O(context) a step.
     """
-    lent = [(desk.run.tokens, len(desk.run.tokens)) for desk in desks if desk.continues]
-    for desk in desks:
-        if desk.continues:
-            desk.run.tokens += desk.proposal.head.tokens
+    lent = [(plan.active.tokens, len(plan.active.tokens)) for plan in plans if plan.continues]
+    for plan in plans:
+        if plan.continues:
+            plan.active.tokens += plan.proposal.head.tokens
     try:
-        yield [desk.model_request() for desk in desks]
+        yield [plan.model_request() for plan in plans]
     finally:
         for tokens, length in lent:
             del tokens[length:]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Choice, DraftRequest
-from headstart.vocabulary.bridge import VocabularyBridge
+from headstart.vocabulary.vocabulary_translator import VocabularyTranslator
 
 _DECAY = 0.98  # per comparison
 
@@ -26,7 +26,8 @@ class Preference:
 
     def __init__(self, sampling: str) -> None:
         self._is_open = sampling == "auto"
-        self._lead = 0.0 if sampling != "argmax" else -1.0  # of coupled over argmax, in tokens, older ones fading
+        # of coupled over argmax, in tokens, older ones fading
+        self._lead = 0.0 if sampling != "argmax" else -1.0
         self.compares = sampling != "argmax"
         """Whether anybody wants to know what coupling would have picked."""
 
@@ -40,7 +41,7 @@ class Preference:
             self._lead = self._lead * _DECAY + (token == choice.coupled) - (token == choice.argmax)
 
 
-class Growth(ABC):
+class DraftBuilder(ABC):
     """One draft while it grows, in the draft model's tokens."""
 
     def __init__(self, request: DraftRequest, limit: int) -> None:
@@ -65,7 +66,7 @@ class Growth(ABC):
         return len(emitted)
 
 
-class Voice(ABC):
+class DraftTokenizer(ABC):
     """One sequence as the draft model knows it."""
 
     num_stable = 0  # leading history tokens that the last `listen` left as they were
@@ -76,15 +77,17 @@ class Voice(ABC):
         return True
 
     @abstractmethod
-    def listen(self, tokens: Sequence[int], known: int) -> Sequence[int]:
-        """The history in draft-model tokens, given that its first `known` target tokens are as before."""
+    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
+        """The history in draft-model tokens, given that its first `known` target tokens are as
+        before.
+        """
 
     @abstractmethod
-    def heard(self, read: Sequence[int]) -> Sequence[int]:
+    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
         """Target tokens of the last history; `read`: the draft-model tokens in its cache."""
 
     @abstractmethod
-    def begin(self, request: DraftRequest, limit: int) -> Growth:
+    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         """Start a draft of at most `limit` draft-model tokens."""
 
     def num_draft_tokens(self, num_target_tokens: int) -> int:
@@ -92,32 +95,34 @@ class Voice(ABC):
         return num_target_tokens
 
 
-def make_voice(bridge: VocabularyBridge | None, sampling: str) -> Callable[[], Voice]:
+def make_draft_tokenizer(
+    translator: VocabularyTranslator | None, sampling: str
+) -> Callable[[], DraftTokenizer]:
     """A factory of voices that share what they learn."""
     preference = Preference(sampling)
-    if bridge is None:
-        return lambda: DirectVoice(preference)
-    return lambda: BridgedVoice(bridge, preference)
+    if translator is None:
+        return lambda: DirectTokenizer(preference)
+    return lambda: TranslatingTokenizer(translator, preference)
 
 
-class DirectVoice(Voice):
+class DirectTokenizer(DraftTokenizer):
     """Both models have the same tokens."""
 
     def __init__(self, preference: Preference) -> None:
         self._preference = preference
 
-    def listen(self, tokens: Sequence[int], known: int) -> Sequence[int]:
+    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
         self.num_stable = known
         return tokens
 
-    def heard(self, read: Sequence[int]) -> Sequence[int]:
+    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
         return read
 
-    def begin(self, request: DraftRequest, limit: int) -> Growth:
-        return DirectGrowth(request, limit, self._preference)
+    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
+        return DirectBuilder(request, limit, self._preference)
 
 
-class DirectGrowth(Growth):
+class DirectBuilder(DraftBuilder):
     """Keeps both choices of every row, so that one draft tells what either would have earned."""
 
     def __init__(self, request: DraftRequest, limit: int, preference: Preference) -> None:
@@ -157,19 +162,19 @@ class DirectGrowth(Growth):
                 break
 
 
-class BridgedVoice(Voice):
+class TranslatingTokenizer(DraftTokenizer):
     """The draft model has another vocabulary."""
 
-    def __init__(self, bridge: VocabularyBridge, preference: Preference) -> None:
-        self.bridge = bridge
+    def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
+        self.translator = translator
         self.preference = preference
-        self.sequence = bridge.open()
+        self.sequence = translator.open()
 
     @property
     def can_draft(self) -> bool:
         return self.sequence.can_draft
 
-    def listen(self, tokens: Sequence[int], known: int) -> Sequence[int]:
+    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
         sequence = self.sequence
         had = sequence.target_tokens
         shared = common_prefix_length(had, tokens, min(known, len(had), len(tokens)))
@@ -182,20 +187,26 @@ class BridgedVoice(Voice):
             self.num_stable = min(self.num_stable, sequence.num_stable)
         return sequence.draft_history
 
-    def heard(self, read: Sequence[int]) -> Sequence[int]:
+    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
         return self.sequence.target_tokens
 
-    def begin(self, request: DraftRequest, limit: int) -> Growth:
-        return BridgedGrowth(request, limit, self)
+    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
+        return TranslatingBuilder(request, limit, self)
 
     def num_draft_tokens(self, num_target_tokens: int) -> int:
-        """By the ratio of this text so far, one more, since the last one is provisional, and the healed one."""
+        """By the ratio of this text so far, one more, since the last one is provisional, and the
+        healed one.
+        """
         sequence = self.sequence
         ratio = len(sequence.draft_history) / max(1, len(sequence.target_tokens))
-        return math.ceil(num_target_tokens * max(0.5, min(4.0, ratio))) + 1 + (sequence.healed is not None)
+        return (
+            math.ceil(num_target_tokens * max(0.5, min(4.0, ratio)))
+            + 1
+            + (sequence.healed is not None)
+        )
 
 
-class BridgedGrowth(Growth):
+class TranslatingBuilder(DraftBuilder):
     """Picks draft-model tokens and translates them at the end.
 
     Where the draft so far ends with a whole target token and the next one exists on both sides, its
@@ -203,10 +214,15 @@ class BridgedGrowth(Growth):
     then the token can be coupled. Elsewhere it is the likeliest.
     """
 
-    def __init__(self, request: DraftRequest, limit: int, voice: BridgedVoice) -> None:
+    def __init__(self, request: DraftRequest, limit: int, tokenizer: TranslatingTokenizer) -> None:
         super().__init__(request, limit)
-        self._bridge, self._sequence, self._preference = voice.bridge, voice.sequence, voice.preference
-        self._pending = self._sequence.pending  # bytes of the history that the draft has to spell again
+        self._translator, self._sequence, self._preference = (
+            tokenizer.translator,
+            tokenizer.sequence,
+            tokenizer.preference,
+        )
+        # bytes of the history that the draft has to spell again
+        self._pending = self._sequence.pending
         self._num_healed = len(self._pending)
         self._couples = self._preference.couples
         self._probabilities: list[float] = []
@@ -218,8 +234,8 @@ class BridgedGrowth(Growth):
             return None
         self.tokens.append(token)
         self._probabilities.append(probability)
-        self._pending = self._pending[len(self._bridge.draft.pieces[token]) :]
-        if token in self._bridge.draft.eog_ids:
+        self._pending = self._pending[len(self._translator.draft.pieces[token]) :]
+        if token in self._translator.draft.eog_ids:
             self.limit = len(self.tokens)
         return token
 
@@ -229,11 +245,11 @@ class BridgedGrowth(Growth):
         choice = self._choose(logits)
         if choice is None or not self._couples:
             return best_of(logits)
-        return int(self._bridge.to_draft[choice.coupled]), choice.coupled_probability
+        return int(self._translator.to_draft[choice.coupled]), choice.coupled_probability
 
     def _healing(self, pending: bytes, logits: NDArray[np.float32]) -> tuple[int | None, float]:
         """The best token among those that agree with the pending bytes."""
-        allowed = self._bridge.allowed(pending)
+        allowed = self._translator.allowed(pending)
         if not len(allowed):
             return None, 0.0
         index, probability = best_of(logits[allowed])
@@ -241,21 +257,29 @@ class BridgedGrowth(Growth):
 
     def _choose(self, logits: NDArray[np.float32]) -> Choice | None:
         """What the request would make of this row, among the tokens that both sides have."""
-        bridge, choose = self._bridge, self.request.choose
-        if choose is None or not self._preference.compares or bridge.to_target[int(logits.argmax())] < 0:
+        translator, choose = self._translator, self.request.choose
+        if (
+            choose is None
+            or not self._preference.compares
+            or translator.to_target[int(logits.argmax())] < 0
+        ):
             return None
         before = self._sequence.translate(self.tokens)[0]
-        if len(bridge.target.join(before)) + self._num_healed != len(bridge.draft.join(self.tokens)):
-            return None  # inside a character: the next token may become part of one with those before
-        choice = choose(bridge.map_logits(logits), len(self.request.tokens) + len(before))
+        if len(translator.target.join(before)) + self._num_healed != len(
+            translator.draft.join(self.tokens)
+        ):
+            # inside a character: the next token may become part of one with those before
+            return None
+        choice = choose(translator.map_logits(logits), len(self.request.tokens) + len(before))
         self._choices.append((len(before), choice))
         return choice
 
     def finish(self) -> tuple[list[int], list[float]]:
-        # Provisional tokens are kept: most are what the target goes on with (acceptance length 3.79, not 3.14).
+        # Provisional tokens are kept: most are what the target goes on with (acceptance length
+        # 3.79, not 3.14).
         tokens = self._sequence.translate(self.tokens)[0][: self.request.max_tokens]
-        drafted = [len(self._bridge.draft.pieces[t]) for t in self.tokens]
-        spelled = [len(self._bridge.target.pieces[t]) for t in tokens]
+        drafted = [len(self._translator.draft.pieces[t]) for t in self.tokens]
+        spelled = [len(self._translator.target.pieces[t]) for t in tokens]
         return tokens, spread(self._probabilities, drafted, spelled, self._num_healed)
 
     def learn(self, emitted: Sequence[int]) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headstart.structures import successors as successors_module
-from headstart.structures.successors import Successors
+from headstart.structures import next_token_table
+from headstart.structures.next_token_table import NextTokenTable
 
 VOCAB_SIZE = 12
 MAX_ROWS = 15
@@ -24,18 +24,18 @@ class Twin:
     def __init__(self, width: int, max_tokens: int) -> None:
         self.width = width
         self.max_tokens = max_tokens
-        self.shares: dict[int, NDArray[np.float64]] = {}
+        self.match_scores: dict[int, NDArray[np.float64]] = {}
         self.num_rows: dict[int, int] = {}
 
     def learn(self, token: int, logits: NDArray[np.float32]) -> None:
         new = self.most(np.exp(logits.astype(np.float64)))
         new /= new.sum()
-        if token in self.shares:
-            self.shares[token] = self.most(0.5 * new + 0.5 * self.shares[token])
+        if token in self.match_scores:
+            self.match_scores[token] = self.most(0.5 * new + 0.5 * self.match_scores[token])
         else:
-            if len(self.shares) == self.max_tokens:
-                del self.shares[next(iter(self.shares))]
-            self.shares[token], self.num_rows[token] = new, 0
+            if len(self.match_scores) == self.max_tokens:
+                del self.match_scores[next(iter(self.match_scores))]
+            self.match_scores[token], self.num_rows[token] = new, 0
         self.num_rows[token] = min(MAX_ROWS, self.num_rows[token] + 1)
 
     def most(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -43,10 +43,10 @@ class Twin:
         return np.where(values >= np.sort(values)[-self.width], values, 0.0)
 
     def likeliest(self, token: int) -> tuple[int, float] | None:
-        if token not in self.shares:
+        if token not in self.match_scores:
             return None
-        best, rows = int(self.shares[token].argmax()), self.num_rows[token]
-        return best, self.shares[token][best] * rows / (rows + 1)
+        best, rows = int(self.match_scores[token].argmax()), self.num_rows[token]
+        return best, self.match_scores[token][best] * rows / (rows + 1)
 
 
 @given(
@@ -59,15 +59,15 @@ def test_the_likeliest_successor_is_that_of_the_averaged_distributions(
     tokens: list[int], width: int, max_tokens: int, seed: int
 ) -> None:
     random = Random(seed)
-    successors, twin = Successors(width), Twin(width, max_tokens)
-    with patch.object(successors_module, "_MAX_TOKENS", max_tokens):
+    next_tokens, twin = NextTokenTable(width), Twin(width, max_tokens)
+    with patch.object(next_token_table, "_MAX_TOKENS", max_tokens):
         for token in tokens:
             logits = np.array([random.gauss(0, 2) for _ in range(VOCAB_SIZE)], np.float32)
-            successors.learn(token, logits)
+            next_tokens.learn(token, logits)
             twin.learn(token, logits)
-            assert len(successors) == len(twin.shares)
+            assert len(next_tokens) == len(twin.match_scores)
             for known in range(5):
-                found, expected = successors.likeliest(known), twin.likeliest(known)
+                found, expected = next_tokens.likeliest(known), twin.likeliest(known)
                 assert (found is None) == (expected is None)
                 if found is not None and expected is not None:
                     assert found[0] == expected[0]
@@ -75,10 +75,12 @@ def test_the_likeliest_successor_is_that_of_the_averaged_distributions(
 
 
 def test_of_equally_likely_successors_the_newest_is_kept() -> None:
-    """The newest row counts half: with room for one successor it weighs as much as all rows before it."""
-    successors = Successors(1)
+    """The newest row counts half: with room for one successor it weighs as much as all rows before
+    it.
+    """
+    next_tokens = NextTokenTable(1)
     for best in (1, 5):
-        successors.learn(0, np.eye(VOCAB_SIZE, dtype=np.float32)[best])
-    found = successors.likeliest(0)
+        next_tokens.learn(0, np.eye(VOCAB_SIZE, dtype=np.float32)[best])
+    found = next_tokens.likeliest(0)
     assert found is not None
     assert found[0] == 5

@@ -17,10 +17,10 @@ _MAX_ROWS = 15  # more do not make an entry more credible
 class _Entry(NamedTuple):
     best: int
     num_rows: int
-    shares: dict[int, float]  # of each successor; at most `width` of them
+    match_scores: dict[int, float]  # of each successor; at most `width` of them
 
 
-class Successors:
+class NextTokenTable:
     """Per token its `width` likeliest successors."""
 
     __slots__ = ("_entries", "_width")
@@ -39,22 +39,27 @@ class Successors:
         weights = [1.0, *[exp(score - best) for score in others]]  # so few are faster without numpy
         old = self._entries.get(token)
         total = sum(weights) if old is None else 2.0 * sum(weights)  # the newest row counts half
-        shares = dict(zip(ids.tolist(), [weight / total for weight in weights], strict=True))
+        match_scores = dict(zip(ids.tolist(), [weight / total for weight in weights], strict=True))
         num_rows = 1
         if old is None:
             if len(self._entries) >= _MAX_TOKENS:
                 del self._entries[next(iter(self._entries))]
         else:
-            for successor, share in old.shares.items():  # after the new ones: ties go to the newest
-                shares[successor] = shares.get(successor, 0.0) + 0.5 * share
-            for successor in sorted(shares, key=shares.__getitem__, reverse=True)[self._width :]:
-                del shares[successor]
+            # after the new ones: ties go to the newest
+            for successor, share in old.match_scores.items():
+                match_scores[successor] = match_scores.get(successor, 0.0) + 0.5 * share
+            for successor in sorted(match_scores, key=match_scores.__getitem__, reverse=True)[
+                self._width :
+            ]:
+                del match_scores[successor]
             num_rows = min(old.num_rows + 1, _MAX_ROWS)
-        self._entries[token] = _Entry(max(shares, key=shares.__getitem__), num_rows, shares)
+        self._entries[token] = _Entry(
+            max(match_scores, key=match_scores.__getitem__), num_rows, match_scores
+        )
 
     def likeliest(self, token: int) -> tuple[int, float] | None:
         """The likeliest successor and how far to believe in it; None if the token is unknown."""
         entry = self._entries.get(token)
         if entry is None:
             return None
-        return entry.best, entry.shares[entry.best] * entry.num_rows / (entry.num_rows + 1)
+        return entry.best, entry.match_scores[entry.best] * entry.num_rows / (entry.num_rows + 1)

@@ -7,11 +7,12 @@ from collections.abc import Hashable, Sequence
 _MAX_KEYS = 4096
 
 
-class Reach:
+class AdaptiveLength:
     """Per key a number of tokens from 1 to `longest`; unknown keys have `longest`.
 
     A miss after a tokens sets a + 1 (one more than was right, so that nothing is silenced for
-    ever); a guess that held to its end doubles; one of which only a right part was seen says nothing.
+    ever); a guess that held to its end doubles; one of which only a right part was seen says
+    nothing.
     """
 
     __slots__ = ("_guess", "_key", "_longest", "_reach")

@@ -7,9 +7,9 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.structures import reach as reach_module
+from headstart.structures import adaptive_length as reach_module
+from headstart.structures.adaptive_length import AdaptiveLength
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.reach import Reach
 
 LONGEST = 6
 tokens = st.lists(st.integers(0, 1), max_size=7)
@@ -24,35 +24,39 @@ steps = st.lists(
 
 def said(log: list[tuple[int, list[int], list[int]]], max_keys: int) -> dict[int, int]:
     """Reach by key after these (key, guess, what came), the one that is dropped first in front."""
-    reach: dict[int, int] = {}
+    adaptive_length: dict[int, int] = {}
     for key, guess, came in log:
         right = common_prefix_length(guess, came)
         if right == len(guess):
-            value = 2 * max(right, reach.get(key, LONGEST))
+            value = 2 * max(right, adaptive_length.get(key, LONGEST))
         elif right < len(came):
             value = right + 1
         else:
             continue
-        if key not in reach and len(reach) == max_keys:
-            del reach[next(iter(reach))]
-        reach[key] = min(LONGEST, value)
-    return reach
+        if key not in adaptive_length and len(adaptive_length) == max_keys:
+            del adaptive_length[next(iter(adaptive_length))]
+        adaptive_length[key] = min(LONGEST, value)
+    return adaptive_length
 
 
 @given(steps, st.sampled_from([2, 4096]))
-def test_reach_is_that_of_the_whole_log(steps: list[tuple[str, int, list[int]]], max_keys: int) -> None:
-    reach = Reach(LONGEST)
+def test_reach_is_that_of_the_whole_log(
+    steps: list[tuple[str, int, list[int]]], max_keys: int
+) -> None:
+    adaptive_length = AdaptiveLength(LONGEST)
     log: list[tuple[int, list[int], list[int]]] = []
     watched: tuple[int, list[int]] | None = None
     with patch.object(reach_module, "_MAX_KEYS", max_keys):
         for name, key, value in steps:
             if name == "watch":
-                reach.watch(key, value)
+                adaptive_length.watch(key, value)
                 watched = (key, value) if value else None
             else:
-                reach.learn(value)
+                adaptive_length.learn(value)
                 if watched is not None:
                     log.append((*watched, value))
                 watched = None
             known = said(log, max_keys)
-            assert [reach.of(key) for key in range(6)] == [known.get(key, LONGEST) for key in range(6)]
+            assert [adaptive_length.of(key) for key in range(6)] == [
+                known.get(key, LONGEST) for key in range(6)
+            ]

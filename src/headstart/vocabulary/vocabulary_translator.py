@@ -14,26 +14,28 @@ from numpy.typing import NDArray
 
 from headstart.types import Vocab
 from headstart.vocabulary.cache import load_or_build
-from headstart.vocabulary.comparison import Comparison, Way, pair_controls
+from headstart.vocabulary.comparison import Comparison, TranslationMode, pair_controls
 from headstart.vocabulary.encoder import Encoder
 from headstart.vocabulary.replacements import Pair, Replacements
 from headstart.vocabulary.table import VocabTable, read_table
-from headstart.vocabulary.translator import DraftSnapshot, ToDraft, ToTarget
+from headstart.vocabulary.text_translator import DraftSnapshot, ToDraft, ToTarget
 from headstart.vocabulary.trie import ByteTrie
 
 _CHUNK = 1024  # target tokens between two snapshots of a long prompt
 
 
 @dataclass(frozen=True, slots=True)
-class BridgeOptions:
+class TranslationOptions:
     """How to translate between vocabularies that differ."""
 
-    replacements: tuple[Pair, ...] = ()  # markers of the target, markers of the draft; the first match counts
-    cache_folder: Path | None = None  # where comparisons are kept; None computes them at every start
+    # markers of the target, markers of the draft; the first match counts
+    replacements: tuple[Pair, ...] = ()
+    # where comparisons are kept; None computes them at every start
+    cache_folder: Path | None = None
     heals: bool = True  # take the last draft token back where the vocabularies do not end alike
 
 
-class BridgeSequence(ABC):
+class TranslatedSequence(ABC):
     """One sequence of the target, as the draft model sees it."""
 
     def __init__(self) -> None:
@@ -67,7 +69,8 @@ class BridgeSequence(ABC):
 
     @abstractmethod
     def translate(self, draft_tokens: Sequence[int]) -> tuple[list[int], int]:
-        """Target tokens of a draft that follows `draft_history`, and how many at the end are provisional.
+        """Target tokens of a draft that follows `draft_history`, and how many at the end are
+        provisional.
 
         Provisional tokens are right for this draft, but a longer one could change them.
         """
@@ -81,7 +84,7 @@ class BridgeSequence(ABC):
         self.truncate(0)
 
 
-class IdenticalSequence(BridgeSequence):
+class IdenticalSequence(TranslatedSequence):
     """Ids mean the same on both sides."""
 
     def __init__(self, target_size: int) -> None:
@@ -106,13 +109,13 @@ class IdenticalSequence(BridgeSequence):
         self.num_stable = len(self.target_tokens)
 
 
-class SharedSequence(BridgeSequence):
+class SharedSequence(TranslatedSequence):
     """Ids are mapped; a token without a partner is spelled with the other side's tokens."""
 
-    def __init__(self, bridge: VocabularyBridge) -> None:
+    def __init__(self, translator: VocabularyTranslator) -> None:
         super().__init__()
-        self._bridge = bridge
-        draft = bridge.draft
+        self._translator = translator
+        draft = translator.draft
         self._history = [draft.bos_id] if draft.add_bos and draft.bos_id is not None else []
         self._ends: list[int] = []  # length of the draft history after each target token
 
@@ -123,15 +126,15 @@ class SharedSequence(BridgeSequence):
     def extend(self, tokens: Sequence[int]) -> None:
         self.num_stable = len(self._history)
         for token in tokens:
-            if self.target_tokens or token != self._bridge.target.bos_id:
-                self._history += self._bridge.spell_for_draft(token)
+            if self.target_tokens or token != self._translator.target.bos_id:
+                self._history += self._translator.spell_for_draft(token)
             self.target_tokens.append(token)
             self._ends.append(len(self._history))
 
     def translate(self, draft_tokens: Sequence[int]) -> tuple[list[int], int]:
         tokens: list[int] = []
         for token in draft_tokens:
-            spelled = self._bridge.spell_for_target(token)
+            spelled = self._translator.spell_for_target(token)
             if not spelled:
                 break
             tokens += spelled
@@ -139,19 +142,19 @@ class SharedSequence(BridgeSequence):
 
     def truncate(self, length: int) -> None:
         if length < len(self.target_tokens):
-            num_kept = self._ends[length - 1] if length > 0 else int(self._bridge.draft.add_bos)
+            num_kept = self._ends[length - 1] if length > 0 else int(self._translator.draft.add_bos)
             del self.target_tokens[length:], self._ends[length:], self._history[num_kept:]
         self.num_stable = len(self._history)
 
 
-class TextSequence(BridgeSequence):
+class TextSequence(TranslatedSequence):
     """Tokens go by their text."""
 
-    def __init__(self, bridge: VocabularyBridge) -> None:
+    def __init__(self, translator: VocabularyTranslator) -> None:
         super().__init__()
-        self._to_draft = bridge.make_to_draft()
-        self._to_target = bridge.to_target_translator
-        self._target_bos = bridge.target.bos_id
+        self._to_draft = translator.make_to_draft()
+        self._to_target = translator.to_target_translator
+        self._target_bos = translator.target.bos_id
         self._snapshots: list[tuple[int, DraftSnapshot]] = []  # by the number of target tokens
 
     @property
@@ -174,7 +177,8 @@ class TextSequence(BridgeSequence):
         num_stable = len(self.draft_history)
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
-            is_bos = not self.target_tokens and chunk[0] == self._target_bos  # the draft has its own, or none
+            # the draft has its own, or none
+            is_bos = not self.target_tokens and chunk[0] == self._target_bos
             self.target_tokens += chunk
             self._to_draft.append(chunk[1:] if is_bos else chunk)
             num_stable = min(num_stable, self._to_draft.num_stable)
@@ -203,16 +207,18 @@ class TextSequence(BridgeSequence):
         self.num_stable = min(num_stable, self.num_stable)
 
 
-class VocabularyBridge:
+class VocabularyTranslator:
     """Translation between the vocabularies of two models, shared by all sequences."""
 
-    def __init__(self, target: Vocab, draft: Vocab, options: BridgeOptions | None = None) -> None:
+    def __init__(
+        self, target: Vocab, draft: Vocab, options: TranslationOptions | None = None
+    ) -> None:
         """Compare the vocabularies, from the cache if it knows them.
 
         Raises:
             ConfigError: a replacement pair has no left side.
         """
-        options = options or BridgeOptions()
+        options = options or TranslationOptions()
         self.target: VocabTable = read_table(target)
         self.draft: VocabTable = read_table(draft)
         data = load_or_build(options.cache_folder, self.target, self.draft)
@@ -225,23 +231,30 @@ class VocabularyBridge:
         backward = {new: old for old, new in reversed(forward.items())}
         self._controls = pair_controls(self.target, self.draft, forward)
         self.to_target_translator = ToTarget(
-            self._target_encoder, self.draft, controls=pair_controls(self.draft, self.target, backward)
+            self._target_encoder,
+            self.draft,
+            controls=pair_controls(self.draft, self.target, backward),
         )
         self._trie = ByteTrie(self.draft.pieces, data.order)
         self._allowed = lru_cache(maxsize=128)(self._trie.allowed)
         self._partners = _partners(self.comparison)
 
     @property
-    def way(self) -> Way:
+    def mode(self) -> TranslationMode:
         """How tokens go. Replacements need the text, so with them no vocabularies count as shared."""
-        way = self.comparison.way
-        return Way.TEXT if way is Way.SHARED and self._replacements else way
+        mode = self.comparison.mode
+        return (
+            TranslationMode.TEXT if mode is TranslationMode.SHARED and self._replacements else mode
+        )
 
     def why_not(self) -> str | None:
         """Why no draft could be translated; None if drafts can be."""
-        if self.way is not Way.TEXT:
+        if self.mode is not TranslationMode.TEXT:
             return None
-        for source, other, name in ((self.target, self.draft, "it"), (self.draft, self.target, "the target")):
+        for source, other, name in (
+            (self.target, self.draft, "it"),
+            (self.draft, self.target, "the target"),
+        ):
             used, spelled = characters(source), characters(source) & other.ids.keys()
             if 2 * len(spelled) <= len(used) or not used:
                 return (
@@ -254,11 +267,13 @@ class VocabularyBridge:
         """One line for the log and `/props`."""
         pairs = len(self._replacements)
         replaced = f"; by text, with {pairs} marker{'s' * (pairs > 1)} replaced" if pairs else ""
-        return self.comparison.describe() + (replaced if self.way is Way.TEXT else "")
+        return self.comparison.describe() + (replaced if self.mode is TranslationMode.TEXT else "")
 
     @property
     def to_target(self) -> NDArray[np.int32]:
-        """Target ids of the draft's tokens, -1 where there is none; for drafting with the request's noise."""
+        """Target ids of the draft's tokens, -1 where there is none; for drafting with the request's
+        noise.
+        """
         return self.comparison.to_target
 
     @property
@@ -266,20 +281,22 @@ class VocabularyBridge:
         """Draft ids of the target's tokens, -1 where there is none."""
         return self.comparison.to_draft
 
-    def open(self) -> BridgeSequence:
+    def open(self) -> TranslatedSequence:
         """Begin a sequence."""
-        if self.way is Way.IDENTICAL:
+        if self.mode is TranslationMode.IDENTICAL:
             return IdenticalSequence(self.target.size)
-        return SharedSequence(self) if self.way is Way.SHARED else TextSequence(self)
+        return SharedSequence(self) if self.mode is TranslationMode.SHARED else TextSequence(self)
 
     def map_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A row of the draft's logits by target ids, -inf where a token has no partner."""
         return np.append(logits, np.float32(-np.inf)).take(self._partners, mode="clip")
 
     def allowed(self, pending: bytes) -> NDArray[np.int32]:
-        """Draft tokens that agree with `pending`: they begin with it or it begins with them. Read only.
+        """Draft tokens that agree with `pending`: they begin with it or it begins with them. Read
+        only.
 
-        The caller takes the bytes of the chosen token off `pending` and asks again until nothing is left.
+        The caller takes the bytes of the chosen token off `pending` and asks again until nothing is
+        left.
         """
         return self._allowed(pending)
 
@@ -310,7 +327,8 @@ def characters(table: VocabTable) -> set[bytes]:
 
 
 def _partners(comparison: Comparison) -> NDArray[np.intp]:
-    """Per target token the draft token that means the same, one to one; else one past the last draft token.
+    """Per target token the draft token that means the same, one to one; else one past the last
+    draft token.
 
     Where two tokens of one side have the same bytes only the one that comes back counts.
     """

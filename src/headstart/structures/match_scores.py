@@ -20,8 +20,10 @@ from operator import mul
 _TABLE = tuple([weight / (weight + 1) for weight in range(4096)])
 
 
-def agreeing_shares(weight: int, num_places: int, count: int) -> tuple[float, ...]:
-    """Conditional scores of `count` tokens that all places agree on; they rise from weight / (weight + 1)."""
+def agreeing_scores(weight: int, num_places: int, count: int) -> tuple[float, ...]:
+    """Conditional scores of `count` tokens that all places agree on; they rise from weight /
+    (weight + 1).
+    """
     end = weight + num_places * count
     if end <= len(_TABLE):
         return _TABLE[weight:end:num_places]
@@ -31,7 +33,7 @@ def agreeing_shares(weight: int, num_places: int, count: int) -> tuple[float, ..
 @lru_cache(maxsize=4096)
 def agreeing(weight: int, num_places: int, count: int) -> tuple[float, ...]:
     """Scores of `count` tokens that all places agree on; they fall from weight / (weight + 1)."""
-    return tuple(accumulate(agreeing_shares(weight, num_places, count), mul))
+    return tuple(accumulate(agreeing_scores(weight, num_places, count), mul))
 
 
 @lru_cache(maxsize=4096)
@@ -41,10 +43,12 @@ def worth(weight: int, num_places: int, count: int) -> float:
 
 
 def conditional(scores: Sequence[float]) -> list[float]:
-    """From the probability that a token and all before it are accepted to that of the token given those before."""
+    """From the probability that a token and all before it are accepted to that of the token given
+    those before.
+    """
     before = 1.0
-    shares = []
+    match_scores = []
     for score in scores:
-        shares.append(score / before)
+        match_scores.append(score / before)
         before = score
-    return shares
+    return match_scores

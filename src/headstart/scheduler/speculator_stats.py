@@ -1,4 +1,6 @@
-"""What one speculator did: a few increments a step while it happens, spelled out when somebody asks."""
+"""What one speculator did: a few increments a step while it happens, spelled out when somebody
+asks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from headstart.scheduler.request import DraftCounts
 
 
 @dataclass(slots=True)
-class Tally:
+class SpeculatorStats:
     """Counts of one speculator, for one request or since the start."""
 
     calls: int = 0
@@ -34,7 +36,8 @@ class Tally:
     def counts(self) -> DraftCounts:
         """All of it, by position too. O(different outcomes)."""
         length = max((start + drafted for start, drafted, _ in self.verified), default=0)
-        drafted_at, accepted_at = [0] * (length + 1), [0] * (length + 1)  # differences from position to position
+        # differences from position to position
+        drafted_at, accepted_at = [0] * (length + 1), [0] * (length + 1)
         for (start, drafted, accepted), drafts in self.verified.items():
             drafted_at[start] += drafts
             drafted_at[start + drafted] -= drafts
@@ -46,7 +49,9 @@ class Tally:
             calls=self.calls,
             offered=self.offered,
             drafts=sum(self.verified.values()),
-            drafts_accepted=sum(drafts for (_, _, accepted), drafts in self.verified.items() if accepted),
+            drafts_accepted=sum(
+                drafts for (_, _, accepted), drafts in self.verified.items() if accepted
+            ),
             drafted=sum(drafted_by_position),
             accepted=sum(accepted_by_position),
             drafted_by_position=drafted_by_position,

@@ -1,15 +1,15 @@
 """What a draft model has to read before it can draft, and which part of that one draft has to earn.
 
-A model that has not read a request's prompt reads it once, for all its drafts of this request. How many
-those will be is estimated as
+A model that has not read a request's prompt reads it once, for all its drafts of this request. How
+many those will be is estimated as
 
     drafts per token of the answers for which it was used before * tokens still to come
 
 The end of an answer is not known. Lengths of answers vary so much that what has been written says
 little about what is left, so that is taken to be the mean answer, or what max_tokens leaves.
 
-Later the model falls behind while texts draft without it. Catching up then is paid by the drafts until
-it falls behind again.
+Later the model falls behind while texts draft without it. Catching up then is paid by the drafts
+until it falls behind again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GAP = 1  # tokens; no more than that are read with any draft
 
 
 @dataclass(slots=True)
-class Answers:
+class AnswerLength:
     """How long answers are."""
 
     mean: float = ANSWER
@@ -43,7 +43,7 @@ class Answers:
 
 
 @dataclass(slots=True)
-class _Use:
+class _RequestUse:
     """Of one request, since the model was first used for it."""
 
     start: int  # tokens of the answer before that
@@ -53,25 +53,27 @@ class _Use:
 
 
 @dataclass(slots=True)
-class Reading:
+class CatchUpEstimate:
     """Of one draft model."""
 
     uses: float = USES
     gap_drafts: float = GAP_DRAFTS
-    _used: dict[int, _Use] = field(default_factory=dict)  # by seq_id
+    _used: dict[int, _RequestUse] = field(default_factory=dict)  # by seq_id
 
     def num_drafts(self, slot: ModelSlot, num_left: float) -> float:
-        """Drafts that will share the cost of what this slot's next one has to read; `num_left` tokens are to come."""
+        """Drafts that will share the cost of what this slot's next one has to read; `num_left`
+        tokens are to come.
+        """
         use = self._used.get(slot.seq_id)
         if use is None or not use.drafts:  # a long prompt is read in several steps
             return max(1.0, self.uses * num_left)
         return self.gap_drafts
 
-    def grant(self, slot: ModelSlot) -> None:
+    def allowance(self, slot: ModelSlot) -> None:
         """It may draft for this slot because that pays."""
         use = self._used.get(slot.seq_id)
         if use is None:
-            use = self._used[slot.seq_id] = _Use(slot.num_answered)
+            use = self._used[slot.seq_id] = _RequestUse(slot.num_answered)
         use.is_behind |= slot.catch_up > GAP
 
     def drafted(self, seq_id: int) -> None:
@@ -95,6 +97,6 @@ class Reading:
             self._close_gap(use)
         self.uses += USES_RATE * (use.drafts / max(1, num_answered - use.start) - self.uses)
 
-    def _close_gap(self, use: _Use) -> None:
+    def _close_gap(self, use: _RequestUse) -> None:
         self.gap_drafts += GAP_RATE * (use.since_gap - self.gap_drafts)
         use.since_gap = 0

@@ -1,0 +1,92 @@
+"""What a draft model reads has to be earned by as many drafts as there will be."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.control.test_model_planner import STEP, learned
+
+from headstart.control import ModelSlot
+from headstart.control.catch_up import GAP_DRAFTS, USES, AnswerLength, CatchUpEstimate
+
+
+def test_a_prompt_is_read_for_a_long_answer_and_not_for_its_last_tokens() -> None:
+    controller = learned((4, 4))
+    first, last = (
+        ModelSlot(1, 4, catch_up=200, num_left=100),
+        ModelSlot(2, 4, catch_up=200, num_left=5),
+    )
+    assert controller.plan_model("model", [last], STEP)[0].max_tokens == 0
+    assert controller.plan_model("model", [first], STEP)[0].max_tokens > 0
+
+
+def test_a_prompt_is_not_read_where_answers_are_short() -> None:
+    slot = ModelSlot(99, 4, catch_up=200)
+    allowances = []
+    for length in (400, 3):
+        controller = learned((4, 4))
+        for seq_id in range(100):
+            controller.end(seq_id, length)
+        allowances.append(controller.plan_model("model", [slot], STEP)[0].max_tokens)
+    assert allowances[0] > 0
+    assert allowances[1] == 0
+
+
+def test_the_expected_rest_follows_the_answers_and_never_passes_max_tokens() -> None:
+    answers = AnswerLength()
+    for _ in range(200):
+        answers.end(30)
+    assert answers.left(ModelSlot(1, 16)) == pytest.approx(30.0, rel=0.05)
+    assert answers.left(ModelSlot(1, 16, num_left=7)) == 7
+    assert answers.left(ModelSlot(1, 16, num_left=0)) == 1
+
+
+def test_drafts_per_token_are_counted_from_the_first_use_on() -> None:
+    catch_up = CatchUpEstimate()
+    for seq_id in range(100):
+        for at in range(50, 90, 2):
+            catch_up.allowance(ModelSlot(seq_id, 16, num_answered=at))
+            catch_up.drafted(seq_id)
+        catch_up.end(seq_id, 90)
+    assert catch_up.num_drafts(ModelSlot(0, 16), 80.0) == pytest.approx(40.0, rel=0.05)
+
+
+def test_a_model_that_is_not_used_gets_another_chance() -> None:
+    catch_up = CatchUpEstimate()
+    for seq_id in range(20):
+        catch_up.allowance(ModelSlot(seq_id, 16))
+        catch_up.drafted(seq_id)
+        catch_up.end(seq_id, 1000)
+    assert catch_up.uses < 0.1 * USES
+    for seq_id in range(200):
+        catch_up.end(seq_id, 1000)
+    assert catch_up.uses == pytest.approx(USES, rel=0.05)
+
+
+def test_a_gap_is_paid_by_the_drafts_until_the_next_one() -> None:
+    catch_up = CatchUpEstimate()
+    slot = ModelSlot(1, 16)
+    catch_up.allowance(slot)
+    catch_up.drafted(1)
+    assert catch_up.num_drafts(slot, 1000.0) == GAP_DRAFTS
+    for i in range(200):
+        catch_up.allowance(ModelSlot(1, 16, catch_up=20 if i % 10 == 0 else 1))
+        catch_up.drafted(1)
+    assert catch_up.num_drafts(slot, 1000.0) == pytest.approx(10.0, rel=0.05)
+
+
+def test_a_long_prompt_is_one_reading_over_several_steps() -> None:
+    """What was read is paid for: the rest must not look dearer than the beginning, nor count as
+    drafts.
+    """
+    catch_up = CatchUpEstimate()
+    unread = ModelSlot(1, 16, catch_up=1000)
+    share = catch_up.num_drafts(unread, 100.0)
+    for left in (1000, 744, 488, 232):
+        assert catch_up.num_drafts(ModelSlot(1, 16, catch_up=left), 100.0) == share
+        catch_up.allowance(ModelSlot(1, 16, catch_up=left))
+    catch_up.drafted(1)
+    assert catch_up.num_drafts(ModelSlot(1, 16), 100.0) == GAP_DRAFTS
+    for seq_id in range(2, 40):  # read, and never drafted for
+        catch_up.allowance(ModelSlot(seq_id, 16, catch_up=1000))
+        catch_up.end(seq_id, 100)
+    assert catch_up.uses < 0.1 * USES
