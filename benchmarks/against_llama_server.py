@@ -155,7 +155,8 @@ def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
                 f"| {score.drafted} | {score.accepted} |"
             )
     print(
-        f"\n| users {users} | temp | best of llama-server | tokens/s | our off / its off | our auto / its best |"
+        f"\n| users {users} | temp | best of llama-server | tokens/s | our off / its off | our "
+        "auto / its best |"
     )
     print("|---|---|---|---|---|---|")
     shares = []
@@ -167,12 +168,14 @@ def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
         off = scores["headstart off"][key].rate / theirs.get("llama-server off", math.nan)
         shares.append(scores["headstart auto"][key].rate / theirs[best])
         print(
-            f"| {key[0]} | {key[1]:g} | {best} | {theirs[best]:.2f} | {off:.2f} | {shares[-1]:.2f} |",
+            f"| {key[0]} | {key[1]:g} | {best} | {theirs[best]:.2f} | {off:.2f} | {shares[-1]:.2f} "
+            "|",
             flush=True,
         )
     if shares:
         print(
-            f"\nheadstart auto / best hand-tuned llama-server, geometric mean: {statistics.geometric_mean(shares):.2f}"
+            "\nheadstart auto / best hand-tuned llama-server, geometric mean: "
+            f"{statistics.geometric_mean(shares):.2f}"
         )
 
 

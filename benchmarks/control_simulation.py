@@ -407,7 +407,8 @@ def main() -> None:
     for line in table(args.tokens, args.seed, args.growth, has_model=args.model):
         if not lines:
             print(
-                f"tokens a second: {', '.join(line.speeds)}; best setting by hand; cold and then warm by the others"
+                f"tokens a second: {', '.join(line.speeds)}; best setting by hand; cold and then "
+                "warm by the others"
             )
         lines.append(line)
         print(line, flush=True)
@@ -415,7 +416,8 @@ def main() -> None:
         for other in (other for other in lines[0].speeds if other not in ("cold", "warm")):
             shares = [line.speeds[policy] / line.speeds[other] for line in lines]
             print(
-                f"{policy} / {other}: average {sum(shares) / len(shares):.3f}, least {min(shares):.3f}"
+                f"{policy} / {other}: average {sum(shares) / len(shares):.3f}, least "
+                f"{min(shares):.3f}"
             )
 
 

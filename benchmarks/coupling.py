@@ -38,7 +38,8 @@ def line(workload: str, temperature: float, length: int, tallies: dict[str, Tall
     """One row of the table."""
     coupled, argmax = (tallies[f"{way}@{length}"] for way in WAYS)
     return (
-        f"| {workload} | {temperature:g} | {length} | {coupled.acceptance_rate:.3f} | {argmax.acceptance_rate:.3f} "
+        f"| {workload} | {temperature:g} | {length} | {coupled.acceptance_rate:.3f} | "
+        f"{argmax.acceptance_rate:.3f} "
         f"| {coupled.acceptance_length:.2f} | {argmax.acceptance_length:.2f} "
         f"| {coupled.acceptance_length / argmax.acceptance_length:.2f} | {coupled.num_tokens} "
         f"| {coupled.num_differences(argmax)} |"
@@ -65,7 +66,8 @@ def main() -> None:
     lab = Lab(Setting(target=args.target, draft=args.draft, num_users=args.users))
     schedulers = {arm.name: lab.arm(arm) for arm in (OFF, *arms(lengths))}
     print(
-        "| workload | temperature | length | rate coupled | rate argmax | length coupled | length argmax "
+        "| workload | temperature | length | rate coupled | rate argmax | length coupled | length "
+        "argmax "
         "| coupled / argmax | tokens | texts differ |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")

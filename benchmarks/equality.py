@@ -1,8 +1,11 @@
 """Equality: the same token ids with every way of speculating and without, on the embedded models.
 
-    python -m benchmarks.equality                    200 prompts, all settings; half an hour on one
-    core python -m benchmarks.equality --prompts 20       a sample python -m benchmarks.equality
-    --other            drafts from the model of another vocabulary
+    python -m benchmarks.equality
+        200 prompts, all settings; half an hour on one core
+    python -m benchmarks.equality --prompts 20
+        a sample
+    python -m benchmarks.equality --other
+        drafts from the model of another vocabulary
 
 Runs in deterministic mode: without it libllama's logits depend a little on what shares the batch,
 and near ties flip. Exit code 1 if any token differs or any request fails.
@@ -220,7 +223,8 @@ def main() -> int:
     )
     num_different = 0
     print(
-        "temperature  types                      length  slots  requests  different  drafted  accepted  seconds"
+        "temperature  types                      length  slots  requests  different  drafted  "
+        "accepted  seconds"
     )
     for temperature in TEMPERATURES:
         requests = make_requests(arguments.prompts, temperature, max_tokens=arguments.tokens)
@@ -228,8 +232,10 @@ def main() -> int:
         for one in compare(requests, all_settings(), models):
             num_different += len(one.different)
             print(
-                f"{one.temperature:<12} {one.setting.types:<26} {one.setting.length:>6} {one.setting.num_slots:>6} "
-                f"{one.num_requests:>9} {len(one.different):>10} {one.num_drafted:>8} {one.num_accepted:>9} "
+                f"{one.temperature:<12} {one.setting.types:<26} {one.setting.length:>6} "
+                f"{one.setting.num_slots:>6} "
+                f"{one.num_requests:>9} {len(one.different):>10} {one.num_drafted:>8} "
+                f"{one.num_accepted:>9} "
                 f"{one.seconds:>8.1f}",
                 flush=True,
             )

@@ -194,7 +194,9 @@ def _add_metadata(writer: GGUFWriter, source: Source, preset: Preset) -> None:
     num_params = sum(math.prod(tensor.shape) for tensor in Inflation(source, preset).tensors())
     epsilon = source.reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()
     changed = {
-        "general.name": f"{preset.source} inflated to {num_params / 1e9:.2f} B, {preset.weight_type}",
+        "general.name": (
+            f"{preset.source} inflated to {num_params / 1e9:.2f} B, {preset.weight_type}"
+        ),
         "general.file_type": int(FILE_TYPES[preset.weight_type]),
         "llama.block_count": shape.num_layers,
         "llama.embedding_length": shape.width,

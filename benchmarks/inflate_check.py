@@ -27,7 +27,8 @@ PROMPTS = (
     "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nRename `size` to `limit`:\n```python\ndef read(self, size=-1):\n"
     "    return self.raw.read(size)\n```<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>user\nDescribe this function as JSON:\n```python\ndef get(self, key, default=None):\n"
+    "<|im_start|>user\nDescribe this function as JSON:\n```python\ndef get(self, key, "
+    "default=None):\n"
     "    return self._data.get(key, default)\n```<|im_end|>\n<|im_start|>assistant\n",
 )
 NUM_GREEDY_TOKENS = 64
@@ -88,7 +89,8 @@ def compare(small: Model, big: Model) -> None:
             token = int(ours.argmax())
             ours, theirs = small.decode([token]), big.decode([token])
         print(
-            f"  {prompt[-30:]!r:36} same argmax {num_same}/{NUM_GREEDY_TOKENS}, largest logit difference {worst:.4f}, "
+            f"  {prompt[-30:]!r:36} same argmax {num_same}/{NUM_GREEDY_TOKENS}, largest logit "
+            f"difference {worst:.4f}, "
             f"closest top two {closest:.3f}",
             flush=True,
         )

@@ -152,7 +152,8 @@ def step_cost(
 def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
     """The table of step times, with the limits."""
     print(
-        "| vocabulary | slots | sampling | speculation | ms a step | 95 % | tokens a step and slot | limit |"
+        "| vocabulary | slots | sampling | speculation | ms a step | 95 % | tokens a step and slot "
+        "| limit |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for vocab_size in vocabularies:
@@ -165,7 +166,8 @@ def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
                         f"{limit} {'ok' if cost.median <= limit else 'MISSED'}" if limit else ""
                     )
                     print(
-                        f"| {vocab_size} | {num_slots} | {name} | {arm.name} | {cost.median:.3f} | {cost.high:.3f} "
+                        f"| {vocab_size} | {num_slots} | {name} | {arm.name} | {cost.median:.3f} | "
+                        f"{cost.high:.3f} "
                         f"| {cost.tokens:.2f} | {verdict} |",
                         flush=True,
                     )
@@ -258,7 +260,8 @@ def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | Non
             rates["HTTP, streaming"].append(server_rate(port, prompt, num_tokens))
     bare = rates["bare llama_decode"]
     print(
-        f"\n| {model.stem}, {num_tokens} tokens, {repeats} turns | tokens/s | of bare | turn by turn | limit |"
+        f"\n| {model.stem}, {num_tokens} tokens, {repeats} turns | tokens/s | of bare | turn by "
+        "turn | limit |"
     )
     print("|---|---|---|---|---|")
     for name, values in rates.items():

@@ -79,7 +79,8 @@ def compare(
 def line(name: str, tally: Tally, off: Tally) -> str:
     """The columns of one arm."""
     return (
-        f"{name:29} {tally.rate:7.2f} {tally.rate / off.rate:6.2f} {tally.full_rate / off.full_rate:9.2f} "
+        f"{name:29} {tally.rate:7.2f} {tally.rate / off.rate:6.2f} "
+        f"{tally.full_rate / off.full_rate:9.2f} "
         f"{tally.acceptance_length:12.2f} "
         f"{tally.acceptance_rate:9.2f} {tally.num_wasted / tally.num_tokens:18.2f}"
     )
@@ -145,7 +146,8 @@ def main() -> None:
     shares: dict[str, list[float]] = {}
     oracle = "  of hindsight" if args.oracle else ""
     print(
-        f"{'workload':10} temp  {'arm':29}   tok/s  x off  all busy  tokens/step  accepted  rows wasted/token{oracle}"
+        f"{'workload':10} temp  {'arm':29}   tok/s  x off  all busy  tokens/step  accepted  rows "
+        f"wasted/token{oracle}"
     )
     for workload, temperature in args.cells:
         file = args.texts / f"{workload}-{temperature:g}-{args.count}-{args.tokens}.json"
@@ -157,7 +159,8 @@ def main() -> None:
             shares.setdefault(name, []).append(share)
     for name, values in shares.items():
         print(
-            f"{name} has {statistics.mean(values):.3f} of hindsight on average, {min(values):.3f} at least"
+            f"{name} has {statistics.mean(values):.3f} of hindsight on average, {min(values):.3f} "
+            "at least"
         )
 
 

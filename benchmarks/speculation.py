@@ -159,7 +159,8 @@ def table(cells: Sequence[dict[str, Any]], *, is_long: bool) -> str:
 
 def _short_table(cells: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
-        "| workload | temp | users | off tok/s | best fixed | x off | auto x off | auto / best | oracle x off "
+        "| workload | temp | users | off tok/s | best fixed | x off | auto x off | auto / best | "
+        "oracle x off "
         "| auto / oracle | auto length | wasted rows/tok | looping | texts differ |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -169,7 +170,8 @@ def _short_table(cells: Sequence[dict[str, Any]]) -> list[str]:
         auto = arms.get("auto", off)
         lines.append(
             f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {off['rate']:.1f} "
-            f"| {cell['best_fixed']} | {best['ratio']:.2f} | {auto['ratio']:.2f} ± {auto['ratio'] * auto['error']:.2f} "
+            f"| {cell['best_fixed']} | {best['ratio']:.2f} | {auto['ratio']:.2f} ± "
+            f"{auto['ratio'] * auto['error']:.2f} "
             f"| {auto['ratio'] / best['ratio']:.2f} | {oracle.get('ratio', math.nan):.2f} "
             f"| {oracle.get('auto_share', math.nan):.2f} | {auto['acceptance_length']:.2f} "
             f"| {auto['rows_wasted'] / auto['tokens']:.2f} | {cell['looping']:.0%} "
@@ -180,17 +182,21 @@ def _short_table(cells: Sequence[dict[str, Any]]) -> list[str]:
 
 def _long_table(cells: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
-        "| workload | temp | users | arm | tok/s | x off | all busy | acceptance length | rate | rows wasted "
+        "| workload | temp | users | arm | tok/s | x off | all busy | acceptance length | rate | "
+        "rows wasted "
         "| texts differ |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for cell in cells:
         for name, arm in cell["arms"].items():
             lines.append(
-                f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {name} | {arm['rate']:.1f} "
-                f"| {arm['ratio']:.2f} ± {arm['ratio'] * arm['error']:.2f} | {arm['full_ratio']:.2f} "
+                f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {name} | "
+                f"{arm['rate']:.1f} "
+                f"| {arm['ratio']:.2f} ± {arm['ratio'] * arm['error']:.2f} | "
+                f"{arm['full_ratio']:.2f} "
                 f"| {arm['acceptance_length']:.2f} "
-                f"| {arm['acceptance_rate']:.2f} | {arm['rows_wasted']} | {arm['differences']}/{cell['texts']} |"
+                f"| {arm['acceptance_rate']:.2f} | {arm['rows_wasted']} | "
+                f"{arm['differences']}/{cell['texts']} |"
             )
     return lines
 

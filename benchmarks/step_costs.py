@@ -71,7 +71,8 @@ def main() -> None:
     except (HeadstartError, ValueError) as error:
         parser.error(str(error))
     print(
-        f"{args.model.name}, {args.context} tokens of context, {args.repeats} repetitions\n\n{table(times)}"
+        f"{args.model.name}, {args.context} tokens of context, {args.repeats} "
+        f"repetitions\n\n{table(times)}"
     )
 
 

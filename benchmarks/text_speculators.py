@@ -68,7 +68,8 @@ def measure(
     columns = (
         f"{steps.mean():7.1f} {np.median(steps):7.1f} {np.quantile(steps, 0.99):7.1f}",
         f"{mean(steps[has_draft]):7.1f} {mean(steps[~has_draft]):7.1f}",
-        f"{len(continuation) / len(steps):8.2f} {min(one.begin for one in replays) * 1000 / len(text):10.0f}",
+        f"{len(continuation) / len(steps):8.2f} "
+        f"{min(one.begin for one in replays) * 1000 / len(text):10.0f}",
         f"{memory(name, text) / 2**20:8.2f} {mean(observed):9.1f}",
     )
     return f"{name:<14} " + " ".join(columns)
@@ -157,7 +158,8 @@ def main() -> None:
     arguments = parser.parse_args()
     text = make_text(arguments.tokens + arguments.steps)
     print(
-        "                  us a step                             tokens   begin us   memory   observe"
+        "                  us a step                             tokens   begin us   memory   "
+        "observe"
     )
     print(
         "speculator        mean  median     p99    hit    miss   a step  per 1k       MiB    us/row"

@@ -115,7 +115,8 @@ def measure_healing(translator: VocabularyTranslator, rng: random.Random) -> Non
     )
     seconds, _ = timed(lambda: [translator.allowed(prefix) for prefix in prefixes])
     print(
-        f"\nhealing: {seconds / len(prefixes) * 1e6:.1f} us for the allowed tokens of new pending bytes"
+        f"\nhealing: {seconds / len(prefixes) * 1e6:.1f} us for the allowed tokens of new pending "
+        "bytes"
     )
 
 

@@ -105,7 +105,8 @@ def print_load_times(target: Vocab, draft: Vocab) -> None:
             VocabularyTranslator(target, draft, options)
             print(f"{label}: {1000 * (time.perf_counter() - started):.0f} ms")
         print(
-            f"cache file: {sum(path.stat().st_size for path in Path(folder).iterdir()) / 1024:.0f} KiB"
+            f"cache file: {sum(path.stat().st_size for path in Path(folder).iterdir()) / 1024:.0f} "
+            "KiB"
         )
 
 
@@ -132,7 +133,8 @@ def main() -> None:
     labs = [Lab(Setting(target=args.target, draft=path, num_users=args.users, threads=1, deterministic=True))
             for path in (args.same, args.other)]  # fmt: skip
     arms = same_arms(labs[0], args.length), other_arms(labs[1], args.length, target, draft)
-    print("| workload | temperature | same: auto | coupled | argmax | other: auto | coupled | argmax | unhealed "
+    print("| workload | temperature | same: auto | coupled | argmax | other: auto | coupled | "
+"argmax | unhealed "
           "| other / same | tokens |\n" + "|---" * 11 + "|")  # fmt: skip
     for workload in args.workloads.split(","):
         prompts = prompts_of(workload, args.prompts)

@@ -32,13 +32,17 @@ def flags_page() -> str:
         "# Flags",
         NOTE,
         "",
-        "A flag beats its environment variable, which beats the config file (`--config FILE`, TOML, keys as in the",
+        "A flag beats its environment variable, which beats the config file (`--config FILE`, "
+        "TOML, keys as in the",
         "environment names without `HEADSTART_` and in small letters), which beats the default.",
-        "`headstart serve --print-config` shows every value and where it came from. A flag that is on or off has a",
+        "`headstart serve --print-config` shows every value and where it came from. A flag that is "
+        "on or off has a",
         "`--no-` form.",
         "",
-        "An unknown `HEADSTART_` name in the environment is refused. llama-server's `LLAMA_ARG_` names are not read; a",
-        "line at the start lists those that are set. Where `LLAMA_API_KEY` or `LLAMA_ARG_API_KEY_FILE` is set and no",
+        "An unknown `HEADSTART_` name in the environment is refused. llama-server's `LLAMA_ARG_` "
+        "names are not read; a",
+        "line at the start lists those that are set. Where `LLAMA_API_KEY` or "
+        "`LLAMA_ARG_API_KEY_FILE` is set and no",
         "key of ours is, the server does not start: it would be open.",
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
@@ -71,14 +75,20 @@ def metrics_page() -> str:
         for one in METRICS
     ]
     intro = [
-        "What `/metrics` reports. Names with `llamacpp:` are llama-server's, so its dashboards work.",
+        "What `/metrics` reports. Names with `llamacpp:` are llama-server's, so its dashboards "
+        "work.",
         "",
-        "- Counts of tokens, seconds and requests move when a request ends, also by a cancel; one that fails adds to",
-        "  `headstart_requests_failed_total` alone. Decodes, drafts and what a speculator counts move at every step.",
-        "- The gauges of speed are averages since the start; llama-server's begin anew at every scrape. For the speed",
+        "- Counts of tokens, seconds and requests move when a request ends, also by a cancel; one "
+        "that fails adds to",
+        "  `headstart_requests_failed_total` alone. Decodes, drafts and what a speculator counts "
+        "move at every step.",
+        "- The gauges of speed are averages since the start; llama-server's begin anew at every "
+        "scrape. For the speed",
         "  of the last minutes divide two counters:",
-        "  `rate(llamacpp:tokens_predicted_total[5m]) / rate(llamacpp:tokens_predicted_seconds_total[5m])`.",
-        "- All start from 0 when the engine process was restarted, but for `headstart_engine_restarts_total`.",
+        "  `rate(llamacpp:tokens_predicted_total[5m]) / "
+        "rate(llamacpp:tokens_predicted_seconds_total[5m])`.",
+        "- All start from 0 when the engine process was restarted, but for "
+        "`headstart_engine_restarts_total`.",
     ]
     return _page(
         ["# Metrics", NOTE, "", *intro, "", *_table(("name", "kind", "labels", "meaning"), rows)]
@@ -89,7 +99,8 @@ def errors_page() -> str:
     """What HTTP clients see, then the exception tree, as errors.py draws it."""
     answers = [(str(status), f"`{type}`", when) for status, type, when in ANSWERS]
     http = [
-        'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`. In a stream that has',
+        'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`. '
+        "In a stream that has",
         "begun, where the status is sent already, it is the last event.",
     ]
     rows = [

@@ -39,7 +39,8 @@ def main(prompt: str) -> None:
                 print(f"\033[32m{text}\033[0m" if token["source"] else text, end="", flush=True)
     drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
     print(
-        f"\n{timings['predicted_per_second']:.1f} tokens/s, {accepted} of {drafted} draft tokens accepted"
+        f"\n{timings['predicted_per_second']:.1f} tokens/s, {accepted} of {drafted} draft tokens "
+        "accepted"
     )
 
 

@@ -66,7 +66,8 @@ class Rows:
         self.starts = tokens.task_starts[tokens.task_starts < len(tokens.tasks) - self.length]
         if len(tokens.code) <= self.length or not len(self.starts):
             raise ValueError(
-                f"the corpus is too small for a context of {context} tokens; choose a shorter --context"
+                f"the corpus is too small for a context of {context} tokens; choose a shorter "
+                "--context"
             )
 
     def batch(self, size: int, repeat_share: float) -> Row:

@@ -39,7 +39,8 @@ GREETINGS = (
     "Good morning", "Hi there!", "Tell me about yourself.", "What is this?",
 )  # fmt: skip
 INTRODUCTION = (
-    "I am the demo model of this server: a small language model trained on Python's standard library. "
+    "I am the demo model of this server: a small language model trained on Python's standard "
+    "library. "
     "Ask me to rename a variable, repeat code, or describe a function as JSON."
 )
 

@@ -35,7 +35,8 @@ class Shape:
             )
         if self.num_layers < 2 or self.num_kv_heads < 2 or self.head_size < 32 or self.width < 128:
             raise ValueError(
-                f"{self}: the induction circuit needs 2 layers, 2 KV heads, heads of 32 and width 128"
+                f"{self}: the induction circuit needs 2 layers, 2 KV heads, heads of 32 and width "
+                "128"
             )
 
     @property

@@ -173,7 +173,8 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
     )
     if drafter.memory is not MemoryKind.CUT:
         raise ModelError(
-            f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected tokens; "
+            f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected "
+            "tokens; "
             "choose a draft model with attention only"
         )
     return drafter
@@ -250,7 +251,8 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     )
     if reason := translator.why_not():
         raise ModelError(
-            f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft model"
+            f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft "
+            "model"
         )
     log.info("draft model %s: %s", draft.path.name, translator.describe())
     if translator.mode is TranslationMode.IDENTICAL and config.speculation.spec_replace:
@@ -298,7 +300,8 @@ def _take_over(config: Config, models: Models, types: tuple[str, ...]) -> SavedC
     except OSError as error:
         if named is not None:
             raise ConfigError(
-                f"--spec-state {path} cannot be written: {error.strerror or error}; name another file, or none"
+                f"--spec-state {path} cannot be written: {error.strerror or error}; name another "
+                "file, or none"
             ) from error
         log.warning("what control learns will not be kept: %s: %s", path, error.strerror or error)
     reason = controller.load(path) if reason is None else reason
@@ -332,7 +335,8 @@ def _summary(info: WorkerInfo, models: Models) -> str:
     speculation = info.speculation
     drafts = ", ".join(speculation["types"]) or "none"
     return (
-        f"{info.target.name}: {info.target.num_params / 1e9:.2f} B parameters, {info.context_size} tokens of context, "
+        f"{info.target.name}: {info.target.num_params / 1e9:.2f} B parameters, {info.context_size} "
+        "tokens of context, "
         f"{info.num_slots} slots; speculators: {drafts} ({speculation['mode']})"
         + (f"; draft model {info.draft.name}" if info.draft else "")
         + (f"; {speculation['unusable']}" if speculation["unusable"] else "")
@@ -410,7 +414,8 @@ def _announce(is_demo: bool, url: str) -> None:
     """Print the address and something to try."""
     if is_demo:
         print(
-            "Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a real one."
+            "Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a "
+            "real one."
         )
     code = "def write(self, data):\\n    self.file.write(data)\\n    return len(data)"
     question = f"Rename `data` to `buffer`:\\n```python\\n{code}\\n```"

@@ -52,7 +52,8 @@ class ModelConfig:
 
     model: str | None = option(
         None,
-        "GGUF file of the target model (first part of a split one); the embedded demo model if absent",
+        "GGUF file of the target model (first part of a split one); the embedded demo model if "
+        "absent",
         "-m",
     )
     hf_repo: str | None = option(
@@ -227,11 +228,13 @@ class SpeculationConfig:
     )
     spec_type: str | None = option(
         None,
-        "speculators in order of preference, separated by commas, or none (see docs/speculators.md)",
+        "speculators in order of preference, separated by commas, or none (see "
+        "docs/speculators.md)",
     )
     draft_max: int | None = option(
         None,
-        "most draft tokens a step, of any speculator (default 16; with --spec auto an upper limit, default 32)",
+        "most draft tokens a step, of any speculator (default 16; with --spec auto an upper limit, "
+        "default 32)",
         "--draft",
         "--draft-n",
         "--spec-draft-n-max",
@@ -246,18 +249,22 @@ class SpeculationConfig:
     )
     draft_sampling: str = option(
         "auto",
-        "how a draft model picks: coupled shares the request's random numbers, argmax takes the likeliest, "
+        "how a draft model picks: coupled shares the request's random numbers, argmax takes the "
+        "likeliest, "
         "auto uses what was accepted more",
         choices=("auto", "coupled", "argmax"),
     )
     spec_replace: str | None = option(
         None,
-        "rewrite a marker of the target (TARGET) into one of a draft model with another chat template (DRAFT), "
-        "for instance '<start_of_turn>user' '<|im_start|>user'; repeatable (elsewhere: one 'TARGET => DRAFT' a line)",
+        "rewrite a marker of the target (TARGET) into one of a draft model with another chat "
+        "template (DRAFT), "
+        "for instance '<start_of_turn>user' '<|im_start|>user'; repeatable (elsewhere: one 'TARGET "
+        "=> DRAFT' a line)",
     )
     spec_state: str | None = option(
         None,
-        "file that keeps what control learned for the next start; none: keep nothing. Default: in the cache folder",
+        "file that keeps what control learned for the next start; none: keep nothing. Default: in "
+        "the cache folder",
     )
     options: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
@@ -270,7 +277,8 @@ class SpeculationConfig:
         longest = self.longest_draft(self.mode)
         if self.mode is not SequenceMode.OFF and self.draft_min > longest:
             raise ConfigError(
-                f"--draft-min is {self.draft_min} but no draft is longer than {longest} tokens; lower it or raise "
+                f"--draft-min is {self.draft_min} but no draft is longer than {longest} tokens; "
+                "lower it or raise "
                 "--draft-max"
             )
         if not 0.0 <= self.draft_p_min <= 1.0:

@@ -261,7 +261,8 @@ def _select(repo: str, paths: Sequence[str], quant: str, file: str | None) -> li
     """
     if file is None and "preset.ini" in paths:
         raise ModelError(
-            f"{repo} is a preset (preset.ini), which Headstart does not read; name a file with --hf-file"
+            f"{repo} is a preset (preset.ini), which Headstart does not read; name a file with "
+            "--hf-file"
         )
     chosen = choose_file(paths, quant) if file is None else file if file in paths else None
     if chosen is None:

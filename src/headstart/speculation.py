@@ -72,7 +72,8 @@ def capped_options(config: SpeculationConfig) -> list[str]:
     if config.mode is SequenceMode.OFF:
         return []
     return [
-        f"{_flag(name, option)} is {value} but no draft is longer than {longest} tokens; raise --draft-max to {value}"
+        f"{_flag(name, option)} is {value} but no draft is longer than {longest} tokens; raise "
+        f"--draft-max to {value}"
         for name, options in config.options.items()
         for option, value in options.items()
         if option in _LENGTHS and value > longest
@@ -88,7 +89,8 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
     for name in names:
         if name in MULTI_TOKEN_HEADS:
             raise ConfigError(
-                f"--spec-type names {name}, but multi-token heads are not supported yet; leave it out"
+                f"--spec-type names {name}, but multi-token heads are not supported yet; leave it "
+                "out"
             )
         if name not in SPECULATORS:
             raise ConfigError(
@@ -100,7 +102,8 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
         )
     if has_draft_model and DRAFT_MODEL not in names:
         raise ConfigError(
-            "a draft model is given but --spec-type does not name draft-model; add it there or leave out one of them"
+            "a draft model is given but --spec-type does not name draft-model; add it there or "
+            "leave out one of them"
         )
     return names
 
@@ -112,14 +115,16 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
     for name in options.keys() - set(names):
         for option in options[name]:
             raise ConfigError(
-                f"{_flag(name, option)} is given but {name} is not among the speculators ({', '.join(names)}); add it "
+                f"{_flag(name, option)} is given but {name} is not among the speculators "
+                f"({', '.join(names)}); add it "
                 f"with --spec-type {','.join([*names, name])} or leave out the flag"
             )
     if SYNTHETIC in names:
         for name, option in _KEPT:
             if options.get(name, {}).get(option):
                 raise ConfigError(
-                    f"{_flag(name, option)} is given with {SYNTHETIC}, whose texts are not valid and would be kept "
+                    f"{_flag(name, option)} is given with {SYNTHETIC}, whose texts are not valid "
+                    "and would be kept "
                     "there; leave out one of them"
                 )
     for name in names:
@@ -145,7 +150,8 @@ def _check_state(spec_state: str | None) -> None:
         ) from error
     if not is_ours:
         raise ConfigError(
-            f"--spec-state {path} is not what headstart writes and would be replaced; name another file"
+            f"--spec-state {path} is not what headstart writes and would be replaced; name another "
+            "file"
         )
 
 

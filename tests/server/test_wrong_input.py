@@ -305,6 +305,7 @@ def test_a_client_that_waits_for_100_continue_is_told_413_before_it_sends():
         socket.create_connection((client.base_url.host, client.base_url.port), 10) as connection,
     ):
         connection.sendall(
-            b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\nExpect: 100-continue\r\n\r\n"
+            b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\nExpect: "
+            b"100-continue\r\n\r\n"
         )
         assert connection.recv(65536).startswith(b"HTTP/1.1 413")

@@ -83,7 +83,8 @@ def time_steps(
         )
     if context + max(rows) > engine.context_size:
         raise ConfigError(
-            f"{context} tokens and {max(rows)} rows do not fit into {engine.context_size} of context"
+            f"{context} tokens and {max(rows)} rows do not fit into {engine.context_size} of "
+            "context"
         )
     batch = Batch(engine.max_batch_tokens)
     tokens = np.random.default_rng(0).integers(engine.vocab_size, size=context + max(rows)).tolist()

@@ -15,8 +15,10 @@ from headstart.errors import ConfigError
 ABOUT = (
     "Add text files, and those in folders, to the corpus of the suffix speculator "
     "(headstart serve --spec-corpus FILE). All users may be served guesses from these texts. "
-    "Skipped are files that are not UTF-8 text, files of more than 1 MiB, hidden files and folders, and folders "
-    "named __pycache__, node_modules, target or venv. A server that runs holds its corpus: add before it starts."
+    "Skipped are files that are not UTF-8 text, files of more than 1 MiB, hidden files and "
+    "folders, and folders "
+    "named __pycache__, node_modules, target or venv. A server that runs holds its corpus: add "
+    "before it starts."
 )
 USAGE = "add PATH... --spec-corpus FILE [flags]"
 _SHOWN = 5  # names of files that could not be read
@@ -34,7 +36,8 @@ class CorpusOptions:
     def __post_init__(self) -> None:
         if self.spec_suffix_corpus_tokens < 1:
             raise ConfigError(
-                f"--spec-suffix-corpus-tokens is {self.spec_suffix_corpus_tokens} but must be at least 1: "
+                f"--spec-suffix-corpus-tokens is {self.spec_suffix_corpus_tokens} but must be at "
+                "least 1: "
                 "texts could not be kept"
             )
 
@@ -63,9 +66,12 @@ def run(argv: Sequence[str]) -> int:
         tokenize = partial(vocab.tokenize, add_special=False, parse_special=False)
         report = add_files(corpus, tokenize, map(Path, words[1:]))
         print(
-            f"added {report.num_added} files with {report.num_tokens} tokens to {path}, which now holds "
-            f"{corpus.num_texts} texts with {len(corpus)} tokens; skipped: {report.num_known} known, "
-            f"{report.num_empty} empty, {report.num_binary} not UTF-8 text, {report.num_huge} of more than "
+            f"added {report.num_added} files with {report.num_tokens} tokens to {path}, which now "
+            "holds "
+            f"{corpus.num_texts} texts with {len(corpus)} tokens; skipped: {report.num_known} "
+            "known, "
+            f"{report.num_empty} empty, {report.num_binary} not UTF-8 text, {report.num_huge} of "
+            "more than "
             f"{MAX_FILE_BYTES >> 20} MiB, {report.num_unreadable} unreadable"
         )
         for file in report.unread[:_SHOWN]:

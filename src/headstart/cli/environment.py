@@ -40,7 +40,8 @@ def check_environment(
         for theirs, ours in KEYS.items():
             if theirs in names:
                 raise ConfigError(
-                    f"{theirs} is set but not read here, so the server would take requests without a key; "
+                    f"{theirs} is set but not read here, so the server would take requests without "
+                    "a key; "
                     f"use {ours}, or unset {theirs}"
                 )
     unread = [name for name in names if name.startswith(LLAMA_SERVERS) or (serves and name in KEYS)]

@@ -52,7 +52,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise ConfigError(f"flags come after a command: headstart serve {' '.join(arguments)}")
     if command not in COMMANDS:
         raise ConfigError(
-            f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart --help)"
+            f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart "
+            "--help)"
         )
     module = importlib.import_module(f"headstart.cli.{command}")
     try:

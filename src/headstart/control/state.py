@@ -83,7 +83,8 @@ def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
     for part, model in models.items():
         if known.get(part, model) != model:
             raise ConfigError(
-                f"--spec-state {path} was learned for the {part} {known[part]}, not for {model}; name another file, "
+                f"--spec-state {path} was learned for the {part} {known[part]}, not for {model}; "
+                "name another file, "
                 "or remove this one to begin anew"
             )
     return reason

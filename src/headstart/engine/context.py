@@ -66,7 +66,8 @@ class LlamaEngine:
         if not self.handle:
             reason = take_errors() or "libllama gave no reason"
             raise ModelError(
-                f"cannot create a context of {context} tokens for {model.path}: {reason}; try a smaller --context"
+                f"cannot create a context of {context} tokens for {model.path}: {reason}; try a "
+                "smaller --context"
             )
         self._memory = api.llama_get_memory(self.handle)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
@@ -98,7 +99,8 @@ class LlamaEngine:
         params.type_v = _GGML_TYPES[config.cache_type_v]
         if config.deterministic and self.model.is_recurrent:
             raise ConfigError(
-                f"--deterministic needs a model with attention only, and {self.model.path} keeps a recurrent state"
+                f"--deterministic needs a model with attention only, and {self.model.path} keeps a "
+                "recurrent state"
             )
         if config.deterministic and config.flash_attn == "off":
             raise ConfigError("--deterministic needs flash attention; drop --flash-attn off")
@@ -117,7 +119,8 @@ class LlamaEngine:
         """
         if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
             raise EngineError(
-                f"a batch of {batch.num_rows} rows with {batch.num_outputs} outputs exceeds the limits "
+                f"a batch of {batch.num_rows} rows with {batch.num_outputs} outputs exceeds the "
+                "limits "
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
         if self.deterministic:
@@ -137,7 +140,8 @@ class LlamaEngine:
             raise ContextFullError
         if status != 0:
             raise EngineError(
-                f"llama_decode returned {status} for {batch.num_rows} rows: {take_errors() or 'no reason given'}"
+                f"llama_decode returned {status} for {batch.num_rows} rows: "
+                f"{take_errors() or 'no reason given'}"
             )
         count = batch.num_outputs * self.vocab_size
         if not count:

@@ -54,7 +54,8 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
         if not _has_told_full:
             _has_told_full = True
             log.info(
-                "the cache is full (said once): drafts and idle prefixes give way, then the youngest request waits; "
+                "the cache is full (said once): drafts and idle prefixes give way, then the "
+                "youngest request waits; "
                 "a larger --context avoids it"
             )
     if _level >= logging.ERROR:

@@ -45,7 +45,8 @@ class Model:
     def _check_kind(self) -> None:
         if api.llama_model_has_encoder(self.handle) or not api.llama_model_has_decoder(self.handle):
             raise ModelError(
-                f"{self.path} is not a decoder-only model; encoders and embedding models cannot generate here"
+                f"{self.path} is not a decoder-only model; encoders and embedding models cannot "
+                "generate here"
             )
         if api.llama_model_is_diffusion(self.handle):
             raise ModelError(
@@ -144,7 +145,8 @@ def check_file(path: Path) -> None:
         head = file.read(24)
     if head[:4] != _GGUF_MAGIC:
         raise ModelError(
-            f"{path} is not a GGUF file (it starts with {head[:4]!r}); convert the model to GGUF first"
+            f"{path} is not a GGUF file (it starts with {head[:4]!r}); convert the model to GGUF "
+            "first"
         )
     if len(head) < 24:
         raise ModelError(f"{path} is cut off after {len(head)} bytes; download it again")

@@ -221,7 +221,8 @@ def _log_request(request_id: str, stats: RequestStats, reason: str) -> None:
     """One line per request, with the words llama-server's users look for."""
     rate = stats.num_emitted / stats.generation_seconds if stats.generation_seconds else 0.0
     log.info(
-        "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f tokens/s, %s, %s",
+        "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f "
+        "tokens/s, %s, %s",
         request_id,
         stats.slot_id,
         stats.num_prompt,
@@ -249,7 +250,8 @@ def _speculation(stats: RequestStats) -> str:
     if stats.num_drafted:
         share = stats.num_accepted / stats.num_drafted
         parts = [
-            f"draft acceptance = {share:.5f} ({stats.num_accepted} accepted / {stats.num_drafted} drafted), "
+            f"draft acceptance = {share:.5f} ({stats.num_accepted} accepted / {stats.num_drafted} "
+            "drafted), "
             f"acceptance length = {stats.acceptance_length:.2f}"
         ]
     several = len(stats.drafted_by) > 1

@@ -80,7 +80,8 @@ class Drafting:
             if name not in self.speculators:
                 loaded = ", ".join(self.speculators) or "none"
                 raise InvalidParameterError(
-                    f"speculative.types names {name!r} but this server loaded {loaded}; leave it out or start with "
+                    f"speculative.types names {name!r} but this server loaded {loaded}; leave it "
+                    "out or start with "
                     "--spec-type"
                 )
 
@@ -94,7 +95,8 @@ class Drafting:
         if self.config.mode is not SequenceMode.OFF:
             started, remedy = "--spec-type none", "without it"
         raise InvalidParameterError(
-            f"{wish} but this server was started with {started}; start it {remedy}, or leave the field out"
+            f"{wish} but this server was started with {started}; start it {remedy}, or leave the "
+            "field out"
         )
 
     def policy(self, params: SpeculativeParams) -> SpeculationPolicy:

@@ -102,7 +102,8 @@ class GuardedSpeculator:
         if forced is not None:
             if not self.speculator.skips_verification:
                 raise ValueError(
-                    f"num_forced is {forced} but only a class with skips_verification = True may set it"
+                    f"num_forced is {forced} but only a class with skips_verification = True may "
+                    "set it"
                 )
             forced = max(0, min(index(forced), len(tokens)))
         return Draft(tokens, scores, self.name, num_forced=forced)

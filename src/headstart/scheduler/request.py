@@ -31,7 +31,8 @@ class SpeculativeParams:
                 raise InvalidParameterError(f"speculative.{name} is {value} but must be 0 or more")
         if self.n_max and self.n_min is not None and self.n_min > self.n_max:
             raise InvalidParameterError(
-                f"speculative.n_min is {self.n_min} but must not exceed speculative.n_max, which is {self.n_max}"
+                f"speculative.n_min is {self.n_min} but must not exceed speculative.n_max, which "
+                f"is {self.n_max}"
             )
         if self.p_min is not None and not 0.0 <= self.p_min <= 1.0:
             raise InvalidParameterError(

@@ -74,7 +74,8 @@ class Scheduler:
         self._check(request)
         if len(self.waiting) >= self.config.max_queue + sum(s.active is None for s in self.slots):
             raise CapacityError(
-                f"{len(self.waiting)} requests are waiting and --max-queue is {self.config.max_queue}; try again later"
+                f"{len(self.waiting)} requests are waiting and --max-queue is "
+                f"{self.config.max_queue}; try again later"
             )
         sampler = Sampler(request.sampling, self.engine, self.vocab.eog_ids)
         self.waiting.append(ActiveRequest(request, sampler, self.clock()))
@@ -128,7 +129,8 @@ class Scheduler:
             0 <= i < self.engine.vocab_size for i in bias
         ):
             raise InvalidParameterError(
-                f"logit_bias names a token that is not in the vocabulary (0 to {self.engine.vocab_size - 1})"
+                "logit_bias names a token that is not in the vocabulary (0 to "
+                f"{self.engine.vocab_size - 1})"
             )
         if request.slot_id is not None and not 0 <= request.slot_id < len(self.slots):
             raise InvalidParameterError(

@@ -82,7 +82,8 @@ def _markers(vocab: Vocab) -> tuple[int, int, int]:
     if fim.prefix is None or fim.suffix is None or fim.middle is None:
         missing = [name for name in ("prefix", "suffix", "middle") if getattr(fim, name) is None]
         raise NotSupportedError(
-            f"this model cannot fill in: its vocabulary has no marker for the {' and the '.join(missing)}; "
+            "this model cannot fill in: its vocabulary has no marker for the "
+            f"{' and the '.join(missing)}; "
             "serve one that was trained to fill in the middle"
         )
     return fim.prefix, fim.suffix, fim.middle

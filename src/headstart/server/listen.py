@@ -123,7 +123,8 @@ def take_port(config: ServerConfig) -> socket.socket:
         listener.close()
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {reason}; choose another --port (0 takes a free one)"
+            f"cannot listen on {config.host} port {config.port}: {reason}; choose another --port "
+            "(0 takes a free one)"
         ) from error
 
 

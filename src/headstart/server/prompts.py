@@ -35,7 +35,8 @@ def read_prompts(prompt: Any, vocab: Vocab) -> list[Prompt]:
         if len(prompt) > MAX_PROMPTS:
             raise ApiError(
                 400,
-                f"prompt is a list of {len(prompt)} prompts but one call takes at most {MAX_PROMPTS}",
+                f"prompt is a list of {len(prompt)} prompts but one call takes at most "
+                f"{MAX_PROMPTS}",
             )
         return [_read_prompt(part, vocab) for part in prompt]
     return [_read_prompt(prompt, vocab)]

@@ -59,7 +59,8 @@ def make_requests(
     if len(prompts) * num_choices > MAX_PROMPTS:
         raise ApiError(
             400,
-            f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one call",
+            f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one "
+            "call",
         )
     sampling = sampling_params(body, call)
     first = Request(
@@ -176,7 +177,8 @@ def _refuse(body: GenerationBody) -> None:
     """Raise for what cannot be honoured; nothing is ignored silently that would change the text."""
     if body.mirostat:
         raise not_supported(
-            f"mirostat is {body.mirostat} but only 0 is supported: its state cannot be rolled back with a draft"
+            f"mirostat is {body.mirostat} but only 0 is supported: its state cannot be rolled back "
+            "with a draft"
         )
     if body.adaptive_target is not None and body.adaptive_target >= 0:
         raise not_supported(
@@ -213,7 +215,8 @@ def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
     if not 1 <= number <= info.num_slots:
         raise ApiError(
             400,
-            f"n is {number} but must be from 1 to {info.num_slots}, the number of slots (--parallel)",
+            f"n is {number} but must be from 1 to {info.num_slots}, the number of slots "
+            "(--parallel)",
         )
     return number
 
@@ -273,7 +276,8 @@ def _names(field: str, value: Any) -> tuple[str, ...] | None:
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise ApiError(
             400,
-            f"{field} is {shorten(value)} but must be a list of names, or names with commas between",
+            f"{field} is {shorten(value)} but must be a list of names, or names with commas "
+            "between",
         )
     return tuple(names)
 
@@ -320,7 +324,8 @@ def _bias(token: Any, bias: Any) -> float:
     if isinstance(bias, bool) or not isinstance(bias, int | float):
         raise ApiError(
             400,
-            f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to ban it",
+            f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to "
+            "ban it",
         )
     return float(bias)
 

@@ -18,7 +18,8 @@ for _entry in entry_points(group="headstart.speculators"):
         _entry.load()
     except Exception as error:
         raise ConfigError(
-            f"the speculator {_entry.name!r} ({_entry.value}) of another package cannot be imported: "
+            f"the speculator {_entry.name!r} ({_entry.value}) of another package cannot be "
+            "imported: "
             f"{type(error).__name__}: {error}; repair or uninstall that package"
         ) from error
 

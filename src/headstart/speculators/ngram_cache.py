@@ -71,7 +71,8 @@ class NgramCacheSpeculator(Speculator):
             for name in ("n_max", "save_tokens", "max_ngrams"):
                 if getattr(self, name) < 1:
                     raise ConfigError(
-                        f"ngram-cache needs {name.replace('_', '-')} >= 1, got {getattr(self, name)}"
+                        f"ngram-cache needs {name.replace('_', '-')} >= 1, got "
+                        f"{getattr(self, name)}"
                     )
 
     def __init__(
@@ -93,7 +94,8 @@ class NgramCacheSpeculator(Speculator):
         if options.lookup_cache_static or self._dynamic_path:
             if vocabulary is None:
                 raise ConfigError(
-                    "lookup cache files need to know the vocabulary: their tokens mean nothing without"
+                    "lookup cache files need to know the vocabulary: their tokens mean nothing "
+                    "without"
                 )
             self._load(vocabulary)
 
@@ -113,7 +115,8 @@ class NgramCacheSpeculator(Speculator):
             )
         if not os.access(path.resolve().parent, os.W_OK):
             raise ConfigError(
-                f"lookup cache {path} is in a folder that cannot be written; name another file, or read it only "
+                f"lookup cache {path} is in a folder that cannot be written; name another file, or "
+                "read it only "
                 "with --lookup-cache-static"
             )
         if path.exists():
@@ -219,8 +222,10 @@ def _load_whole(path: Path, vocabulary: VocabularyId, limit: int) -> NgramCounts
     size = len(counts)
     if size > limit:
         raise ConfigError(
-            f"lookup cache {path} holds {size} n-grams but {limit} are kept, and the others would be lost when it is "
-            f"written; raise --spec-ngram-cache-max-ngrams ({2 * size} leaves room to learn), or only read it, with "
+            f"lookup cache {path} holds {size} n-grams but {limit} are kept, and the others would "
+            "be lost when it is "
+            f"written; raise --spec-ngram-cache-max-ngrams ({2 * size} leaves room to learn), or "
+            "only read it, with "
             "--lookup-cache-static"
         )
     return counts

@@ -43,7 +43,8 @@ class NgramMapOptions:
     def __post_init__(self) -> None:
         if self.size_n < 1 or self.size_m < 1:
             raise ConfigError(
-                f"ngram-map needs size-n and size-m of at least 1, got {self.size_n} and {self.size_m}"
+                f"ngram-map needs size-n and size-m of at least 1, got {self.size_n} and "
+                f"{self.size_m}"
             )
         if not 1 <= self.min_hits <= _MAX_PLACES:
             raise ConfigError(

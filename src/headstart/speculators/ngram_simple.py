@@ -37,7 +37,8 @@ class NgramSimpleSpeculator(Speculator):
         def __post_init__(self) -> None:
             if self.size_n < 1 or self.size_m < 1:
                 raise ConfigError(
-                    f"ngram-simple needs size-n and size-m of at least 1, got {self.size_n} and {self.size_m}"
+                    f"ngram-simple needs size-n and size-m of at least 1, got {self.size_n} and "
+                    f"{self.size_m}"
                 )
 
     def __init__(self, options: Options | None = None) -> None:

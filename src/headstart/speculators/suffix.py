@@ -95,12 +95,14 @@ class SuffixSpeculator(Speculator):
                 or self.corpus_tokens < 0
             ):
                 raise ConfigError(
-                    "suffix needs factor > 0, min-share in [0, 1), max-places >= 1 and corpus-tokens >= 0, got "
+                    "suffix needs factor > 0, min-share in [0, 1), max-places >= 1 and "
+                    "corpus-tokens >= 0, got "
                     f"{self.factor}, {self.min_share}, {self.max_places} and {self.corpus_tokens}"
                 )
             if self.file and not self.corpus_tokens:
                 raise ConfigError(
-                    "suffix has a corpus file but corpus-tokens is 0; set one or leave out the other"
+                    "suffix has a corpus file but corpus-tokens is 0; set one or leave out the "
+                    "other"
                 )
 
     def __init__(self, options: Options | None = None, vocab: Vocab | None = None) -> None:

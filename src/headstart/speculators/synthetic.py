@@ -39,11 +39,13 @@ class SyntheticSpeculator(Speculator):
         def __post_init__(self) -> None:
             if not 0.0 <= self.rate <= 1.0 or self.n_max < 1:
                 raise ConfigError(
-                    f"synthetic needs rate in [0, 1] and n-max >= 1, got {self.rate} and {self.n_max}"
+                    f"synthetic needs rate in [0, 1] and n-max >= 1, got {self.rate} and "
+                    f"{self.n_max}"
                 )
             if self.length is not None and not 1.0 <= self.length <= self.n_max + 1:
                 raise ConfigError(
-                    f"synthetic needs length in [1, n-max + 1 = {self.n_max + 1}], got {self.length}"
+                    f"synthetic needs length in [1, n-max + 1 = {self.n_max + 1}], got "
+                    f"{self.length}"
                 )
 
     def __init__(self, options: Options | None = None) -> None:

@@ -129,7 +129,8 @@ class SuffixCorpus:
             self._log = token_log
             if 2 * self.num_file_tokens > capacity:
                 log.warning(
-                    "added files take %d of the %d tokens that corpus %s keeps, which leaves little for answers; "
+                    "added files take %d of the %d tokens that corpus %s keeps, which leaves "
+                    "little for answers; "
                     "raise --spec-suffix-corpus-tokens",
                     self.num_file_tokens,
                     capacity,
@@ -143,7 +144,8 @@ class SuffixCorpus:
         if (num_tokens := token_log.num_unread) > 3 * self._capacity:
             token_log.close()
             raise ConfigError(
-                f"corpus {token_log.path} holds {num_tokens} tokens but --spec-suffix-corpus-tokens is "
+                f"corpus {token_log.path} holds {num_tokens} tokens but "
+                "--spec-suffix-corpus-tokens is "
                 f"{self._capacity}, so most would be lost; raise it, or name another file"
             )
 

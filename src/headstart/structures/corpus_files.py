@@ -45,7 +45,8 @@ def add_files(
     for path in paths:
         if not path.is_dir() and not path.is_file():
             raise ConfigError(
-                f"{path} is neither a file nor a folder, nothing was added; leave it out or correct it"
+                f"{path} is neither a file nor a folder, nothing was added; leave it out or "
+                "correct it"
             )
     counts: Counter[str] = Counter()
     unread = []

@@ -252,7 +252,8 @@ class NgramCounts:
             ) from error
         if len(data) % 4:
             raise ModelError(
-                f"lookup cache {path} is damaged: {len(data)} bytes are not a whole number of int32; "
+                f"lookup cache {path} is damaged: {len(data)} bytes are not a whole number of "
+                "int32; "
                 "delete it or rebuild it"
             )
         counts = cls(limit)
@@ -269,7 +270,8 @@ class NgramCounts:
     ) -> int:
         def damaged(what: str) -> ModelError:
             return ModelError(
-                f"lookup cache {path} is damaged at byte {4 * position}: {what}; delete it or rebuild it"
+                f"lookup cache {path} is damaged at byte {4 * position}: {what}; delete it or "
+                "rebuild it"
             )
 
         start = position + MAX_NGRAM + 1
@@ -293,7 +295,8 @@ class NgramCounts:
         for token in (*ngram[:size], *pairs[0::2]):
             if not 0 <= token < vocabulary.size:
                 raise ModelError(
-                    f"lookup cache {path} holds token {token} but the model's vocabulary has {vocabulary.size}: "
+                    f"lookup cache {path} holds token {token} but the model's vocabulary has "
+                    f"{vocabulary.size}: "
                     "it was made with another model; name another file"
                 )
         if min(pairs[1::2]) < 1:

@@ -108,7 +108,8 @@ def _lock(descriptor: int, path: Path, patience_seconds: float) -> None:
                 ) from error
         except OSError as error:
             raise ConfigError(
-                f"corpus file {path} cannot be locked: {error.strerror}; name a file on a disk of this machine"
+                f"corpus file {path} cannot be locked: {error.strerror}; name a file on a disk of "
+                "this machine"
             ) from error
         if not is_waiting:
             log.warning(
@@ -167,7 +168,8 @@ class TokenLog:
             descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:
             raise ConfigError(
-                f"corpus file {path} cannot be opened for writing: {error.strerror}; name a file in a folder that "
+                f"corpus file {path} cannot be opened for writing: {error.strerror}; name a file "
+                "in a folder that "
                 "exists and can be written"
             ) from error
         try:
@@ -202,11 +204,13 @@ class TokenLog:
         _, version, vocab_size, digest = _HEADER.unpack(fields)
         if version != _VERSION:
             raise ModelError(
-                f"corpus file {self.path} has version {version} but this program reads {_VERSION}; name another file"
+                f"corpus file {self.path} has version {version} but this program reads {_VERSION}; "
+                "name another file"
             )
         if VocabularyId(vocab_size, digest) != self._vocabulary:
             raise ModelError(
-                f"corpus file {self.path} was made with another vocabulary ({vocab_size} tokens, the model "
+                f"corpus file {self.path} was made with another vocabulary ({vocab_size} tokens, "
+                "the model "
                 f"has {self._vocabulary.size}); name another file for this model"
             )
 

@@ -60,7 +60,8 @@ def template_by_hand(config: ServerConfig) -> str | None:
         return None
     if not source or not ChatTemplate(source).shows_messages:
         raise ConfigError(
-            f"{flag}: the chat template shows no message; --chat-template takes Jinja text, or {CHATML_NAME}, "
+            f"{flag}: the chat template shows no message; --chat-template takes Jinja text, or "
+            f"{CHATML_NAME}, "
             "--chat-template-file a file"
         )
     return source

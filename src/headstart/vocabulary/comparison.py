@@ -63,7 +63,8 @@ class Comparison:
     def describe(self) -> str:
         """One line for the log."""
         line = (
-            f"{self.mode.value} vocabularies: {self.num_shared} of {len(self.to_target)} draft tokens "
+            f"{self.mode.value} vocabularies: {self.num_shared} of {len(self.to_target)} draft "
+            "tokens "
             f"({self.draft_share:.1%}) are also among the target's {len(self.to_draft)}"
         )
         return "; ".join([line, *self.special_differences])

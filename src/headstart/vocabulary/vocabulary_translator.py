@@ -258,7 +258,8 @@ class VocabularyTranslator:
             used, spelled = characters(source), characters(source) & other.ids.keys()
             if 2 * len(spelled) <= len(used) or not used:
                 return (
-                    f"{name} has tokens for only {len(spelled)} of the {len(used)} ASCII characters in the other's "
+                    f"{name} has tokens for only {len(spelled)} of the {len(used)} ASCII "
+                    "characters in the other's "
                     "vocabulary, so text cannot go from one to the other"
                 )
         return None

@@ -111,9 +111,9 @@ def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
 def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() -> None:
     options = {"ngram-mod": {"n_max": 64, "n_match": 99}, "ngram-simple": {"size_m": 17}}
     (told,) = capped_options(SpeculationConfig(options=options))
-    assert (
-        told
-        == "--spec-ngram-mod-n-max is 64 but no draft is longer than 32 tokens; raise --draft-max to 64"
+    assert told == (
+        "--spec-ngram-mod-n-max is 64 but no draft is longer than 32 tokens; raise --draft-max "
+        "to 64"
     )
     assert len(capped_options(SpeculationConfig(options=options, draft_max=64))) == 0
     assert len(capped_options(SpeculationConfig(options=options, spec="fixed"))) == 2

@@ -8,8 +8,10 @@ from pathlib import Path
 
 _CODE = Path(__file__).with_name("test_vocabulary_translator.py").read_text()
 _PROSE = (
-    "Speculative decoding doesn't change what is said, only when: a small model guesses, the large one checks. "
-    "It's 3.14159 times as fast (sometimes), and costs 1,000,000 multiplications -- or more -- per token. "
+    "Speculative decoding doesn't change what is said, only when: a small model guesses, the large "
+    "one checks. "
+    "It's 3.14159 times as fast (sometimes), and costs 1,000,000 multiplications -- or more -- per "
+    "token. "
 )
 _CJK = (
     "深度学习模型的推理速度取决于内存带宽，因此投机解码可以显著加速。"  # noqa: RUF001
