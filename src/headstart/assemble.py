@@ -122,7 +122,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
-    if types and not drafting.controller.knows_costs:
+    if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
@@ -181,7 +181,7 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
 
 
 def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
-    """The target's settings with the draft model's own on top; never more context than the target."""
+    """The target's settings with the draft model's on top; no more context than the target."""
     base, own = config.engine, config.draft_engine
     return replace(
         base,
@@ -216,17 +216,20 @@ def _make_drafting(
         "engine": lambda: drafter,
         "vocabulary": lambda: VocabularyId.of(model.vocab),
         "vocab": lambda: model.vocab,
-        "bridge": lambda: _translator(config, model, drafter.model),
+        "translator": lambda: _translator(config, model, drafter.model),
     }
     options = dict(config.speculation.options)
     options["draft-model"] = {
         "sampling": config.speculation.draft_sampling,
         **options.get("draft-model", {}),
     }
-    speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
+    speculators = [
+        GuardedSpeculator(make_speculator(name, options, parts), model.vocab.size) for name in types
+    ]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
-        unusable = f"the memory of {model.info().architecture} models cannot take back rejected draft tokens"
+        kind = model.info().architecture
+        unusable = f"the memory of {kind} models cannot take back rejected draft tokens"
         log.warning("speculation is off: %s", unusable)
     return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
 

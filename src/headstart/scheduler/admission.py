@@ -100,10 +100,10 @@ def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engi
         active.leader = None
         source = max(slots, key=lambda slot: num_shared(slot, active))
         length = num_shared(source, active)
-        if length > active.num_decoded and source.active is not active:
-            if engine.copy_prefix(source.slot_id, active.slot_id, length):
-                active.num_cached += length - active.num_decoded
-                active.num_decoded = length
+        is_more = length > active.num_decoded and source.active is not active
+        if is_more and engine.copy_prefix(source.slot_id, active.slot_id, length):
+            active.num_cached += length - active.num_decoded
+            active.num_decoded = length
 
 
 def num_shared(slot: Slot, active: ActiveRequest) -> int:

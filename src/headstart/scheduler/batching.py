@@ -65,7 +65,9 @@ def build(
         included.append(active)
     if reading:
         most = prefill_chunk if included else _ALONE
-        included += _add_prompts(batch, reading, min(engine.max_batch_tokens - batch.num_rows, most))
+        included += _add_prompts(
+            batch, reading, min(engine.max_batch_tokens - batch.num_rows, most)
+        )
     return included
 
 

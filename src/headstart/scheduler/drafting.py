@@ -243,8 +243,8 @@ class Drafting:
         """
         spent = 0.0
         for speculator in self.speculators.values():
-            candidates = [plan for plan in plans if plan.wants(speculator)] if speculator.is_model else []
-            if not candidates:
+            candidates = [plan for plan in plans if plan.wants(speculator)]
+            if not speculator.is_model or not candidates:
                 continue
             allowances = self.controller.plan_model(
                 speculator.name, [plan.model_slot(speculator) for plan in candidates], step

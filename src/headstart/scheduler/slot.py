@@ -99,7 +99,7 @@ class ActiveRequest:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One sequence of the target's cache. Between requests it keeps its tokens for the next one."""
+    """One sequence of the target's cache; it keeps its tokens for the next prompt."""
 
     slot_id: int  # also its seq_id
     active: ActiveRequest | None = None
@@ -109,7 +109,7 @@ class Slot:
 
     @property
     def cached(self) -> list[int]:
-        """Tokens in the cache; while a request uses it, a prefix of this list (see `num_cached`)."""
+        """Tokens in the cache; of a running request, the first `num_cached` of this list."""
         return self.kept if self.active is None else self.active.tokens
 
     @property

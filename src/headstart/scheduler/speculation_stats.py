@@ -73,7 +73,7 @@ class SpeculationStats:
 
     @property
     def accepted_by_position(self) -> tuple[int, ...]:
-        """Tokens accepted at each position of the step's draft; as long as `drafted_by_position`."""
+        """Tokens accepted at each of these positions."""
         spans = ((start, accepted, n) for (start, _, accepted), n in self.verified.items())
         return _per_position(spans, self._length)
 

@@ -63,7 +63,6 @@ class Model(FakeEngine):
         *,
         skew: float = 0.0,
         context_size: int = 512,
-        # fmt: skip
         num_cells: int | None = None,
         memory: MemoryKind = MemoryKind.CUT,
     ) -> None:
@@ -228,7 +227,7 @@ def make_scheduler(
     **limits: int,
 ) -> Scheduler:
     clock = Clock()
-    speculators = [GuardedSpeculator(s, clock) for s in speculators]
+    speculators = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
     drafting = Drafting(speculators, spec or fixed(4), controller or Controller())
     return Scheduler(
         engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock
