@@ -31,9 +31,10 @@ ALLOWED: dict[str, set[str]] = {
     "demo": BOTTOM,
     "hub": BOTTOM,
     "testing": CORE,
-    "assemble": CORE | {"engine", "server", "text", "hub", "demo", "speculation"},
-    "bench": CORE | {"assemble", "text", "server", "demo", "speculation"},
-    "cli": CORE | {"assemble", "text", "bench", "hub", "demo"},
+    "saved_control": BOTTOM | {"control"},
+    "assemble": CORE | {"engine", "server", "text", "hub", "demo", "speculation", "saved_control"},
+    "local": BOTTOM | {"assemble", "scheduler"},
+    "cli": CORE | {"assemble", "local", "text", "hub", "demo"},
     "__main__": {"cli"},
 }
 FOR_THE_TYPE_CHECKER = {("types", "sampling")}  # `Engine.make_filters` takes SamplingParams
