@@ -11,7 +11,7 @@ from tests.rules.source import PACKAGE, ROOT, sources
 
 BOTTOM = {"types", "errors", "config"}
 TOOLS = BOTTOM | {"structures", "vocabulary"}
-CORE = TOOLS | {"sampling", "control", "speculators", "scheduler"}
+CORE = TOOLS | {"sampling", "grammar", "control", "speculators", "scheduler"}
 
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
@@ -21,12 +21,13 @@ ALLOWED: dict[str, set[str]] = {
     "structures": BOTTOM,
     "vocabulary": BOTTOM | {"structures"},
     "sampling": BOTTOM | {"structures"},
+    "grammar": TOOLS,
     "control": BOTTOM | {"structures"},
     "speculators": TOOLS | {"sampling"},
     "scheduler": CORE,
     "speculation": BOTTOM | {"speculators"},
     "text": BOTTOM | {"vocabulary"},
-    "server": BOTTOM | {"text", "sampling", "scheduler"},
+    "server": BOTTOM | {"text", "sampling", "grammar", "scheduler"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,
