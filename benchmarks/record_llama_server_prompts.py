@@ -1,6 +1,6 @@
 """Records which prompts llama-server makes of conversations, for every template of its collection.
 
-The test tests/unit/text/test_llama_server_prompts.py compares ours with the recording. Run it again
+The test tests/server/test_llama_server_prompts.py compares ours with the recording. Run it again
 for another commit of llama.cpp:
 
     python benchmarks/record_llama_server_prompts.py --llama-cpp LLAMA_CPP --model MODEL.gguf
@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "templates"))
+sys.path.insert(0, str(ROOT))
 
-from conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE  # noqa: E402
+from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE  # noqa: E402
 
 
 def main() -> None:
+    """Record all templates and write the fixture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--llama-cpp", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
@@ -38,9 +39,7 @@ def main() -> None:
     recorder = Recorder(options.llama_cpp, options.model, options.port)
     templates = sorted((options.llama_cpp / "models" / "templates").glob("*.jinja"))
     recording: dict[str, Any] = {"recorded_at": datetime.now().isoformat(timespec="seconds")}
-    recording["templates"] = {
-        path.stem: path.read_text(encoding="utf-8") for path in templates
-    }
+    recording["templates"] = {path.stem: path.read_text(encoding="utf-8") for path in templates}
     recording["prompts"] = {
         path.stem: recorder.record(["--chat-template-file", str(path)], CONVERSATIONS)
         for path in templates

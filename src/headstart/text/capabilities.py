@@ -200,4 +200,4 @@ class _ToolProbe:
         self.tool_keys_read = function.keys_read
         self.reads_calls = "tool_calls" in caller.keys_read
         self.reads_last_call = "function" in calls[-1].keys_read
-        self.arguments_read = getattr(arguments, "keys_read", set())
+        self.arguments_read: set[str] = getattr(arguments, "keys_read", set())

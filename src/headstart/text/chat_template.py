@@ -6,7 +6,6 @@ import copy
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from jinja2 import meta
 
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError, InvalidParameterError, ModelError
+from headstart.structures.prefix import common_prefix_length
 from headstart.text.capabilities import (
     Capabilities,
     find_capabilities,
@@ -22,7 +22,7 @@ from headstart.text.capabilities import (
     preserve_reasoning,
 )
 from headstart.text.environment import chat_environment
-from headstart.text.messages import Message, adapt_messages, adapt_tools, content_text
+from headstart.text.messages import Message, adapt_messages, adapt_tools
 from headstart.text.quirks import answer_opening, find_quirk, finish_prompt, patch_source
 from headstart.text.thinking import Thinking, find_thinking
 
@@ -101,14 +101,14 @@ class ChatTemplate:
     def _compile(self) -> None:
         environment = chat_environment(self._now)
         environment.tests["string"] = is_text
-        source = patch_source(self.source)
         try:
-            self._template = environment.from_string(source)
+            tree = environment.parse(patch_source(self.source))
+            self._variables = frozenset(meta.find_undeclared_variables(tree))
+            self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
                 f"line {error.lineno} of the chat template is not valid Jinja: {error.message}"
             ) from error
-        self._variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
 
     def render(
         self,
@@ -148,9 +148,7 @@ class ChatTemplate:
             raise InvalidParameterError(
                 f"the chat template cannot render these messages: {error}"
             ) from error
-        return finish_prompt(
-            text, add_generation_prompt=add_generation_prompt, source=self.source
-        )
+        return finish_prompt(text, add_generation_prompt=add_generation_prompt, source=self.source)
 
     def generation_prompt(
         self,
@@ -164,18 +162,22 @@ class ChatTemplate:
             self.render(messages, tools=tools, arguments=arguments, add_generation_prompt=is_added)
             for is_added in (False, True)
         )
-        return with_prompt[len(commonprefix((without, with_prompt))) :]
+        return with_prompt[common_prefix_length(without, with_prompt) :]
 
-    def continuation(self, generation_prompt: str, last: Message, *, in_thoughts: bool) -> str:
-        """The beginning of an answer that goes on where the last message ends.
+    def begun_thoughts(self, prompt: str) -> str:
+        """The marker with which the prompt opens the answer's thoughts; "" if it does not."""
+        start = self.thinking.start.strip() if self.thinking else ""
+        return start if start and prompt.rstrip().endswith(start) else ""
+
+    def continuation(self, generation_prompt: str, *, thoughts: str, content: str | None) -> str:
+        """The beginning of an answer that goes on where a message ends.
 
         Args:
-            generation_prompt: of the messages before the last one.
-            in_thoughts: go on with the message's thoughts instead of its content.
+            generation_prompt: of the messages before that one.
+            thoughts: of the message.
+            content: of the message; None if the answer goes on with its thoughts.
         """
-        content = None if in_thoughts else content_text(last.get("content"))
         if self.thinking:
-            thoughts = last.get("reasoning_content") or ""
             return self.thinking.continued(generation_prompt, thoughts, content)
         return generation_prompt + answer_opening(self.source) + (content or "")
 

@@ -25,13 +25,13 @@ reasoning_content and tool_calls, for tools tool_call_id and name.
 _FIELDS = ("role", "content", "reasoning_content", "name", "tool_call_id", "tool_calls")
 
 
-def content_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+def content_text(content: str | Sequence[Mapping[str, Any]] | None, separator: str = "\n") -> str:
     """Join a message's text parts, one a line."""
     if content is None or isinstance(content, str):
         return content or ""
     text = ""
     for part in content:
-        text += ("\n" if text else "") + part["text"]
+        text += (separator if text else "") + part["text"]
     return text
 
 
@@ -105,7 +105,7 @@ def _parse_arguments(message: dict[str, Any]) -> None:
     for call in message.get("tool_calls", ()):
         function = call["function"]
         try:
-            function["arguments"] = json.loads(function["arguments"])
+            function["arguments"] = json.loads(function["arguments"] or "{}")
         except ValueError as error:
             raise InvalidParameterError(
                 f"the arguments of a call of {function['name']} are not valid JSON: {error}"

@@ -176,11 +176,7 @@ def finish_prompt(text: str, *, add_generation_prompt: bool, source: str) -> str
         # what is the last answer here was not the last one when the model read on
         before, marker, after = text.rpartition("<|return|>")
         return before + "<|end|>" + after if marker else text
-    if (
-        add_generation_prompt
-        and "'<|tool_call>call:'" in source
-        and text.endswith("<turn|>\n")
-    ):
+    if add_generation_prompt and "'<|tool_call>call:'" in source and text.endswith("<turn|>\n"):
         return text + "<|turn>model\n"  # after an answer with calls the template adds none
     return text
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, Protocol
+
+from headstart.structures.prefix import common_prefix_length
 
 _MARKER = r"(?:<[^>]*>|\[[^\]]*\])"
 _MARKERS = re.compile(_MARKER)
@@ -87,9 +88,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
     (("<|tool_calls_section_begin|>", "<|tool_call_begin|>"), Thinking("<think>", "</think>")),
     (
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
-        Thinking(
-            "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>"
-        ),
+        Thinking("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>"),
     ),
     (("<role>ASSISTANT</role>", "<arg_key>"), Thinking("<think>", "</think>")),
     (
@@ -102,7 +101,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
     (("dsml_token", "DSML", "function_calls"), Thinking("<think>", "</think>")),
     (
         ("dsml_token", "DSML", "tool_calls"),
-        Thinking("<think>", "</think>", opening="<｜Assistant｜>", skips_empty=True),
+        Thinking("<think>", "</think>", opening="<\uff5cAssistant\uff5c>", skips_empty=True),
     ),
     (("'<|tool_call>call:'",), Thinking("<|channel>thought\n", "<channel|>")),
     (
@@ -207,9 +206,9 @@ def _difference(one: str, other: str) -> tuple[str, str]:
     if one.startswith(other):
         return one[len(other) :], ""
     left, right = list(_segments(one)), list(_segments(other))
-    start = len(commonprefix((left, right)))
+    start = common_prefix_length(left, right)
     left, right = left[start:], right[start:]
-    end = len(commonprefix((left[::-1], right[::-1])))
+    end = common_prefix_length(left[::-1], right[::-1])
     return "".join(left[: len(left) - end]), "".join(right[: len(right) - end])
 
 
