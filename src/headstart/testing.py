@@ -178,6 +178,17 @@ class FakeEngine:
     def clear(self, seq_id: int) -> None:
         self.cache.pop(seq_id, None)
 
+    def save_sequence(self, seq_id: int) -> bytearray:
+        return bytearray(np.asarray(self.cache.get(seq_id, []), np.int32).tobytes())
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        self.clear(seq_id)
+        tokens = np.frombuffer(data, np.int32).tolist()
+        if not tokens or self.cells_used() + len(tokens) > self.num_cells:
+            return False
+        self.cache[seq_id], self._last_rows[seq_id] = tokens, 0
+        return True
+
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)
 

@@ -248,6 +248,16 @@ class Engine(Protocol):
     def clear(self, seq_id: int) -> None:
         """Forget the sequence and free its cells."""
 
+    def save_sequence(self, seq_id: int) -> bytearray:
+        """All that the cache holds of the sequence, to be put back by `restore_sequence`."""
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        """Replace the sequence by a saved one, of this engine or of one with the same settings.
+
+        False (and the sequence is empty) if there is no room for it or the data is of another
+        kind of cache.
+        """
+
     def make_filters(self, params: SamplingParams) -> Filters:
         """Filters for one request."""
 

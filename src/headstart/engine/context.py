@@ -231,6 +231,32 @@ class LlamaEngine:
         self._lengths.pop(seq_id, None)
         api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
+    def save_sequence(self, seq_id: int) -> bytearray:
+        """All that the cache holds of the sequence, to be put back by `restore_sequence`."""
+        size = int(api.llama_state_seq_get_size(self.handle, seq_id))
+        data = bytearray(size)
+        written = api.llama_state_seq_get_data(self.handle, _bytes_of(data), size, seq_id)
+        if written != size:
+            raise EngineError(
+                f"libllama wrote {written} of {size} bytes of sequence {seq_id}: "
+                f"{take_errors() or 'no reason given'}"
+            )
+        return data
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
+        self.clear(seq_id)
+        if not len(data):
+            return False
+        read = api.llama_state_seq_set_data(self.handle, _bytes_of(data), len(data), seq_id)
+        if read != len(data):
+            take_errors()
+            self.clear(seq_id)
+            return False
+        self._lengths[seq_id] = api.llama_memory_seq_pos_max(self._memory, seq_id) + 1
+        self._last_rows[seq_id] = 0  # nothing of it can be rolled back
+        return True
+
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.train_context, params)
 
@@ -284,6 +310,11 @@ def _c_batch(batch: Batch) -> tuple[Any, Any]:
     c_batch.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
     c_batch.logits = _pointer(batch.wants_logits, ctypes.c_int8)
     return c_batch, (counts, pointers)
+
+
+def _bytes_of(data: bytes | bytearray | memoryview) -> Any:
+    """A pointer into the caller's memory: valid as long as `data` lives."""
+    return _pointer(np.frombuffer(data, np.uint8), ctypes.c_uint8)
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
