@@ -105,7 +105,7 @@ def draft_of(
 
 
 def measure_healing(translator: VocabularyTranslator, rng: random.Random) -> None:
-    """Print the cost of asking for the tokens that agree with pending bytes, new ones every time."""
+    """Print the cost of finding the tokens that agree with pending bytes, new ones every time."""
     pieces = [piece for piece in translator.draft.pieces if piece]
     prefixes = list(
         {

@@ -17,6 +17,7 @@ import os
 import re
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -130,12 +131,13 @@ def main() -> None:
     target, draft = (
         Model(path, EngineConfig(), vocab_only=True).vocab for path in (args.target, args.other)
     )
-    labs = [Lab(Setting(target=args.target, draft=path, num_users=args.users, threads=1, deterministic=True))
-            for path in (args.same, args.other)]  # fmt: skip
+    settings = Setting(target=args.target, num_users=args.users, threads=1, deterministic=True)
+    labs = [Lab(replace(settings, draft=path)) for path in (args.same, args.other)]
     arms = same_arms(labs[0], args.length), other_arms(labs[1], args.length, target, draft)
-    print("| workload | temperature | same: auto | coupled | argmax | other: auto | coupled | "
-"argmax | unhealed "
-          "| other / same | tokens |\n" + "|---" * 11 + "|")  # fmt: skip
+    print(
+        "| workload | temperature | same: auto | coupled | argmax | other: auto | coupled | argmax "
+        "| unhealed | other / same | tokens |\n" + "|---" * 11 + "|"
+    )
     for workload in args.workloads.split(","):
         prompts = prompts_of(workload, args.prompts)
         groups = [prompts[i : i + args.users] for i in range(0, len(prompts), args.users)]

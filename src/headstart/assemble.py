@@ -181,7 +181,7 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
 
 
 def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
-    """The target's settings with the draft model's own on top; never more context than the target."""
+    """The target's settings with the draft model's on top; no more context than the target."""
     base, own = config.engine, config.draft_engine
     return replace(
         base,
@@ -226,7 +226,8 @@ def _make_drafting(
     speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
-        unusable = f"the memory of {model.info().architecture} models cannot take back rejected draft tokens"
+        kind = model.info().architecture
+        unusable = f"the memory of {kind} models cannot take back rejected draft tokens"
         log.warning("speculation is off: %s", unusable)
     return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
 

@@ -58,7 +58,10 @@ def test_imports_point_one_way() -> None:
 
 
 def test_what_only_the_type_checker_imports_is_not_loaded() -> None:
-    code = "import headstart.types, sys; print([name for name in sys.modules if name.startswith('headstart.')])"
+    code = (
+        "import headstart.types, sys; "
+        "print([name for name in sys.modules if name.startswith('headstart.')])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

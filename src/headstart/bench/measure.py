@@ -104,7 +104,7 @@ class Lab:
         return made
 
     def read(self, prompts: Sequence[Prompt], requests: Sequence[Request]) -> None:
-        """Bring the prompts into the cache, so that no arm's time has them in it; set the scripts."""
+        """Set the scripts, and bring the prompts into the cache, so that no arm's time has them."""
         self.engine.scripts = {
             slot_id: [*request.prompt, *self._tokenize(prompt.script)]
             for slot_id, (prompt, request) in enumerate(zip(prompts, requests, strict=True))

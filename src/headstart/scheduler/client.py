@@ -271,7 +271,10 @@ def _drafted_by(name: str, counts: DraftCounts, *, with_reasons: bool) -> str:
     """One speculator; the only one has the reasons of the request."""
     what = f"{name} no drafts"
     if counts.drafts:
-        what = f"{name} {counts.accepted}/{counts.drafted} in {counts.drafts} drafts, {counts.rows_wasted} rows wasted"
+        what = (
+            f"{name} {counts.accepted}/{counts.drafted} in {counts.drafts} drafts, "
+            f"{counts.rows_wasted} rows wasted"
+        )
     return f"{what} ({_counted(counts.reasons)})" if with_reasons and counts.reasons else what
 
 

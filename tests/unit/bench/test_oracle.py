@@ -1,4 +1,4 @@
-"""Hindsight: as fast as any choice of lengths on the same drafts, and no faster than is possible."""
+"""Hindsight: as fast as any choice of lengths on the same drafts, and never impossibly fast."""
 
 from __future__ import annotations
 
