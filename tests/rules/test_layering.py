@@ -11,7 +11,7 @@ from tests.rules.source import PACKAGE, ROOT, sources
 
 BOTTOM = {"types", "errors", "config"}
 TOOLS = BOTTOM | {"structures", "vocabulary"}
-CORE = TOOLS | {"sampling", "control", "speculators", "scheduler"}
+CORE = TOOLS | {"sampling", "grammar", "control", "speculators", "scheduler"}
 
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
@@ -21,19 +21,21 @@ ALLOWED: dict[str, set[str]] = {
     "structures": BOTTOM,
     "vocabulary": BOTTOM | {"structures"},
     "sampling": BOTTOM | {"structures"},
+    "grammar": TOOLS,
     "control": BOTTOM | {"structures"},
     "speculators": TOOLS | {"sampling"},
     "scheduler": CORE,
     "speculation": BOTTOM | {"speculators"},
     "text": BOTTOM | {"vocabulary"},
-    "server": BOTTOM | {"text", "sampling", "scheduler"},
+    "server": BOTTOM | {"text", "sampling", "grammar", "scheduler"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,
     "testing": CORE,
-    "assemble": CORE | {"engine", "server", "text", "hub", "demo", "speculation"},
-    "bench": CORE | {"assemble", "text", "server", "demo", "speculation"},
-    "cli": CORE | {"assemble", "text", "bench", "hub", "demo"},
+    "saved_control": BOTTOM | {"control"},
+    "assemble": CORE | {"engine", "server", "text", "hub", "demo", "speculation", "saved_control"},
+    "local": BOTTOM | {"assemble", "scheduler"},
+    "cli": CORE | {"assemble", "local", "text", "hub", "demo"},
     "__main__": {"cli"},
 }
 FOR_THE_TYPE_CHECKER = {("types", "sampling")}  # `Engine.make_filters` takes SamplingParams
