@@ -10,8 +10,8 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.request import DraftCounts, Request, RequestStats
 from headstart.scheduler.speculator_stats import SpeculatorStats
-from headstart.structures.indentation import Indentation
-from headstart.structures.stop_strings import StopStrings
+from headstart.text.indentation import Indentation
+from headstart.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from headstart.scheduler.draft_plan import SpeculationPolicy

@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.adaptive_length import AdaptiveLength
+from headstart.speculators.ngram_map_adaptive_length import AdaptiveLength
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing, conditional
 from headstart.structures.suffix_index import Place, SuffixIndex

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
+from benchmarks.lib.curves import CostCurve
 
-from headstart.bench.curves import CostCurve
 from headstart.sampling.params import SamplingParams
 from headstart.types import Batch, Engine, Filters, Logits, MemoryKind
 
