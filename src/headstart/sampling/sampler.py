@@ -164,9 +164,8 @@ def _weights(scores: NDArray[Any]) -> NDArray[Any]:
     So they are numbers whatever the request asked for: of a draft they are its confidence.
     """
     best = scores.max()
-    if math.isinf(best):
-        return (scores == best).astype(scores.dtype)
-    return np.asarray(np.exp(scores - best))
+    weights: NDArray[Any] = np.exp(scores - best) if math.isfinite(best) else scores == best
+    return weights.astype(scores.dtype, copy=False)
 
 
 class _Window:
