@@ -8,11 +8,10 @@ from typing import Any
 
 from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.limits import MAX_PROMPTS
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.types import Vocab
-
-MAX_PROMPTS = 256
 
 
 @dataclass(frozen=True, slots=True)
