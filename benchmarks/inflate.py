@@ -4,7 +4,7 @@ Widening with zeros and adding layers whose output weights are zero changes no l
 weight is read and multiplied. So speculation can be measured at a realistic ratio of target to
 draft without a big model at hand:
 
-    python benchmarks/inflate.py 1b-q8 draft-0.06b-q8 -o models/
+    python -m benchmarks.inflate 1b-q8 draft-0.06b-q8 -o models/
 
 How it stays the same function (small width d, big width D):
   RMS norm     the mean of squares falls by d / D, so its weights shrink by sqrt(d / D) and its

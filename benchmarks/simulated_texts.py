@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headstart.bench.curves import CostCurve
+from benchmarks.lib.curves import CostCurve
 
 CURVES = {
     "cpu": CostCurve.parse("1:49,2:70,4:113,8:180,16:300,32:637,64:1200"),

@@ -1,6 +1,6 @@
 """Cost of translating between vocabularies: microseconds a token, cache build time and size.
 
-    python benchmarks/translation.py TARGET.gguf DRAFT.gguf
+    python -m benchmarks.translation TARGET.gguf DRAFT.gguf
 
 Only the vocabularies of the two files are read. The text is Headstart's own source.
 """

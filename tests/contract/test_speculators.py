@@ -44,7 +44,7 @@ def make(name: str, *, small: bool = False) -> Speculator:
         "engine": lambda: Model(2, skew=0.3),
         "translator": lambda: None,  # the draft model's ids are the target's
         "vocab": Letters,
-        "vocabulary": lambda: VocabularyId.of(Letters()),
+        "vocabulary_id": lambda: VocabularyId.of(Letters()),
     }
     return make_speculator(name, SMALL_OPTIONS if small else {}, parts)
 

@@ -20,8 +20,8 @@ class Placement:
     """Where a request will run, and what of its text is known there."""
 
     slot: Slot
-    num_shared: int = 0  # leading tokens of the request that `source` holds
-    source: Slot | None = None  # the slot itself, or the one to share cells with
+    num_shared: int = 0  # leading tokens of the request that are in the cache
+    source: Slot | None = None  # the slot to share cells with; None: its own are used
 
 
 def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> Placement | None:
@@ -41,26 +41,30 @@ def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> P
     oldest = min(free, key=_age)
     if not active.request.cache_prompt:
         return Placement((wished or [oldest])[0])
-    shared = {s.slot_id: num_shared(s, active) for s in slots}
-    slot = (wished or [max(free, key=lambda s: (shared[s.slot_id], -s.last_used))])[0]
-    if not wished and not _continues(slot, shared[slot.slot_id], engine):
-        slot = oldest
-    best = max(slots, key=lambda s: shared[s.slot_id])
-    if engine.memory is MemoryKind.CUT and shared[best.slot_id] > shared[slot.slot_id]:
-        return Placement(slot, shared[best.slot_id], best)
-    return Placement(slot, shared[slot.slot_id], slot)
+    common = {s.slot_id: num_shared(s, active) for s in slots}
+    kept = {s.slot_id: engine.reusable(s.slot_id, common[s.slot_id]) for s in free}
+    slot = (wished or [max(free, key=lambda s: (kept[s.slot_id], -s.last_used))])[0]
+    if not wished and 2 * kept[slot.slot_id] < slot.num_cached:
+        slot = oldest  # to continue the other one would lose most of what it holds
+    copies = {
+        s.slot_id: engine.reusable(s.slot_id, common[s.slot_id], by_copy=True)
+        for s in slots
+        if s is not slot
+    }
+    source = max(copies, key=lambda slot_id: copies[slot_id], default=slot.slot_id)
+    if copies.get(source, 0) > kept[slot.slot_id]:
+        return Placement(slot, copies[source], slots[source])
+    return Placement(slot, kept[slot.slot_id])
 
 
 def admit(placement: Placement, active: ActiveRequest, engine: Engine) -> None:
     """Give the request its slot, whose cache then holds exactly what the two have in common."""
     slot, shared = placement.slot, placement.num_shared
-    if placement.source is not None and placement.source is not slot:
+    if placement.source is not None:
         if not engine.copy_prefix(placement.source.slot_id, slot.slot_id, shared):
-            engine.clear(slot.slot_id)
             shared = 0
-    elif shared < len(slot.kept) and not (shared and engine.truncate(slot.slot_id, shared)):
-        engine.clear(slot.slot_id)
-        shared = 0
+    elif shared < len(slot.kept):
+        shared = engine.rewind(slot.slot_id, shared)
     slot.kept = []
     slot.namespace = active.request.namespace
     slot.active = active
@@ -70,14 +74,16 @@ def admit(placement: Placement, active: ActiveRequest, engine: Engine) -> None:
         active.num_cached = shared
 
 
-def find_leader(running: Iterable[ActiveRequest], active: ActiveRequest) -> ActiveRequest | None:
+def find_leader(
+    running: Iterable[ActiveRequest], active: ActiveRequest, engine: Engine
+) -> ActiveRequest | None:
     """The request that is reading most of what this one has to read; None if few tokens agree.
 
     `running` holds requests in the order of their admission, without `active`: so none waits for
     one that waits for it.
     """
-    if not active.request.cache_prompt:
-        return None
+    if not active.request.cache_prompt or engine.memory is not MemoryKind.CUT:
+        return None  # where prefixes cannot be cut anywhere, waiting might be in vain
     best, most = None, active.num_decoded + LEAST_SHARED - 1
     for other in running:
         if other.is_generating or other.request.namespace != active.request.namespace:
@@ -98,12 +104,13 @@ def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engi
         if slots[leader.slot_id].active is leader and leader.num_decoded < shared:
             continue
         active.leader = None
-        source = max(slots, key=lambda slot: num_shared(slot, active))
-        length = num_shared(source, active)
-        is_more = length > active.num_decoded and source.active is not active
-        if is_more and engine.copy_prefix(source.slot_id, active.slot_id, length):
-            active.num_cached += length - active.num_decoded
-            active.num_decoded = length
+        others = (slot for slot in slots if slot.active is not active)
+        source = max(others, key=lambda slot: num_shared(slot, active))
+        length = engine.reusable(source.slot_id, num_shared(source, active), by_copy=True)
+        if length > active.num_decoded:
+            is_copied = engine.copy_prefix(source.slot_id, active.slot_id, length)
+            active.num_cached += length * is_copied - active.num_decoded
+            active.num_decoded = length * is_copied
 
 
 def num_shared(slot: Slot, active: ActiveRequest) -> int:
@@ -128,13 +135,6 @@ def _has_room(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> b
     """
     busy = sum(len(s.active.tokens) for s in slots if s.active is not None)
     return not busy or busy + len(active.tokens) <= engine.num_cells - engine.num_cells // 8
-
-
-def _continues(slot: Slot, shared: int, engine: Engine) -> bool:
-    """Whether taking this slot loses little: at least half of what it holds is used again."""
-    if engine.memory is not MemoryKind.CUT:
-        return shared == slot.num_cached  # nothing can be cut off
-    return 2 * shared >= slot.num_cached
 
 
 def _age(slot: Slot) -> tuple[bool, float]:

@@ -94,13 +94,10 @@ class Committer:
         return emitted, _num_accepted(emitted, draft), logprobs
 
     def _cut_cache(self, active: ActiveRequest, num_in_cache: int) -> None:
-        """Drop what was rejected; a memory that cannot take back so much reads all of it again."""
+        """Drop what was rejected; where the memory cannot take back so little, read more again."""
         active.num_decoded = len(active.tokens) - 1
-        if active.num_decoded < num_in_cache and not self._engine.truncate(
-            active.slot_id, active.num_decoded
-        ):
-            self._engine.clear(active.slot_id)
-            active.num_decoded = 0
+        if active.num_decoded < num_in_cache:
+            active.num_decoded = self._engine.rewind(active.slot_id, active.num_decoded)
 
     def _eog(self, active: ActiveRequest) -> frozenset[int]:
         return frozenset() if active.request.sampling.ignore_eos else self._vocab.eog_ids

@@ -152,7 +152,7 @@ class Scheduler:
             admission.admit(placement, active, self.engine)
             if active.admitted is None:
                 active.admitted = self.clock()
-            active.leader = admission.find_leader(self.running, active)
+            active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
         admission.share_prefixes(self.slots, self.running, self.engine)
 
@@ -226,7 +226,7 @@ class Scheduler:
         for active in self._in_batch:
             self._fail_request(active, error)
 
-    def _fail_request(self, active: ActiveRequest, error: EngineError) -> None:
+    def _fail_request(self, active: ActiveRequest, error: HeadstartError) -> None:
         summary = active.summarize(self.clock())
         self._events.append(error_event(active.request.request_id, error, summary))
         self.counters.requests_failed += 1
@@ -294,7 +294,7 @@ class Scheduler:
             offset += width
             try:
                 emitted, ending = self._committer.commit(active, rows, now)
-            except EngineError as error:
+            except (EngineError, InvalidParameterError) as error:  # of this request alone
                 self._fail_request(active, error)
                 continue
             num_emitted += emitted

@@ -9,8 +9,8 @@ from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.request import Request, RequestStats
 from headstart.scheduler.speculation_policy import SpeculationPolicy
 from headstart.scheduler.speculation_stats import SpeculationStats
-from headstart.structures.indentation import Indentation
-from headstart.structures.stop_strings import StopStrings
+from headstart.text.indentation import Indentation
+from headstart.text.stop_strings import StopStrings
 
 NO_SLOT = -1
 

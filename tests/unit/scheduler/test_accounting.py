@@ -182,7 +182,7 @@ def test_positions_are_counted_from_the_first_token_of_the_step() -> None:
 def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
     client = WorkerClient(lambda: None)  # type: ignore[arg-type, return-value]  # never started
     caplog.clear()
-    with caplog.at_level(logging.INFO, "headstart.scheduler.client"):
+    with caplog.at_level(logging.INFO, "headstart.scheduler.request_log"):
         client._on_message(Message(events))
     return [record.getMessage() for record in caplog.records]
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from benchmarks.lib.arms import LONGEST_DRAFT, Run
 from numpy.typing import NDArray
 
-from headstart.bench.arms import LONGEST_DRAFT, Run
 from headstart.control.cost import CostTable
 from headstart.speculators import Speculator
 from headstart.structures.prefix import common_prefix_length

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from benchmarks.lib.arms import OFF, Arm, Machine, Run, Tally, answer, parse_arm
+from benchmarks.lib.workloads import parse_cells
 
-from headstart.bench.arms import OFF, Arm, Machine, Run, Tally, answer, parse_arm
-from headstart.bench.workloads import parse_cells
 from headstart.errors import ConfigError, HeadstartError
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.request import Request, RequestStats

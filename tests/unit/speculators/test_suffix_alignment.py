@@ -3,7 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.structures.alignment import HUNCH, LONGEST_NEW, LONGEST_OLD, MAX_FURTHER, Alignment
+from headstart.speculators.suffix_alignment import (
+    HUNCH,
+    LONGEST_NEW,
+    LONGEST_OLD,
+    MAX_FURTHER,
+    Alignment,
+)
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
 OLD, NEW = 100, 200
