@@ -324,9 +324,24 @@ class ServerConfig:
         None, "file with one key a line; lines that start with # are comments"
     )
     chat_template: str | None = option(
-        None, "chat template instead of the model's: Jinja text, or chatml"
+        None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
+    chat_template_kwargs: str | None = option(
+        None, "variables for the chat template in every request, as a JSON object"
+    )
+    prefill_assistant: bool = option(
+        True, "go on with a last message of the assistant instead of answering it"
+    )
+    reasoning: str = option(
+        "auto", "whether models that can think do", "-rea", choices=("on", "off", "auto")
+    )
+    reasoning_effort: str | None = option(
+        None, "how much to think, in the template's words; default keeps the template's"
+    )
+    reasoning_preserve: bool = option(
+        True, "show the model its thoughts of earlier answers, where the template can"
+    )
     max_body_mb: int = option(64, "largest accepted request body in MiB")
     timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
     slots: bool = option(True, "serve /slots")
