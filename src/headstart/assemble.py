@@ -299,6 +299,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         ConfigError, ModelError: the file or the template cannot be used.
     """
     from headstart.engine.model import Model
+    from headstart.server.conversation import chat_defaults
     from headstart.server.model import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
@@ -323,7 +324,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             model.path.name,
         )
     alias = config.model.alias or config.model.hf_repo or models.target.name
-    return ServedModel(alias=alias, vocab=vocab, template=template)
+    chat = chat_defaults(config.chat)
+    return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
 
 
 def serve(config: Config) -> int:
