@@ -45,29 +45,31 @@ IN_REQUEST = {
 }
 
 ALWAYS_SO = (
-    "--jinja", "-cb", "--cont-batching", "-kvu", "--kv-unified", "--no-context-shift", "--no-mmproj",
-    "--no-mmproj-auto", "--log-prefix", "--log-timestamps",
+    "--jinja", "-cb", "--cont-batching", "-kvu", "--kv-unified", "--no-context-shift",
+    "--no-mmproj", "--no-mmproj-auto", "--log-prefix", "--log-timestamps",
 )  # fmt: skip
 
 NOT_SUPPORTED = (
-    "--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector", "--control-vector-scaled",
-    "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto", "--mmproj-offload", "--no-mmproj-offload",
-    "--image-min-tokens", "--image-max-tokens", "--media-path",
-    "--ssl-key-file", "--ssl-cert-file", "--api-prefix", "--reuse-port",
-    "--tools", "-ag", "--agent", "--models-dir", "--models-preset", "--models-max",
-    "--embedding", "--embeddings", "--rerank", "--reranking", "--pooling",
+    "--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector",
+    "--control-vector-scaled", "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto",
+    "--mmproj-offload", "--no-mmproj-offload", "--image-min-tokens", "--image-max-tokens",
+    "--media-path", "--ssl-key-file", "--ssl-cert-file", "--api-prefix", "--reuse-port",
+    "--tools", "-ag", "--agent", "--models-dir", "--models-preset",
+    "--models-max", "--embedding", "--embeddings", "--rerank", "--reranking", "--pooling",
     "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file",
     "--mirostat", "--mirostat-lr", "--mirostat-ent", "--adaptive-target", "--adaptive-decay",
     "-rea", "--reasoning", "--reasoning-format", "--reasoning-budget", "--reasoning-budget-message",
-    "--no-jinja", "-nocb", "--no-cont-batching", "-no-kvu", "--no-kv-unified", "--context-shift", "--keep",
-    "--cache-reuse", "-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "--swa-full",
-    "--slot-save-path", "-sps", "--slot-prompt-similarity", "--props", "--sleep-idle-seconds",
-    "--rpc", "--numa", "--prio", "--prio-batch", "--poll", "--poll-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range",
-    "--cpu-strict", "-nkvo", "--no-kv-offload", "-nr", "--no-repack", "--no-host", "--no-op-offload",
-    "-ot", "--override-tensor", "--override-kv", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "--check-tensors",
-    "-fit", "--fit", "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx",
-    "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast",
-    "--spec-draft-p-split", "--draft-p-split", "--spec-ngram-simple-min-hits",
+    "--no-jinja", "-nocb", "--no-cont-batching", "-no-kvu", "--no-kv-unified", "--context-shift",
+    "--keep", "--cache-reuse", "-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints",
+    "--swa-checkpoints", "--swa-full", "--slot-save-path", "-sps", "--slot-prompt-similarity",
+    "--props", "--sleep-idle-seconds", "--rpc", "--numa", "--prio", "--prio-batch", "--poll",
+    "--poll-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "-nkvo",
+    "--no-kv-offload", "-nr", "--no-repack", "--no-host", "--no-op-offload", "-ot",
+    "--override-tensor", "--override-kv", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe",
+    "--check-tensors", "-fit", "--fit", "--rope-scaling", "--rope-scale", "--rope-freq-base",
+    "--rope-freq-scale", "--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor",
+    "--yarn-beta-slow", "--yarn-beta-fast", "--spec-draft-p-split", "--draft-p-split",
+    "--spec-ngram-simple-min-hits",
 )  # fmt: skip
 
 _HEADS = "multi-token heads are not supported yet"

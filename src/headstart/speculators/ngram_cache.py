@@ -27,9 +27,9 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.counted_history import CountedHistory
+from headstart.speculators.ngram_cache_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
+from headstart.speculators.ngram_cache_history import CountedHistory
 from headstart.structures.match_scores import conditional
-from headstart.structures.ngram_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 

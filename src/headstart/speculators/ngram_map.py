@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.adaptive_length import AdaptiveLength
+from headstart.speculators.ngram_map_adaptive_length import AdaptiveLength
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing, conditional
 from headstart.structures.suffix_index import Place, SuffixIndex
@@ -140,7 +140,7 @@ class NgramMapKSpeculator(_NgramMap):
 
 @register
 class NgramMapK4vSpeculator(_NgramMap):
-    """Copies the continuation of the key that is at least twice as common as the others together."""
+    """Copies a key's continuation if it is twice as common as all others together."""
 
     name = "ngram-map-k4v"
     scores_are_probabilities = True

@@ -18,8 +18,8 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.speculators.ngram_mod_table import NgramTable
 from headstart.structures.match_scores import conditional
-from headstart.structures.ngram_table import NgramTable
 from headstart.structures.rolling import key_of, leaving_factor, salt_of, slide
 from headstart.types import Draft, DraftRequest
 

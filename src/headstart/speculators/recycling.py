@@ -17,8 +17,8 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.speculators.recycling_table import NextTokenTable
 from headstart.structures.match_scores import conditional
-from headstart.structures.next_token_table import NextTokenTable
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 
 _MAX_NAMESPACES = 16

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.alignment import Alignment
+from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores, worth

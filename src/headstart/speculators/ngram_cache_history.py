@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from headstart.structures.ngram_counts import NgramCounts
-from headstart.structures.suffix_index import common_prefix
+from headstart.speculators.ngram_cache_counts import NgramCounts
+from headstart.structures.prefix import common_prefix_length
 
 
 class CountedHistory:
@@ -34,7 +34,8 @@ class CountedHistory:
             if size < len(history):
                 self.extend(history[size:])
             return
-        self.num_prompt = min(self.num_prompt, common_prefix(self.tokens, history))
-        self.tokens = array("i", history)
+        tokens = array("i", history)
+        self.num_prompt = min(self.num_prompt, common_prefix_length(self.tokens, tokens))
+        self.tokens = tokens
         self.counts = NgramCounts()
         self.counts.learn(self.tokens, 0)

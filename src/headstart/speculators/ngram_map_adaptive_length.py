@@ -15,16 +15,16 @@ class AdaptiveLength:
     nothing.
     """
 
-    __slots__ = ("_guess", "_key", "_longest", "_reach")
+    __slots__ = ("_guess", "_key", "_lengths", "_longest")
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
-        self._reach: dict[Hashable, int] = {}
+        self._lengths: dict[Hashable, int] = {}
         self._key: Hashable = None
         self._guess: Sequence[int] = ()
 
     def of(self, key: Hashable) -> int:
-        return self._reach.get(key, self._longest)
+        return self._lengths.get(key, self._longest)
 
     def watch(self, key: Hashable, guess: Sequence[int]) -> None:
         """The next `learn` judges this guess; an empty one is not judged."""
@@ -47,6 +47,6 @@ class AdaptiveLength:
             self._set(min(self._longest, num_right + 1))
 
     def _set(self, value: int) -> None:
-        if len(self._reach) >= _MAX_KEYS and self._key not in self._reach:
-            del self._reach[next(iter(self._reach))]
-        self._reach[self._key] = value
+        if len(self._lengths) >= _MAX_KEYS and self._key not in self._lengths:
+            del self._lengths[next(iter(self._lengths))]
+        self._lengths[self._key] = value

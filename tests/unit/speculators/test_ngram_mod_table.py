@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.structures.ngram_table import MAX_COUNT, NgramTable, updated
+from headstart.speculators.ngram_mod_table import MAX_COUNT, NgramTable, updated
 from headstart.structures.rolling import key_of, keys_of, leaving_factor, salt_of, slide
 
 N = 3

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.errors import ModelError
-from headstart.structures.counted_history import CountedHistory
-from headstart.structures.ngram_counts import NgramCounts, pack, unpack
+from headstart.speculators.ngram_cache_counts import NgramCounts, pack, unpack
+from headstart.speculators.ngram_cache_history import CountedHistory
 from headstart.structures.token_log import VocabularyId
 
 VOCABULARY = VocabularyId(50, bytes(range(16)))

@@ -17,7 +17,7 @@ _MAX_ROWS = 15  # more do not make an entry more credible
 class _Entry(NamedTuple):
     best: int
     num_rows: int
-    match_scores: dict[int, float]  # of each successor; at most `width` of them
+    probabilities: dict[int, float]  # of each successor; at most `width` of them
 
 
 class NextTokenTable:
@@ -39,22 +39,22 @@ class NextTokenTable:
         weights = [1.0, *[exp(score - best) for score in others]]  # so few are faster without numpy
         old = self._entries.get(token)
         total = sum(weights) if old is None else 2.0 * sum(weights)  # the newest row counts half
-        match_scores = dict(zip(ids.tolist(), [weight / total for weight in weights], strict=True))
+        probabilities = dict(zip(ids.tolist(), [weight / total for weight in weights], strict=True))
         num_rows = 1
         if old is None:
             if len(self._entries) >= _MAX_TOKENS:
                 del self._entries[next(iter(self._entries))]
         else:
             # after the new ones: ties go to the newest
-            for successor, share in old.match_scores.items():
-                match_scores[successor] = match_scores.get(successor, 0.0) + 0.5 * share
-            for successor in sorted(match_scores, key=match_scores.__getitem__, reverse=True)[
+            for successor, probability in old.probabilities.items():
+                probabilities[successor] = probabilities.get(successor, 0.0) + 0.5 * probability
+            for successor in sorted(probabilities, key=probabilities.__getitem__, reverse=True)[
                 self._width :
             ]:
-                del match_scores[successor]
+                del probabilities[successor]
             num_rows = min(old.num_rows + 1, _MAX_ROWS)
         self._entries[token] = _Entry(
-            max(match_scores, key=match_scores.__getitem__), num_rows, match_scores
+            max(probabilities, key=probabilities.__getitem__), num_rows, probabilities
         )
 
     def likeliest(self, token: int) -> tuple[int, float] | None:
@@ -62,4 +62,4 @@ class NextTokenTable:
         entry = self._entries.get(token)
         if entry is None:
             return None
-        return entry.best, entry.match_scores[entry.best] * entry.num_rows / (entry.num_rows + 1)
+        return entry.best, entry.probabilities[entry.best] * entry.num_rows / (entry.num_rows + 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.structures.indentation import Indentation
+from headstart.text.indentation import Indentation
 
 
 def kept(text: bytes, minimum: int) -> bytes:
