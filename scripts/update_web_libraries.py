@@ -1,4 +1,4 @@
-"""Fetch the libraries that the page ships: `python scripts/update_web_libraries.py [NAME=VERSION ...]`.
+"""Fetch the page's libraries: `python scripts/update_web_libraries.py [NAME=VERSION ...]`.
 
 They are named in src/headstart/web/vendor/libraries.json, with version, licence and the SHA-256 of
 every file. Without arguments the pinned versions are fetched and must have the same hashes; with

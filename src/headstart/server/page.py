@@ -35,7 +35,9 @@ class Page:
     def __init__(self, app: ASGIApp, *, files: Mapping[str, Path], policy: str | None) -> None:
         self._app = app
         self._files = files
-        self._headers = HEADERS if policy is None else {**HEADERS, "Content-Security-Policy": policy}
+        self._headers = (
+            HEADERS if policy is None else {**HEADERS, "Content-Security-Policy": policy}
+        )
         self._static = StaticFiles()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,12 +1,8 @@
 /** The libraries of vendor/ (see vendor/libraries.json), with the types of what is used of them. */
 
-// @ts-ignore
 import DOMPurify from "../vendor/purify.js";
-// @ts-ignore
 import hljs from "../vendor/highlight.js";
-// @ts-ignore
 import { Marked } from "../vendor/marked.js";
-// @ts-ignore
 import UPlot from "../vendor/uplot.js";
 
 /** @typedef {{type: string, raw: string, text?: string, lang?: string}} MarkdownToken */

@@ -96,6 +96,7 @@ export class Provenance {
    * @returns {{from: number, to: number, source: string}[]}
    */
   runs(from, to) {
+    /** @type {{from: number, to: number, source: string}[]} */
     const runs = [];
     for (let index = this.indexAt(from); from < to && index < this.starts.length; index++) {
       const { source } = this.data.tokens[index];
