@@ -113,8 +113,3 @@ def test_the_libraries_are_those_of_the_list():
     listed = {file["to"] for library in LIBRARIES for file in library["files"]}
     present = {path.name for path in (OUR_PAGE / "vendor").iterdir() if path.suffix != ".ts"}
     assert present == listed | {"libraries.json"}
-
-
-def test_scripts_stay_small():
-    lines = {script.name: len(script.read_text("utf-8").splitlines()) for script in SCRIPTS}
-    assert {name: count for name, count in lines.items() if count >= 400} == {}
