@@ -256,7 +256,6 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     Raises:
         ModelError: no text of one can be said in the other.
     """
-    from headstart.saved_control import cache_directory
     from headstart.vocabulary.comparison import TranslationMode
     from headstart.vocabulary.replacements import parse_pairs
     from headstart.vocabulary.templates import find_replacements
@@ -267,7 +266,7 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     translator = VocabularyTranslator(
         target.vocab,
         draft.vocab,
-        TranslationOptions(tuple(pairs), cache_directory() / "vocabularies"),
+        TranslationOptions(tuple(pairs)),
     )
     if reason := translator.why_not():
         raise ModelError(

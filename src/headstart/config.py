@@ -305,6 +305,8 @@ class ServerConfig:
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
     max_body_mb: int = option(64, "largest accepted request body in MiB")
     timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
+    page: bool = option(True, "serve the page at /", "--webui", "--ui")
+    path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
     metrics: bool = option(True, "serve /metrics")
     log_level: str = option(
