@@ -259,7 +259,6 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     Raises:
         ModelError: no text of one can be said in the other.
     """
-    from headstart.saved_control import cache_directory
     from headstart.vocabulary.comparison import TranslationMode
     from headstart.vocabulary.replacements import parse_pairs
     from headstart.vocabulary.templates import find_replacements
@@ -270,7 +269,7 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     translator = VocabularyTranslator(
         target.vocab,
         draft.vocab,
-        TranslationOptions(tuple(pairs), cache_directory() / "vocabularies"),
+        TranslationOptions(tuple(pairs)),
     )
     if reason := translator.why_not():
         raise ModelError(
@@ -302,6 +301,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         ConfigError, ModelError: the file or the template cannot be used.
     """
     from headstart.engine.model import Model
+    from headstart.server.conversation import chat_defaults
     from headstart.server.model import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
@@ -326,7 +326,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             model.path.name,
         )
     alias = config.model.alias or config.model.hf_repo or models.target.name
-    return ServedModel(alias=alias, vocab=vocab, template=template)
+    chat = chat_defaults(config.chat)
+    return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
 
 
 def serve(config: Config) -> int:
