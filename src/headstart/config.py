@@ -32,11 +32,15 @@ def option(
     *aliases: str,
     choices: tuple[str, ...] | None = None,
     secret: bool = False,
+    **marks: bool,
 ) -> Any:
-    """A config field with its help line (no full stop) and further spellings of its flag."""
+    """A config field with its help line (no full stop) and further spellings of its flag.
+
+    `marks` are what the code that reads the field has to know of it; see `Speculator.Options`.
+    """
     return field(
         default=default,
-        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret},
+        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret, **marks},
     )
 
 
@@ -263,13 +267,6 @@ class SpeculationConfig:
         0.0,
         "a draft model stops before a token less likely than this (0 to 1)",
         "--spec-draft-p-min",
-    )
-    draft_sampling: str = option(
-        "auto",
-        "how a draft model picks: coupled shares the request's random numbers, argmax takes the "
-        "likeliest, "
-        "auto uses what was accepted more",
-        choices=("auto", "coupled", "argmax"),
     )
     spec_replace: str | None = option(
         None,
