@@ -114,7 +114,9 @@ ARCHITECTURES: dict[str, Settings] = {
     "falcon-h1": {},
     "jamba": _MIXED_HEADS | _EXPERTS,
     "plamo2": _MIXED_HEADS | {"ssm.group_count": 0},
-    "kimi-linear": _EXPERTS | _LATENT | {
+    "kimi-linear": _EXPERTS
+    | _LATENT
+    | {
         "attention.head_count": [1, 0],
         "attention.head_count_kv": [1, 0],
     },

@@ -71,6 +71,8 @@ def _add_prompts(batch: Batch, reading: list[Slot], room: int) -> list[Slot]:
         active = slot.active
         assert active is not None
         active.num_rows = min(room, active.num_pending)
+        if active.stops:
+            active.num_rows = min(active.num_rows, active.stops[0] - active.num_decoded)
         if not active.num_rows:
             break
         tokens = active.tokens[active.num_decoded : active.num_decoded + active.num_rows]

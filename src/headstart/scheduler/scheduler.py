@@ -19,6 +19,7 @@ from headstart.errors import (
 )
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching
+from headstart.scheduler.checkpoints import choose_stops
 from headstart.scheduler.commit import Committer
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
@@ -26,7 +27,16 @@ from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
 from headstart.scheduler.slot import ActiveRequest, Slot
 from headstart.scheduler.warm_up import time_decodes
-from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, StepStats, Vocab
+from headstart.types import (
+    Batch,
+    ContextFullError,
+    Decoded,
+    Engine,
+    Logits,
+    MemoryKind,
+    StepStats,
+    Vocab,
+)
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +163,13 @@ class Scheduler:
             if active.admitted is None:
                 active.admitted = self.clock()
                 active.sampler.read(active.tokens)
+            if self.engine.memory is not MemoryKind.CUT:
+                active.stops = choose_stops(
+                    active.tokens,
+                    active.num_decoded,
+                    self.vocab.is_control,
+                    self.config.checkpoint_min_step,
+                )
             slot.last_used = self.clock()
 
     def _draft(self) -> None:
@@ -273,6 +290,9 @@ class Scheduler:
             assert active is not None
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
                 active.num_decoded += active.num_rows
+                if active.stops and active.num_decoded == active.stops[0]:
+                    self.engine.checkpoint(slot.slot_id)
+                    active.stops.pop(0)
                 if active.request.wants_progress:
                     self._events.append(_progress(active, now))
                 continue
