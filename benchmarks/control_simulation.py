@@ -31,11 +31,14 @@ from headstart.control import (
     SlotDraft,
     Step,
 )
+from headstart.control.values import NO_ALLOWANCE
 
 LONGEST = 16  # draft tokens that a speculator offers
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 REQUEST_TOKENS = 400
+NUM_BAD = 20  # requests
 CONTEXT, GROWN_CONTEXT = 500, 16384
+READ_A_CALL = 256  # tokens that a draft model reads in one call, as DraftModelSpeculator
 
 
 @dataclass
@@ -47,7 +50,9 @@ class Slot:
     at: int = 0
     # place, scores, matched
     pending: list[tuple[int, list[float], int]] = field(default_factory=list)
-    read: int = 0  # tokens that the draft model knows
+    prompt: int = 0  # tokens of every request's prompt
+    read: int = 0  # tokens of prompt and answer that the draft model has read
+    read_for: int = -1  # the request of `read`
 
     @property
     def seq_id(self) -> int:
@@ -61,15 +66,27 @@ class Slot:
         return longest
 
     @property
+    def num_answered(self) -> int:
+        return self.at % REQUEST_TOKENS
+
+    @property
     def unread(self) -> int:
         """Tokens that the draft model has not read, the newest one not counted."""
-        return max(0, self.at - max(self.read, self.at - self.at % REQUEST_TOKENS) - 1)
+        if self.read_for != self.seq_id:
+            self.read, self.read_for = 0, self.seq_id
+        return max(0, self.prompt + self.num_answered - self.read - 1)
+
+    def read_on(self, num_tokens: int) -> int:
+        """The draft model reads as many tokens of the text; returns how many there were."""
+        num_read = min(num_tokens, self.unread)
+        self.read += num_read
+        return num_read
 
     def catch_up_to(self, drafted: int) -> None:
         """The draft model read the text and its own draft but the last token; what is right of that
         stays.
         """
-        self.read = self.at + self.run(max(0, drafted - 1))
+        self.read = self.prompt + self.num_answered + self.run(max(0, drafted - 1))
 
 
 Lengths = Callable[[Sequence[Slot]], tuple[list[int], float]]
@@ -104,9 +121,11 @@ class Simulation:
         tokens: int = 3000,
         seed: int = 1,
         growth: int = 0,
+        prompt: int = 0,
     ) -> None:
         self.curve = CURVES[curve]
         self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
+        self.prompt = prompt
         self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
 
     make = staticmethod(make_text)
@@ -124,13 +143,14 @@ class Simulation:
             text: list[Place] = []
             while len(text) < 3 * self.tokens * LONGEST // 8 + 2 * REQUEST_TOKENS:
                 text += self.make(kind, rng, REQUEST_TOKENS)
-            slots.append(Slot(text, i * 100000))
+            slots.append(Slot(text, i * 100000, prompt=self.prompt))
         return slots
 
     def run(
         self,
         lengths: Lengths,
         after: Callable[[Sequence[Slot], list[int], float], None] | None = None,
+        ends: Callable[[Sequence[int]], None] | None = None,
     ) -> Score:
         """Generate until every slot has emitted `tokens` on average."""
         noise, score, slots = random.Random(self.seed), Score(), self.slots()
@@ -141,10 +161,16 @@ class Simulation:
             emitted = [1 + slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
             score.tokens += sum(emitted)
             score.milliseconds += milliseconds + draft_ms
+            ended = []
             for slot, n in zip(slots, emitted, strict=True):
+                seq_id = slot.seq_id
                 slot.at += n
+                if slot.seq_id != seq_id:
+                    ended.append(seq_id)
             if after is not None:
                 after(slots, chosen, seen)
+            if ends is not None:
+                ends(ended)
         return score
 
     def off(self) -> Score:
@@ -192,7 +218,7 @@ class Simulation:
     def auto(self, controller: Controller | None = None) -> Score:
         """Text speculators under control, with labels from drafts that were not verified."""
         policy = AutoText(self, controller or Controller())
-        return self.run(policy.lengths, policy.after)
+        return self.run(policy.lengths, policy.after, policy.ends)
 
 
 class AutoText:
@@ -221,13 +247,19 @@ class AutoText:
         for slot in slots:
             slot.pending = settle(self.controller, "text", slot)
 
+    def ends(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            self.controller.end(seq_id, REQUEST_TOKENS)
+
 
 def settle(
     controller: Controller, speculator: str, slot: Slot
 ) -> list[tuple[int, list[float], int]]:
-    """Record the drafts whose fate is known; return the others."""
+    """Record the drafts whose fate is known; return the others of this request."""
     waiting = []
     for at, scores, matched in slot.pending:
+        if slot.at // REQUEST_TOKENS != at // REQUEST_TOKENS:
+            continue
         if slot.at < at + min(matched + 1, len(scores)):
             waiting.append((at, scores, matched))
             continue
@@ -269,19 +301,30 @@ class ModelSimulation(Simulation):
         allowance = Allowance(length, min_confidence)
 
         def lengths(slots: Sequence[Slot]) -> tuple[list[int], float]:
-            scores, read = (
-                [draft_scores(slot, allowance) for slot in slots],
-                sum(slot.unread for slot in slots),
-            )
-            for slot, s in zip(slots, scores, strict=True):
-                slot.catch_up_to(len(s))
-            return [len(s) for s in scores], self.draft_ms([allowance] * len(slots), scores, read)
+            read = read_prompts(slots)
+            ready = [not slot.unread for slot in slots]
+            allowances = [allowance if is_ready else NO_ALLOWANCE for is_ready in ready]
+            scores = [draft_scores(*pair) for pair in zip(slots, allowances, strict=True)]
+            for slot, s, is_ready in zip(slots, scores, ready, strict=True):
+                if is_ready:
+                    slot.catch_up_to(len(s))
+            return [len(s) for s in scores], self.draft_ms(allowances, scores, read)
 
         return self.run(lengths)
 
     def auto(self, controller: Controller | None = None) -> Score:
         policy = AutoModel(self, controller or Controller())
-        return self.run(policy.lengths, policy.after)
+        return self.run(policy.lengths, policy.after, policy.ends)
+
+
+def read_prompts(slots: Sequence[Slot]) -> int:
+    """A call of the draft model reads what these slots lack, the shortest first, READ_A_CALL tokens
+    at most; returns how many.
+    """
+    room = READ_A_CALL
+    for slot in sorted(slots, key=lambda slot: slot.unread):
+        room -= slot.read_on(room)
+    return READ_A_CALL - room
 
 
 def draft_scores(slot: Slot, allowance: Allowance) -> list[float]:
@@ -303,28 +346,43 @@ class AutoModel:
 
     def __init__(self, simulation: ModelSimulation, controller: Controller) -> None:
         self.simulation, self.controller = simulation, controller
-        self.context = CONTEXT
+        self.context, self.num_drafts = CONTEXT, 0
         controller.declare_model("model")
+        if not controller.knows_draft_costs("model"):
+            plain, model = simulation.cost(1), simulation.model
+            controller.learn_draft_costs("model", model.round_share * plain, model.read_share * plain)
 
     def lengths(self, slots: Sequence[Slot]) -> tuple[list[int], float]:
         self.context = self.simulation.context(slots)
         step = Step(len(slots), len(slots), self.context)
-        wanted = [ModelSlot(slot.seq_id, LONGEST, slot.unread) for slot in slots]
-        allowed = self.controller.plan_model("model", wanted, step)
+        wanted = [
+            ModelSlot(slot.seq_id, LONGEST, slot.unread, num_answered=slot.num_answered)
+            for slot in slots
+        ]
+        allowed = list(self.controller.plan_model("model", wanted, step))
+        asked = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
+        num_read = read_prompts([slots[i] for i in asked])
+        drafting = [i for i in asked if not slots[i].unread]
+        for i in asked:
+            if slots[i].unread:
+                allowed[i] = NO_ALLOWANCE
         scores = [
             draft_scores(slot, allowance) for slot, allowance in zip(slots, allowed, strict=True)
         ]
-        forced = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
-        read = sum(wanted[i].catch_up for i in forced)
-        for i in forced:
+        for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:
                 slots[i].pending.append((slots[i].at, scores[i], slots[i].run(len(scores[i]))))
-        milliseconds = self.simulation.draft_ms(allowed, scores, read)
-        if forced:
-            seq_ids, allowances = [slots[i].seq_id for i in forced], [allowed[i] for i in forced]
+        milliseconds = self.simulation.draft_ms(allowed, scores, num_read)
+        self.num_drafts += len(drafting)
+        if asked:
             run = ModelDraftCall(
-                "model", seq_ids, allowances, [scores[i] for i in forced], read, milliseconds
+                "model",
+                [slots[i].seq_id for i in drafting],
+                [allowed[i] for i in drafting],
+                [scores[i] for i in drafting],
+                num_read,
+                milliseconds,
             )
             self.controller.observe_draft(run, step)
         drafts = [
@@ -337,6 +395,10 @@ class AutoModel:
         self.controller.observe_step(len(slots) + sum(chosen), self.context, milliseconds)
         for slot in slots:
             slot.pending = settle(self.controller, "model", slot)
+
+    def ends(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            self.controller.end(seq_id, REQUEST_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -351,7 +413,7 @@ class Line:
         speeds = self.speeds
         ratios = [(a, b) for a in ("cold", "warm") for b in speeds if b not in ("cold", "warm")]
         numbers = "".join(f"{speed:8.1f}" for speed in speeds.values())
-        return f"{self.name:18}{numbers}{self.setting:>8}  " + "".join(
+        return f"{self.name:26}{numbers}{self.setting:>8}  " + "".join(
             f"{speeds[a] / speeds[b]:6.2f}" for a, b in ratios
         )
 
@@ -389,6 +451,30 @@ def table(tokens: int, seed: int, growth: int, *, has_model: bool) -> Iterator[L
         yield measure(run, f"{curve:4} {workload:9} {num_slots}", fixed)
 
 
+def long_prompts(tokens: int, seed: int) -> Iterator[Line]:
+    """Draft models that have to read a long prompt first: fresh control, and control that has known
+    the model as useless for NUM_BAD requests before it became good.
+    """
+    for curve, workload, prompt in product(("cpu", "gpu", "moe"), ("medium", "looping"), (1000, 4000)):
+        good = ModelSimulation(workload, curve, 1, tokens=tokens, seed=seed, prompt=prompt)
+        bad = ModelSimulation(
+            "nothing", curve, 1, tokens=NUM_BAD * REQUEST_TOKENS, seed=seed + 1, prompt=prompt
+        )
+        fixed = {f"{k}/0": good.fixed_model(k, 0.0).speed for k in FIXED_LENGTHS}
+        best, turned, seen = max(fixed, key=lambda k: fixed[k]), Controller(), Controller()
+        bad_share = bad.auto(turned).speed / bad.off().speed
+        good.auto(seen)
+        speeds = {
+            "off": good.off().speed,
+            "fixed": fixed[best],
+            "cold": good.auto().speed,
+            "warm": good.auto(seen).speed,
+            "turned": good.auto(turned).speed,
+        }
+        name = f"{curve} {workload} {prompt} {bad_share:.3f}"
+        yield Line(name, best, {policy: 1000 * speed for policy, speed in speeds.items()})
+
+
 def main() -> None:
     """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -402,9 +488,15 @@ def main() -> None:
     parser.add_argument(
         "--model", action="store_true", help="with a draft model instead of a text speculator"
     )
+    parser.add_argument(
+        "--long-prompts", action="store_true", help="draft models that have to read first"
+    )
     args = parser.parse_args()
     lines = []
-    for line in table(args.tokens, args.seed, args.growth, has_model=args.model):
+    rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
+    if args.long_prompts:
+        rows = long_prompts(max(args.tokens, 10 * REQUEST_TOKENS), args.seed)
+    for line in rows:
         if not lines:
             print(
                 f"tokens a second: {', '.join(line.speeds)}; best setting by hand; cold and then "
