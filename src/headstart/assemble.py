@@ -5,12 +5,8 @@ Functions here are entry points: each imports the part of the world that it need
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import platform
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from headstart import demo
 from headstart.config import Config, EngineConfig
-from headstart.errors import ConfigError, ModelError
+from headstart.errors import ModelError
 from headstart.hub import ModelPaths, resolve_model
 
 if TYPE_CHECKING:
-    from headstart.control.controller import Controller
     from headstart.engine.devices import Device
     from headstart.engine.model import Model
+    from headstart.saved_control import SavedControl
     from headstart.scheduler.drafting import Drafting
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
@@ -100,13 +96,18 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.engine.model import Model
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.speculation import capped_options, uses_draft_model, wanted_types
+    from headstart.speculation import (
+        capped_options,
+        needs_draft_model,
+        uses_draft_model,
+        wanted_types,
+    )
 
     has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
     types = wanted_types(config.speculation, has_draft_model=has_draft)
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
-    learned = _take_over(config, models, types)
+    learned = _learned(config, models, types)
     model = Model(models.target, config.engine)
     engine = LlamaEngine(
         model,
@@ -117,7 +118,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     drafter = (
         _load_draft(config, models.draft, engine)
-        if "draft-model" in types and models.draft
+        if needs_draft_model(types) and models.draft
         else None
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
@@ -136,6 +137,25 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     log.info("%s", _summary(info, models))
     return scheduler, info
+
+
+def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedControl:
+    """What control learned with these models.
+
+    Raises:
+        ConfigError: `--spec-state` names a file that cannot be used.
+        ModelError: a model file cannot be read.
+    """
+    from headstart.engine.model import check_file
+    from headstart.saved_control import load_control
+    from headstart.speculation import needs_draft_model
+
+    files = {"target": models.target}
+    if needs_draft_model(types) and models.draft:
+        files["draft model"] = models.draft
+    for file in files.values():
+        check_file(file)
+    return load_control(config, files)
 
 
 def _max_draft(config: Config) -> int:
@@ -181,7 +201,7 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
 
 
 def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
-    """The target's settings with the draft model's own on top; never more context than the target."""
+    """The target's settings with the draft model's on top; no more context than the target."""
     base, own = config.engine, config.draft_engine
     return replace(
         base,
@@ -195,6 +215,8 @@ def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
         context=own.draft_context or engine.num_cells,
         batch=512,
         deterministic=False,
+        swa_full=True,  # it takes back the tokens of many decodes
+        ctx_checkpoints=0,
     )
 
 
@@ -214,19 +236,16 @@ def _make_drafting(
 
     parts = {
         "engine": lambda: drafter,
-        "vocabulary": lambda: VocabularyId.of(model.vocab),
         "vocab": lambda: model.vocab,
-        "bridge": lambda: _translator(config, model, drafter.model),
+        "vocabulary_id": lambda: VocabularyId.of(model.vocab),
+        "translator": lambda: _translator(config, model, drafter.model),
     }
-    options = dict(config.speculation.options)
-    options["draft-model"] = {
-        "sampling": config.speculation.draft_sampling,
-        **options.get("draft-model", {}),
-    }
+    options = config.speculation.options
     speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
-        unusable = f"the memory of {model.info().architecture} models cannot take back rejected draft tokens"
+        kind = model.info().architecture
+        unusable = f"the memory of {kind} models cannot take back rejected draft tokens"
         log.warning("speculation is off: %s", unusable)
     return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
 
@@ -247,7 +266,7 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     translator = VocabularyTranslator(
         target.vocab,
         draft.vocab,
-        TranslationOptions(tuple(pairs), cache_directory() / "vocabularies"),
+        TranslationOptions(tuple(pairs)),
     )
     if reason := translator.why_not():
         raise ModelError(
@@ -258,77 +277,6 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     if translator.mode is TranslationMode.IDENTICAL and config.speculation.spec_replace:
         log.warning("--spec-replace is not used: the draft model has the target's own tokens")
     return None if translator.mode is TranslationMode.IDENTICAL else translator
-
-
-@dataclass(frozen=True, slots=True)
-class SavedControl:
-    """What control knows at the start, and where it keeps what it learns."""
-
-    controller: Controller
-    file: Path | None
-    not_used: str  # why what the file held is not used, if so
-
-
-def _take_over(config: Config, models: Models, types: tuple[str, ...]) -> SavedControl:
-    """What was learned with these models.
-
-    Raises:
-        ConfigError: `--spec-state` names a file that was learned for others or cannot be written.
-        ModelError: a model file cannot be read.
-    """
-    from headstart.control.controller import Controller
-    from headstart.control.state import ModelId, claim_state, why_unusable
-    from headstart.engine.model import check_file
-
-    controller, named = Controller(), config.speculation.spec_state
-    if named == "none":
-        return SavedControl(controller, None, "")
-    parts = {"target": models.target}
-    if "draft-model" in types and models.draft:
-        parts["draft model"] = models.draft
-    for file in parts.values():
-        check_file(file)
-    ids = {part: ModelId.of(file) for part, file in parts.items()}
-    path = (
-        _default_state(config, models, [model.digest for model in ids.values()])
-        if named is None
-        else Path(named)
-    )
-    reason = why_unusable(path, ids)
-    try:
-        claim_state(path, ids)
-    except OSError as error:
-        if named is not None:
-            raise ConfigError(
-                f"--spec-state {path} cannot be written: {error.strerror or error}; name another "
-                "file, or none"
-            ) from error
-        log.warning("what control learns will not be kept: %s: %s", path, error.strerror or error)
-    reason = controller.load(path) if reason is None else reason
-    if reason:
-        log.warning("what control learned is not used: %s: %s", path, reason)
-    return SavedControl(controller, path, reason or "")
-
-
-def _default_state(config: Config, models: Models, digests: list[str]) -> Path:
-    """One file per pair of models, machine and settings that change what a step costs."""
-    facts = [
-        *digests,
-        platform.node(),
-        platform.machine(),
-        repr(config.engine),
-        repr(config.draft_engine),
-    ]
-    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
-    return cache_directory() / "control" / f"{models.target.stem}-{digest}.json"
-
-
-def cache_directory() -> Path:
-    """Our folder for what is learned and can be made again."""
-    base = os.environ.get("HEADSTART_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
 
 
 def _summary(info: WorkerInfo, models: Models) -> str:
@@ -350,6 +298,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         ConfigError, ModelError: the file or the template cannot be used.
     """
     from headstart.engine.model import Model
+    from headstart.server.conversation import chat_defaults
     from headstart.server.model import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
@@ -374,7 +323,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             model.path.name,
         )
     alias = config.model.alias or config.model.hf_repo or models.target.name
-    return ServedModel(alias=alias, vocab=vocab, template=template)
+    chat = chat_defaults(config.chat)
+    return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
 
 
 def serve(config: Config) -> int:
@@ -424,35 +374,3 @@ def _announce(is_demo: bool, url: str) -> None:
         f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n",
         flush=True,
     )
-
-
-class Generation:
-    """A scheduler in this thread, for one request at a time."""
-
-    def __init__(self, config: Config) -> None:
-        check(config)
-        models = find_models(config)
-        config = replace(config, scheduler=replace(config.scheduler, parallel=1))
-        served = load_served_model(config, models)
-        self.vocab, self.template = served.vocab, served.template
-        self.scheduler, self.info = build_scheduler(config, models)
-
-    def generate(self, request: Any) -> Iterator[Any]:
-        """Run the request; the last event is a FinishEvent or an ErrorEvent."""
-        self.scheduler.submit(request)
-        while self.scheduler.has_work:
-            self.scheduler.step()
-            yield from self.scheduler.take_events()
-
-    def close(self) -> None:
-        """Keep what was learned, free the models."""
-        self.scheduler.drafting.close()
-
-
-def open_generation(config: Config) -> Generation:
-    """Load the models for the command line.
-
-    Raises:
-        ConfigError, ModelError: they cannot be loaded.
-    """
-    return Generation(config)

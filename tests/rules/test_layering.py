@@ -11,29 +11,33 @@ from tests.rules.source import PACKAGE, ROOT, sources
 
 BOTTOM = {"types", "errors", "config"}
 TOOLS = BOTTOM | {"structures", "vocabulary"}
-CORE = TOOLS | {"sampling", "control", "speculators", "scheduler"}
+CORE = TOOLS | {"sampling", "grammar", "control", "speculators", "scheduler"}
 
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "types": set(),
     "errors": set(),
-    "config": {"types", "errors"},
+    "config_fields": {"errors"},
+    "config_chat": {"errors", "config_fields"},
+    "config": {"types", "errors", "config_fields", "config_chat"},
     "structures": BOTTOM,
     "vocabulary": BOTTOM | {"structures"},
     "sampling": BOTTOM | {"structures"},
+    "grammar": TOOLS,
     "control": BOTTOM | {"structures"},
     "speculators": TOOLS | {"sampling"},
-    "scheduler": CORE,
+    "scheduler": CORE | {"text"},
     "speculation": BOTTOM | {"speculators"},
-    "text": BOTTOM | {"vocabulary"},
-    "server": BOTTOM | {"text", "sampling", "scheduler"},
+    "text": BOTTOM | {"structures", "vocabulary"},
+    "server": BOTTOM | {"text", "sampling", "grammar", "scheduler"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,
     "testing": CORE,
-    "assemble": CORE | {"engine", "server", "text", "hub", "demo", "speculation"},
-    "bench": CORE | {"assemble", "text", "server", "demo", "speculation"},
-    "cli": CORE | {"assemble", "text", "bench", "hub", "demo"},
+    "saved_control": BOTTOM | {"control"},
+    "assemble": CORE | {"engine", "server", "text", "hub", "demo", "speculation", "saved_control"},
+    "local": BOTTOM | {"assemble", "scheduler"},
+    "cli": CORE | {"assemble", "local", "text", "hub", "demo"},
     "__main__": {"cli"},
 }
 FOR_THE_TYPE_CHECKER = {("types", "sampling")}  # `Engine.make_filters` takes SamplingParams
@@ -58,7 +62,10 @@ def test_imports_point_one_way() -> None:
 
 
 def test_what_only_the_type_checker_imports_is_not_loaded() -> None:
-    code = "import headstart.types, sys; print([name for name in sys.modules if name.startswith('headstart.')])"
+    code = (
+        "import headstart.types, sys; "
+        "print([name for name in sys.modules if name.startswith('headstart.')])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -85,12 +92,19 @@ def test_a_library_has_one_door(library: str, home: str) -> None:
 
 
 def test_speculators_do_not_know_each_other() -> None:
+    """`suffix_alignment.py` stands beside `suffix.py`, which alone may import it."""
     names = {path.stem for path in (PACKAGE / "speculators").glob("*.py")} - {"base", "__init__"}
+    owners = {
+        name: min((one for one in names if f"{name}_".startswith(f"{one}_")), key=len)
+        for name in names
+    }
     breaches = [
         f"{source} imports {name}"
         for source in sources()
-        if source.folder == "speculators" and source.path.stem in names
         for name in source.imports()
-        if name.startswith("headstart.speculators.") and name.split(".")[2] in names
+        if name.startswith("headstart.speculators.")
+        and (imported := owners.get(name.split(".")[2]))
+        and source.folder == "speculators"
+        and owners.get(source.path.stem) != imported
     ]
     assert breaches == []

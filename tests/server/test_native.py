@@ -8,6 +8,8 @@ import pytest
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
+from headstart.config import ChatConfig
+from headstart.server.conversation import chat_defaults
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
@@ -92,9 +94,10 @@ def test_prompts_may_mix_texts_and_tokens(client, worker):
 
 def test_sampling_fields_reach_the_request(client, worker):
     body = {
-        "temperature": 0, "top_k": 5, "min_p": 0.1, "xtc_probability": 0.5, "dry_multiplier": 1, "ignore_eos": True,
-        "samplers": ["top-k", "temp"], "dry_sequence_breakers": ["x"], "n_probs": 3, "post_sampling_probs": True,
-        "t_max_predict_ms": 1500, "id_slot": 2, "cache_prompt": False,
+        "temperature": 0, "top_k": 5, "min_p": 0.1, "xtc_probability": 0.5, "dry_multiplier": 1,
+        "ignore_eos": True, "samplers": ["top-k", "temp"], "dry_sequence_breakers": ["x"],
+        "n_probs": 3, "post_sampling_probs": True, "t_max_predict_ms": 1500, "id_slot": 2,
+        "cache_prompt": False,
     }  # fmt: skip
     client.post("/completion", json={"prompt": "a"} | body)
     (request,) = worker.requests
@@ -140,12 +143,19 @@ def test_logit_bias_has_all_its_forms(client, worker, bias, expected):
 @pytest.mark.parametrize(
     "body",
     [
-        {"speculative.n_max": 3, "speculative.n_min": 1,
-         "speculative.p_min": 0.5, "speculative.type": "suffix,ngram-mod"},
+        {
+            "speculative.n_max": 3,
+            "speculative.n_min": 1,
+            "speculative.p_min": 0.5,
+            "speculative.type": "suffix,ngram-mod",
+        },
         {"speculative": {"n_max": 3, "n_min": 1, "p_min": 0.5, "types": ["suffix", "ngram-mod"]}},
-        {"speculative": {"n_max": 9, "n_min": 1, "p_min": 0.5, "types": "suffix, ngram-mod"}, "speculative.n_max": 3},
+        {
+            "speculative": {"n_max": 9, "n_min": 1, "p_min": 0.5, "types": "suffix, ngram-mod"},
+            "speculative.n_max": 3,
+        },
     ],
-)  # fmt: skip
+)
 def test_speculation_is_set_by_dotted_keys_or_an_object(client, worker, body):
     client.post("/completion", json={"prompt": "a"} | body)
     speculative = worker.requests[0].speculative
@@ -293,14 +303,15 @@ def test_template_arguments_come_from_the_request():
     model = ServedModel(
         alias="m",
         vocab=ByteVocab(),
-        template=ChatTemplate("{{ enable_thinking }} {{ tools }} {{ a }}"),
+        template=ChatTemplate("{{ enable_thinking }} {{ tools[0].function.name }} {{ a }}"),
     )
     with serving(model=model) as client:
         body = {
             "messages": [{"role": "user", "content": "x"}], "reasoning_effort": "none",
-            "chat_template_kwargs": {"a": 1, "messages": "mine"}, "tools": [{"type": "f"}], "tool_choice": "none",
+            "chat_template_kwargs": {"a": 1, "messages": "mine"}, "tool_choice": "none",
+            "tools": [{"function": {"name": "f"}}],
         }  # fmt: skip
-        assert client.post("/apply-template", json=body).json()["prompt"] == "False  1"
+        assert client.post("/apply-template", json=body).json()["prompt"] == "False f 1"
 
 
 class BosVocab(ByteVocab):
@@ -321,3 +332,19 @@ def test_the_start_token_is_there_once():
         client.post("/completion", json={"prompt": "a"})
         client.post("/completion", json={"prompt": [97]})
     assert [list(request.prompt) for request in worker.requests] == [[257, 97], [257, 97], [97]]
+
+
+def test_defaults_of_chats_are_the_command_lines():
+    defaults = chat_defaults(
+        ChatConfig(chat_template_kwargs='{"a": 1, "b": 2}', prefill_assistant=False)
+    )
+    model = ServedModel(
+        alias="m",
+        vocab=ByteVocab(),
+        template=ChatTemplate("{{ a }}{{ b }}{{ messages | length }}{{ messages[0].content }}"),
+        chat=defaults,
+    )
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    with serving(model=model) as client:
+        body = {"messages": messages, "chat_template_kwargs": {"b": 3}}
+        assert client.post("/apply-template", json=body).json()["prompt"] == "132x"

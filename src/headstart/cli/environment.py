@@ -47,7 +47,9 @@ def check_environment(
     unread = [name for name in names if name.startswith(LLAMA_SERVERS) or (serves and name in KEYS)]
     if not unread:
         return None
-    return f"not read: {', '.join(unread)}; these are llama-server's names, ours are as {PREFIX}CONTEXT for --context"
+    listed = ", ".join(unread)
+    ours = f"{PREFIX}CONTEXT for --context"
+    return f"not read: {listed}; these are llama-server's names, ours are like {ours}"
 
 
 def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:

@@ -106,7 +106,10 @@ def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
     )
     lines += _entry("    --print-config", "print every setting with its origin and stop", width)
     lines += _entry("-h, --help", "print this page and stop", width)
-    closing = "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats the config file."
+    closing = (
+        "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), "
+        "which beats the config file."
+    )
     return "\n".join([*lines, "", *textwrap.wrap(closing, width)])
 
 
@@ -135,13 +138,17 @@ def _refuse_short_flags(command: str, settings: Sequence[Setting], argv: Sequenc
 
 def _complaint(command: str, argument: str, settings: Iterable[Setting]) -> str:
     if not argument.startswith("-"):
-        return f"unexpected argument {argument!r}; flags start with a dash, see headstart {command} --help"
+        return (
+            f"unexpected argument {argument!r}; flags start with a dash, "
+            f"see headstart {command} --help"
+        )
     flag = argument.split("=")[0]
     if instead := advice(flag):
         return f"there is no flag {flag}: {instead} (all flags: headstart {command} --help)"
     names = [name for s in settings for name in (s.flag, *s.aliases)]
     negative = ["--no-" + s.name.replace("_", "-") for s in settings if s.kind is bool]
-    return f"there is no flag {flag}{closest(flag, [*names, *negative])} (all flags: headstart {command} --help)"
+    similar = closest(flag, [*names, *negative])
+    return f"there is no flag {flag}{similar} (all flags: headstart {command} --help)"
 
 
 def _spelling(setting: Setting) -> str:

@@ -10,8 +10,8 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.request import DraftCounts, Request, RequestStats
 from headstart.scheduler.speculator_stats import SpeculatorStats
-from headstart.structures.indentation import Indentation
-from headstart.structures.stop_strings import StopStrings
+from headstart.text.indentation import Indentation
+from headstart.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from headstart.scheduler.draft_plan import SpeculationPolicy
@@ -120,7 +120,7 @@ class ActiveRequest:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One sequence of the target's cache. Between requests it keeps its tokens for the next prompt."""
+    """One sequence of the target's cache; it keeps its tokens for the next prompt."""
 
     slot_id: int  # also its seq_id
     active: ActiveRequest | None = None

@@ -93,7 +93,7 @@ class ThreadTransport:
 
 
 class ProcessTransport:
-    """The loop in a process of its own; survives nothing, so that the server survives everything."""
+    """The loop in a process of its own, so that an abort in libllama does not end the server."""
 
     def __init__(self, build: Build, log_level: int = logging.INFO) -> None:
         self._build = build

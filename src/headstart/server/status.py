@@ -59,7 +59,10 @@ async def props(http: HttpRequest) -> Response:
     served, info, config = service.served, service.info, service.config
     defaults = generation_settings(Request(request_id="", prompt=(), sampling=served.sampling))
     return _json({
-        "default_generation_settings": {"params": defaults | {"seed": -1}, "n_ctx": info.context_size},
+        "default_generation_settings": {
+            "params": defaults | {"seed": -1},
+            "n_ctx": info.context_size,
+        },
         "total_slots": info.num_slots,
         "model_alias": served.alias,
         "model_path": info.target.path,

@@ -18,7 +18,7 @@ from headstart.speculators.ngram_map import (
     NgramMapOptions,
 )
 from headstart.speculators.ngram_mod import NgramModSpeculator
-from headstart.structures.ngram_table import MAX_COUNT
+from headstart.speculators.ngram_mod_table import MAX_COUNT
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft
 

@@ -1,0 +1,219 @@
+"""Ways of drafting ("arms"), what they run on, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headstart.assemble import WARM_UP_SECONDS
+from headstart.config import SchedulerConfig, SpeculationConfig
+from headstart.control.controller import Controller
+from headstart.errors import ConfigError, HeadstartError
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculation import make_speculator, needs_draft_model
+from headstart.speculators import SPECULATORS, Speculator
+from headstart.types import Engine, StepStats, Vocab
+
+DRAFT_MODEL = "draft-model"
+LONGEST_DRAFT = 32  # tokens that any arm may verify in a step and slot
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way of drafting. No types: off."""
+
+    name: str
+    types: tuple[str, ...] = ()
+    mode: str = "fixed"
+    draft_max: int | None = None
+    sampling: str = "auto"  # of a draft model
+
+    def config(self) -> SpeculationConfig:
+        """As on the command line."""
+        return SpeculationConfig(
+            spec=self.mode if self.types else "off",
+            spec_type=",".join(self.types) or None,
+            draft_max=self.draft_max,
+            spec_state="none",
+            options={DRAFT_MODEL: {"sampling": self.sampling}} if DRAFT_MODEL in self.types else {},
+        )
+
+
+OFF = Arm("off", mode="off")
+
+
+def parse_arm(name: str) -> Arm:
+    """From "off", "suffix,draft-model@4" (a fixed length) or "auto:suffix,draft-model".
+
+    Raises:
+        ConfigError: it is none of these, or names a speculator that does not exist.
+    """
+    if name == OFF.name:
+        return OFF
+    mode, _, rest = name.rpartition(":")
+    listed, _, length = rest.partition("@")
+    types = tuple(listed.split(","))
+    if mode not in ("", "auto") or not (length.isdecimal() if mode == "" else rest == listed):
+        raise ConfigError(f"{name!r} is no way of drafting; write off, TYPES@LENGTH or auto:TYPES")
+    if unknown := [one for one in types if one not in SPECULATORS]:
+        raise ConfigError(
+            f"{name!r} names {unknown[0]!r}; there are {', '.join(sorted(SPECULATORS))}"
+        )
+    return Arm(name, types, mode or "fixed", int(length) if length else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the arms of a comparison run on."""
+
+    engine: Engine  # of the target
+    vocab: Vocab
+    num_users: int
+    draft_engine: Callable[[], Engine] | None = None  # makes one: each arm has its own cache
+    clock: Callable[[], float] = time.perf_counter
+    warm_up_seconds: float = WARM_UP_SECONDS  # as a server spends at its first start
+
+    def scheduler(
+        self, arm: Arm, wrap: Callable[[list[Speculator]], list[Speculator]] | None = None
+    ) -> Scheduler:
+        """One that drafts in this way; `wrap` may replace the speculators.
+
+        Raises:
+            ConfigError, ModelError: its speculators or the draft model cannot be used.
+        """
+        parts: dict[str, Callable[[], Any]] = {
+            "vocab": lambda: self.vocab,
+            "vocabulary_id": lambda: None,
+            "translator": lambda: None,
+        }
+        if self.draft_engine is not None:
+            parts["engine"] = self.draft_engine
+        elif needs_draft_model(arm.types):
+            raise ConfigError(f"{arm.name} needs a draft model, but none is given")
+        speculators = [make_speculator(name, arm.config().options, parts) for name in arm.types]
+        if wrap is not None:
+            speculators = wrap(speculators)
+        guarded = [GuardedSpeculator(speculator, self.clock) for speculator in speculators]
+        drafting = Drafting(guarded, arm.config(), Controller())
+        limits = SchedulerConfig(parallel=self.num_users)
+        scheduler = Scheduler(self.engine, self.vocab, drafting, limits, self.clock)
+        if arm.mode == "auto":
+            scheduler.warm_up(self.warm_up_seconds)
+        return scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What answering some requests at once took. Times in seconds of the scheduler's clock."""
+
+    seconds: float
+    texts: tuple[tuple[int, ...], ...]  # token ids, one text per request
+    stats: tuple[RequestStats, ...]
+    steps: tuple[StepStats, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.texts))
+
+
+def answer(scheduler: Scheduler, requests: Sequence[Request]) -> Run:
+    """Answer all requests at once; their ids are replaced.
+
+    Raises:
+        HeadstartError: one of them failed, or a speculator.
+    """
+    names = [str(i) for i in range(len(requests))]
+    for name, request in zip(names, requests, strict=True):
+        scheduler.submit(replace(request, request_id=name))
+    texts: dict[str, list[int]] = {name: [] for name in names}
+    stats: dict[str, RequestStats] = {}
+    steps: list[StepStats] = []
+    started = scheduler.clock()
+    while scheduler.has_work:
+        steps.append(scheduler.step())
+        for event in scheduler.take_events():
+            if isinstance(event, TokenEvent):
+                texts[event.request_id] += event.tokens
+            elif isinstance(event, FinishEvent):
+                stats[event.request_id] = event.stats
+            elif isinstance(event, ErrorEvent):
+                raise HeadstartError(f"a request failed: {event.error}: {event.message}")
+    seconds = scheduler.clock() - started
+    if failures := [
+        f"{speculator.name} in {speculator.failure}"
+        for speculator in scheduler.drafting.speculators.values()
+        if speculator.failure
+    ]:
+        raise HeadstartError(f"a speculator failed: {'; '.join(failures)}")
+    return Run(
+        seconds, tuple(tuple(texts[n]) for n in names), tuple(stats[n] for n in names), tuple(steps)
+    )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Runs of one arm on the same requests as the others, summed up."""
+
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sum(run.seconds for run in self.runs)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(run.num_tokens for run in self.runs)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, all users together."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def full_rate(self) -> float:
+        """Tokens per second of the steps in which every user's text was being written.
+
+        A group that is answered at once ends with its slowest text alone, where a server that is
+        never idle begins the next one.
+        """
+        full = [step for run in self.runs for step in run.steps if step.num_slots == len(run.texts)]
+        return sum(step.num_emitted for step in full) / sum(step.step_seconds for step in full)
+
+    @property
+    def num_drafted(self) -> int:
+        """Draft tokens that were verified."""
+        return sum(one.num_drafted for run in self.runs for one in run.stats)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(one.num_accepted for run in self.runs for one in run.stats)
+
+    @property
+    def num_wasted(self) -> int:
+        """Draft tokens that were verified for nothing."""
+        return self.num_drafted - self.num_accepted
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens emitted per verify step and slot, >= 1."""
+        return self.num_tokens / max(
+            1, sum(one.num_steps for run in self.runs for one in run.stats)
+        )
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted of the draft tokens, in [0, 1]."""
+        return self.num_accepted / max(1, self.num_drafted)
+
+    def num_differences(self, other: Tally) -> int:
+        """Texts that are not the same token for token. The default mode may flip near ties."""
+        return sum(
+            ours != theirs
+            for run, twin in zip(self.runs, other.runs, strict=True)
+            for ours, theirs in zip(run.texts, twin.texts, strict=True)
+        )

@@ -1,0 +1,179 @@
+"""Engines for measurements: one that is made to say a given text, one that costs simulated time,
+one without a model.
+
+With a script a benchmark can use any text, also one that the model at hand would never write, and
+every way of drafting gets exactly the same tokens. Draft models are not scripted: they guess the
+script as well as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import numpy as np
+from benchmarks.lib.curves import CostCurve
+
+from headstart.sampling.params import SamplingParams
+from headstart.types import Batch, Engine, Filters, Logits, MemoryKind
+
+CERTAIN = 1e4  # added to a logit: no sampler leaves another token
+
+
+class WrappedEngine:
+    """`Engine` that leaves everything to another one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.vocab_size: int = engine.vocab_size
+        self.context_size: int = engine.context_size
+        self.num_cells: int = engine.num_cells
+        self.max_batch_tokens: int = engine.max_batch_tokens
+        self.max_outputs: int = engine.max_outputs
+        self.memory: MemoryKind = engine.memory
+        self.max_rollback: int = engine.max_rollback
+
+    def decode(self, batch: Batch) -> Logits:
+        return self._engine.decode(batch)
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        return self._engine.truncate(seq_id, length)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        return self._engine.copy_prefix(source, target, length)
+
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        return self._engine.reusable(seq_id, length, by_copy=by_copy)
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        return self._engine.rewind(seq_id, length)
+
+    def checkpoint(self, seq_id: int) -> None:
+        self._engine.checkpoint(seq_id)
+
+    def clear(self, seq_id: int) -> None:
+        self._engine.clear(seq_id)
+
+    def save_sequence(self, seq_id: int) -> bytearray:
+        return self._engine.save_sequence(seq_id)
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        return self._engine.restore_sequence(seq_id, data)
+
+    def make_filters(self, params: SamplingParams) -> Filters:
+        return self._engine.make_filters(params)
+
+
+class ScriptedEngine(WrappedEngine):
+    """Real decodes at their real cost, the answer fixed. `scripts[seq_id]` holds prompt and answer
+    of a sequence.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.scripts: dict[int, Sequence[int]] = {}
+
+    def decode(self, batch: Batch) -> Logits:
+        """Decode, then raise the logit of the script's next token in every output row."""
+        logits = self._engine.decode(batch)
+        if self.scripts:
+            outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
+            for row, at in enumerate(outputs.tolist()):
+                script = self.scripts.get(int(batch.seq_ids[at]), ())
+                following = int(batch.positions[at]) + 1
+                if following < len(script):
+                    logits[row, script[following]] += CERTAIN
+        return logits
+
+
+class Clock:
+    """Simulated seconds; `noise` is the standard deviation of the log of each step's time, its mean
+    stays.
+    """
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self.seconds = 0.0
+        self._noise, self._random = noise, Random(0)
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def spend(self, milliseconds: float) -> None:
+        """Let time pass."""
+        if self._noise:
+            milliseconds *= self._random.lognormvariate(-0.5 * self._noise**2, self._noise)
+        self.seconds += milliseconds / 1000.0
+
+
+class PricedEngine(WrappedEngine):
+    """Decodes take simulated time: what `curve` says for their rows, and `attention` ms per row and
+    1000 tokens.
+    """
+
+    def __init__(
+        self, engine: Engine, curve: CostCurve, clock: Clock, attention: float = 0.0
+    ) -> None:
+        super().__init__(engine)
+        self._curve, self._clock, self._attention = curve, clock, attention
+
+    def decode(self, batch: Batch) -> Logits:
+        attended = int(batch.positions[: batch.num_rows].sum())
+        self._clock.spend(self._curve(batch.num_rows) + self._attention * attended / 1000.0)
+        return self._engine.decode(batch)
+
+
+class SilentEngine:
+    """`Engine` without a model and with room for everything; all logits are 0.
+
+    Args:
+        vocab_size: columns of the logits.
+        max_outputs: rows of the logits.
+        make_filters: those of a real engine, so that a draft model picks its tokens under the same
+            ones.
+    """
+
+    context_size = 2**20
+    num_cells = 2**30
+    max_batch_tokens = 4096
+    memory = MemoryKind.CUT
+    max_rollback = 2**30
+
+    def __init__(
+        self, vocab_size: int, max_outputs: int, make_filters: Callable[[SamplingParams], Filters]
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_outputs = max_outputs
+        self._make_filters = make_filters
+        self._logits = np.zeros((max_outputs, vocab_size), np.float32)
+
+    def decode(self, batch: Batch) -> Logits:
+        logits = self._logits[: batch.num_outputs]
+        logits.fill(0.0)
+        return logits
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        return True
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        return True
+
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        return length
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        return length
+
+    def checkpoint(self, seq_id: int) -> None:
+        """There is no cache."""
+
+    def clear(self, seq_id: int) -> None:
+        """There is no cache."""
+
+    def save_sequence(self, seq_id: int) -> bytearray:
+        return bytearray()
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        return False
+
+    def make_filters(self, params: SamplingParams) -> Filters:
+        return self._make_filters(params)

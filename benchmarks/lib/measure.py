@@ -1,0 +1,184 @@
+"""Run arms side by side on one loaded target and time them.
+
+All arms share the target's engine and its cache, so a prompt is read once and then answered by
+every arm in turn: what slows the machine down slows all of them. Each arm has speculators, a
+controller and a draft model's cache of its own, which live as long as in a server; no arm sees a
+prompt twice, so no corpus knows an answer beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.arms import LONGEST_DRAFT, OFF, Arm, Machine, Run, Tally, answer
+from benchmarks.lib.engines import ScriptedEngine
+from benchmarks.lib.workloads import Prompt
+
+from headstart.assemble import Models, build_scheduler
+from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.errors import ConfigError
+from headstart.sampling.params import SamplingParams
+from headstart.scheduler.request import Request
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculators import Speculator
+from headstart.types import Engine, Vocab
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Which models, on how many slots."""
+
+    target: Path
+    draft: Path | None = None
+    num_users: int = 1
+    context: int = 1536  # tokens per user
+    threads: int | None = None
+    deterministic: bool = False
+
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            context=self.context * self.num_users,
+            threads=self.threads,
+            ubatch=512,
+            deterministic=self.deterministic,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How all prompts of a comparison are answered."""
+
+    temperature: float
+    seed: int = 1
+    max_tokens: int = 128
+
+
+class Lab:
+    """One target, and the arms that are compared on it."""
+
+    def __init__(self, setting: Setting) -> None:
+        """Load the target.
+
+        Raises:
+            ConfigError, ModelError: a model cannot be used.
+        """
+        self.setting = setting
+        speculation = SpeculationConfig(
+            spec="fixed", spec_type="ngram-simple", draft_max=LONGEST_DRAFT, spec_state="none"
+        )
+        loaded = self._load(setting.target, speculation)
+        self.engine = ScriptedEngine(loaded.engine)
+        self.plain_engine: Engine = loaded.engine
+        self.vocab: Vocab = loaded.vocab
+        self._machine = Machine(
+            engine=self.engine,
+            vocab=self.vocab,
+            num_users=setting.num_users,
+            draft_engine=None if setting.draft is None else self.draft_engine,
+        )
+        self._last: Scheduler | None = None  # whose slots know what is in the cache
+        self._reader = self.arm(OFF)
+
+    def arm(
+        self, arm: Arm, wrap: Callable[[list[Speculator]], list[Speculator]] | None = None
+    ) -> Scheduler:
+        """A scheduler that drafts in this way; see `Machine.scheduler`."""
+        return self._machine.scheduler(arm, wrap)
+
+    def requests(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Request]:
+        """One request per prompt, prompt i for slot i; they differ in seed."""
+        made = []
+        for slot_id, prompt in enumerate(prompts):
+            script = self._tokenize(prompt.script) if prompt.script else []
+            limit = len(script) or min(sampling.max_tokens, prompt.max_tokens)
+            values: dict[str, Any] = {"temperature": sampling.temperature, **prompt.sampling}
+            params = SamplingParams(**values, seed=sampling.seed + slot_id)
+            tokens = self._tokenize(prompt.text)[-(self.setting.context - limit - 1) :]
+            made.append(
+                Request(
+                    request_id="", prompt=tokens, sampling=params, max_tokens=limit, slot_id=slot_id
+                )
+            )
+        return made
+
+    def read(self, prompts: Sequence[Prompt], requests: Sequence[Request]) -> None:
+        """Set the scripts, and bring the prompts into the cache, so that no arm's time has them."""
+        self.engine.scripts = {
+            slot_id: [*request.prompt, *self._tokenize(prompt.script)]
+            for slot_id, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
+            if prompt.script
+        }
+        self.run(self._reader, [replace(request, max_tokens=0) for request in requests])
+
+    def run(self, scheduler: Scheduler, requests: Sequence[Request]) -> Run:
+        """Answer all requests at once with one arm.
+
+        Raises:
+            HeadstartError: one of them failed.
+        """
+        self._hand_over(scheduler)
+        return answer(scheduler, requests)
+
+    def _hand_over(self, scheduler: Scheduler) -> None:
+        """Tell a scheduler what the last one left in the cache they share."""
+        if self._last is not None and self._last is not scheduler:
+            for ours, theirs in zip(scheduler.slots, self._last.slots, strict=True):
+                ours.kept = list(theirs.kept)
+        self._last = scheduler
+
+    def draft_engine(self) -> Engine:
+        """Load the draft model, which the setting must name."""
+        assert self.setting.draft is not None
+        return self._load(self.setting.draft, OFF.config()).engine
+
+    def _load(self, path: Path, speculation: SpeculationConfig) -> Scheduler:
+        config = Config(
+            engine=self.setting.engine(),
+            scheduler=SchedulerConfig(parallel=self.setting.num_users),
+            speculation=speculation,
+        )
+        return build_scheduler(config, Models(path, None, is_demo=False))[0]
+
+    def _tokenize(self, text: str) -> list[int]:
+        return self.vocab.tokenize(text, add_special=False, parse_special=True)
+
+
+def compare(
+    lab: Lab,
+    schedulers: Mapping[str, Scheduler],
+    groups: Sequence[Sequence[Prompt]],
+    sampling: Sampling,
+    after: Callable[[str, Run, Sequence[Request]], None] = lambda name, run, requests: None,
+) -> dict[str, Tally]:
+    """Answer each group of prompts with every arm; who begins changes from group to group."""
+    tallies = {name: Tally() for name in schedulers}
+    names = list(schedulers)
+    for turn, prompts in enumerate(groups):
+        requests = lab.requests(prompts, sampling)
+        lab.read(prompts, requests)
+        start = turn * 5 % len(names)
+        for name in names[start:] + names[:start]:
+            run = lab.run(schedulers[name], requests)
+            tallies[name].runs.append(run)
+            after(name, run, requests)
+    return tallies
+
+
+def inflated_models(folder: Path, *names: str) -> list[Path]:
+    """Paths of models by their preset in benchmarks/inflate.py; the path of a GGUF file stands for
+    itself.
+
+    Raises:
+        ConfigError: a file is missing; the message says how to build it.
+    """
+    paths = [Path(name) if name.endswith(".gguf") else folder / f"{name}.gguf" for name in names]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(map(str, missing))} is missing; build it: "
+            f"python -m benchmarks.inflate {' '.join(path.stem for path in missing)} -o {folder}"
+        )
+    return paths

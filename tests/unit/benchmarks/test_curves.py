@@ -1,0 +1,97 @@
+"""Cost curves, given and measured, and the simulated clock."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.lib.curves import CostCurve, time_steps
+from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
+
+from headstart.errors import ConfigError
+from headstart.testing import FakeEngine, FakeFilters
+from headstart.types import Batch, MemoryKind
+
+CURVE = CostCurve.parse("1:10,2:14,8:20,16:60")
+
+
+def test_a_curve_is_linear_between_its_points_and_beyond_the_last_two() -> None:
+    assert [CURVE(rows) for rows in (1, 2, 8, 16)] == [10.0, 14.0, 20.0, 60.0]
+    assert [CURVE(rows) for rows in (5, 12, 24)] == [17.0, 40.0, 100.0]
+    assert CostCurve({4: 20.0, 8: 40.0})(2) == 10.0, "before the first two as well"
+
+
+def test_a_curve_is_written_as_it_is_read() -> None:
+    text = "1:74.5,2:96,16:1350"
+    assert str(CostCurve.parse(text)) == text
+    assert str(CostCurve({1: 48.123, 16: 1234.5})) == "1:48.1,16:1230"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "1", "1:48", "1:48,", "1:48,2", "1:a,2:b", "0:4,1:8", "1:0,2:1", "1:-4,2:5", "1:nan,2:5"],
+)
+def test_what_is_no_curve_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="cost curve"):
+        CostCurve.parse(text)
+
+
+@pytest.mark.parametrize("memory", list(MemoryKind))
+def test_timed_steps_give_back_the_curve_of_a_priced_engine(memory: MemoryKind) -> None:
+    clock, fake = Clock(), FakeEngine(memory=memory)
+    engine = PricedEngine(fake, CURVE, clock)
+    times = time_steps(engine, [1, 2, 8, 16], context=300, num_repeats=3, clock=clock)
+    assert list(times) == [1, 2, 8, 16]
+    for rows, values in times.items():
+        assert values == pytest.approx([CURVE(rows)] * 3)
+    assert fake.cells_used() == 0
+
+
+def test_steps_that_do_not_fit_are_refused() -> None:
+    engine = FakeEngine(context_size=64)
+    for rows in ([], [0], [129]):
+        with pytest.raises(ConfigError, match="one decode takes 1 to 128"):
+            time_steps(engine, rows, context=8, num_repeats=1)
+    with pytest.raises(ConfigError, match="do not fit into 64"):
+        time_steps(engine, [8], context=60, num_repeats=1)
+
+
+def test_a_clock_moves_only_by_what_is_spent() -> None:
+    clock = Clock()
+    assert [clock(), clock()] == [0.0, 0.0]
+    clock.spend(250.0)
+    clock.spend(500.0)
+    assert clock() == 0.75
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5])
+def test_noise_of_a_clock_keeps_the_mean_and_has_the_deviation_asked_for(noise: float) -> None:
+    clock, num = Clock(noise), 20_000
+    spent = []
+    for _ in range(num):
+        before = clock()
+        clock.spend(1000.0)
+        spent.append(clock() - before)
+    mean = sum(spent) / num
+    variance = sum((value - mean) ** 2 for value in spent) / num
+    assert mean == pytest.approx(1.0, rel=5 * noise / num**0.5)
+    assert variance == pytest.approx(2.718281828 ** (noise**2) - 1.0, rel=0.1)
+
+
+def test_a_scripted_engine_says_the_script_whatever_was_decoded() -> None:
+    engine = ScriptedEngine(SilentEngine(32, 4, FakeFilters))
+    engine.scripts = {0: [1, 2, 3, 4], 1: [9, 8, 7]}
+    batch = Batch(8)
+    batch.add(0, 0, [1, 30, 30], 3)  # the last two are wrong drafts: positions decide
+    batch.add(1, 1, [8], 1)
+    assert engine.decode(batch).argmax(1).tolist() == [2, 3, 4, 7]
+    batch.clear()
+    batch.add(1, 2, [7], 1)  # the script is over
+    assert not engine.decode(batch).any()
+
+
+def test_every_row_has_its_price_also_one_without_logits() -> None:
+    clock = Clock()
+    engine = PricedEngine(SilentEngine(32, 4, FakeFilters), CURVE, clock)
+    batch = Batch(8)
+    batch.add(0, 0, [1, 2, 3, 4, 5, 6, 7, 8], 1)
+    engine.decode(batch)
+    assert clock() == pytest.approx(CURVE(8) / 1000.0)
