@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headstart.control.budget import Budget
@@ -26,15 +25,12 @@ from headstart.control.cost import CostTable
 from headstart.control.draft_cost import YOUNG_CALLS, DraftCost
 from headstart.control.forecast import (
     LENGTHS,
-    REQUEST_FADE,
     THRESHOLDS,
     WIDTHS,
     Forecast,
     Profile,
-    Rates,
-    forecast,
-    guess,
 )
+from headstart.control.model_state import ModelState
 from headstart.control.probes import PROBE_TOKENS, Probes
 from headstart.control.state import floats
 from headstart.control.values import (
@@ -45,86 +41,6 @@ from headstart.control.values import (
     Outcome,
     Step,
 )
-
-REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
-FORECAST_AGE = 8  # calls after which every forecast is made anew
-
-
-@dataclass(slots=True)
-class _ModelState:
-    """What is known of one draft model, and its probes. Times in plain steps."""
-
-    cost: DraftCost = field(default_factory=DraftCost)
-    profile: Profile = field(default_factory=Profile)
-    requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
-    idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
-    catch_up: CatchUpEstimate = field(default_factory=CatchUpEstimate)
-    limit: int = 2  # index of the confidence limit chosen last
-    probes: Probes = field(default_factory=Probes)
-    age: int = 0  # calls since the rates were read
-    rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
-    forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by seq_id and limit
-
-    def learn(
-        self,
-        seq_id: int,
-        confidence: Sequence[float],
-        survival: Sequence[float],
-        allowance: Allowance,
-    ) -> None:
-        """Count one draft, for the model and for the request."""
-        request = self.requests.get(seq_id)
-        if request is None:
-            request = self.requests[seq_id] = Profile(REQUEST_FADE)
-        self.profile.learn(confidence, survival, allowance)
-        request.learn(confidence, survival, allowance)
-        self.idle[seq_id] = 0
-        self._outdate(seq_id, allowance.min_confidence)
-
-    def skip(self, seq_id: int) -> None:
-        """No draft for this request; what it said of itself is old after a while, and then the
-        average counts.
-        """
-        idle = self.idle.get(seq_id)
-        if idle is None:
-            return
-        self.idle[seq_id] = idle + 1
-        if idle + 1 == REQUEST_MEMORY:
-            self.requests[seq_id] = Profile(REQUEST_FADE)
-            self._outdate(seq_id)
-
-    def end(self, seq_id: int, num_answered: int) -> None:
-        """The request is over."""
-        self.catch_up.end(seq_id, num_answered)
-        self.probes.end(seq_id)
-        if self.requests.pop(seq_id, None) is not None:
-            del self.idle[seq_id]
-            self._outdate(seq_id)
-
-    def _outdate(self, seq_id: int, min_confidence: float = 0.0) -> None:
-        for t, threshold in enumerate(THRESHOLDS):
-            if threshold >= min_confidence:
-                self.forecasts.pop((seq_id, t), None)
-
-    def forget(self) -> None:
-        """Read the rates anew now and then: they move slowly."""
-        self.age += 1
-        if self.age >= FORECAST_AGE:
-            self.age = 0
-            self.rates.clear()
-            self.forecasts.clear()
-
-    def forecast(self, seq_id: int, t: int, acceptance: float) -> Forecast:
-        """What to expect of this request's next draft; `acceptance` if nothing is known."""
-        known = self.forecasts.get((seq_id, t))
-        if known is None:
-            rates = self.rates.get(t)
-            if rates is None:
-                rates = self.rates[t] = self.profile.rates(t, guess(THRESHOLDS[t], acceptance))
-            request = self.requests.get(seq_id)
-            known = forecast(rates if request is None else request.rates_of_request(t, rates))
-            self.forecasts[seq_id, t] = known
-        return known
 
 
 class _Choice(NamedTuple):
@@ -156,7 +72,7 @@ class ModelDraftPlanner:
 
     def __init__(self, cost: CostTable, budget: Budget, calibration: Calibration) -> None:
         self._cost, self._budget, self._calibration = cost, budget, calibration
-        self._drafters: dict[str, _ModelState] = {}
+        self._drafters: dict[str, ModelState] = {}
         self._answers = AnswerLength()
 
     def plan(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
@@ -273,7 +189,7 @@ class ModelDraftPlanner:
             estimate = CatchUpEstimate(min(1.0, share), max(1.0, gap_drafts))
             (savings,) = floats([saved["savings"]], 1)
             profile = Profile.from_json(saved["profile"])
-            drafters[str(name)] = _ModelState(
+            drafters[str(name)] = ModelState(
                 DraftCost(rounds, price, calls),
                 profile,
                 catch_up=estimate,
@@ -318,7 +234,7 @@ class ModelDraftPlanner:
             best = _better(best, slots, t, forecasts, price, num_lengths)
         return best
 
-    def _reading(self, drafter: _ModelState, slot: ModelSlot, rate: float) -> tuple[float, float]:
+    def _reading(self, drafter: ModelState, slot: ModelSlot, rate: float) -> tuple[float, float]:
         """Tokens that this slot's next draft has to earn for what the model has to read first: a
         and b of a + b * tokens of the step.
         """
@@ -328,7 +244,7 @@ class ModelDraftPlanner:
         fixed, by_token = drafter.catch_up.shares(slot, self._answers.left(slot))
         return price * fixed, price * by_token
 
-    def _probe(self, drafter: _ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
+    def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
         plain = self._plain(step)
         token = drafter.cost.token(plain) / plain
@@ -342,10 +258,10 @@ class ModelDraftPlanner:
     def _plain(self, step: Step) -> float:
         return self._cost.curve(step.num_slots, step.context)[step.num_slots]
 
-    def _drafter(self, speculator: str) -> _ModelState:
+    def _drafter(self, speculator: str) -> ModelState:
         drafter = self._drafters.get(speculator)
         if drafter is None:
-            drafter = self._drafters[speculator] = _ModelState()
+            drafter = self._drafters[speculator] = ModelState()
         return drafter
 
 

@@ -61,7 +61,7 @@ def answer(controller: Controller, seq_id: int, prompt: int, *, is_good: bool) -
 def test_a_model_that_became_good_is_used_again_on_long_prompts(
     prompt: int, is_restarted: bool, tmp_path: Path
 ) -> None:
-    """Each probe was charged for the whole prompt and read 256 tokens of it: it never got to draft."""
+    """Not if each probe is charged with the whole prompt and reads 256 tokens of it."""
     controller = make_controller()
     for seq_id in range(30):
         answer(controller, seq_id, prompt, is_good=False)
