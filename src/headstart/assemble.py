@@ -123,7 +123,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
-    if types and not drafting.controller.knows_costs:
+    if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
@@ -241,7 +241,10 @@ def _make_drafting(
         "translator": lambda: _translator(config, model, drafter.model),
     }
     options = config.speculation.options
-    speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
+    vocab_size = model.vocab.size
+    speculators = [
+        GuardedSpeculator(make_speculator(name, options, parts), vocab_size) for name in types
+    ]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
         kind = model.info().architecture
