@@ -96,7 +96,12 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.engine.model import Model
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.speculation import capped_options, uses_draft_model, wanted_types
+    from headstart.speculation import (
+        capped_options,
+        needs_draft_model,
+        uses_draft_model,
+        wanted_types,
+    )
 
     has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
     types = wanted_types(config.speculation, has_draft_model=has_draft)
@@ -113,7 +118,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     drafter = (
         _load_draft(config, models.draft, engine)
-        if "draft-model" in types and models.draft
+        if needs_draft_model(types) and models.draft
         else None
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
@@ -143,9 +148,10 @@ def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedCon
     """
     from headstart.engine.model import check_file
     from headstart.saved_control import load_control
+    from headstart.speculation import needs_draft_model
 
     files = {"target": models.target}
-    if "draft-model" in types and models.draft:
+    if needs_draft_model(types) and models.draft:
         files["draft model"] = models.draft
     for file in files.values():
         check_file(file)
@@ -209,6 +215,8 @@ def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
         context=own.draft_context or engine.num_cells,
         batch=512,
         deterministic=False,
+        swa_full=True,  # it takes back the tokens of many decodes
+        ctx_checkpoints=0,
     )
 
 
@@ -228,15 +236,11 @@ def _make_drafting(
 
     parts = {
         "engine": lambda: drafter,
-        "vocabulary": lambda: VocabularyId.of(model.vocab),
         "vocab": lambda: model.vocab,
-        "bridge": lambda: _translator(config, model, drafter.model),
+        "vocabulary_id": lambda: VocabularyId.of(model.vocab),
+        "translator": lambda: _translator(config, model, drafter.model),
     }
-    options = dict(config.speculation.options)
-    options["draft-model"] = {
-        "sampling": config.speculation.draft_sampling,
-        **options.get("draft-model", {}),
-    }
+    options = config.speculation.options
     speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
@@ -252,7 +256,6 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     Raises:
         ModelError: no text of one can be said in the other.
     """
-    from headstart.saved_control import cache_directory
     from headstart.vocabulary.comparison import TranslationMode
     from headstart.vocabulary.replacements import parse_pairs
     from headstart.vocabulary.templates import find_replacements
@@ -263,7 +266,7 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     translator = VocabularyTranslator(
         target.vocab,
         draft.vocab,
-        TranslationOptions(tuple(pairs), cache_directory() / "vocabularies"),
+        TranslationOptions(tuple(pairs)),
     )
     if reason := translator.why_not():
         raise ModelError(

@@ -32,11 +32,15 @@ def option(
     *aliases: str,
     choices: tuple[str, ...] | None = None,
     secret: bool = False,
+    **marks: bool,
 ) -> Any:
-    """A config field with its help line (no full stop) and further spellings of its flag."""
+    """A config field with its help line (no full stop) and further spellings of its flag.
+
+    `marks` are what the code that reads the field has to know of it; see `Speculator.Options`.
+    """
     return field(
         default=default,
-        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret},
+        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret, **marks},
     )
 
 
@@ -118,6 +122,21 @@ class EngineConfig:
     )
     batch: int = option(2048, "most tokens in one decode call", "-b", "--batch-size")
     ubatch: int = option(512, "most tokens computed at once", "-ub", "--ubatch-size")
+    swa_full: bool = option(
+        False,
+        "keep the whole context in layers with a sliding window, not only what they can see: "
+        "several times the memory, any prompt can be continued anywhere",
+    )
+    ctx_checkpoints: int = option(
+        32,
+        "most states kept of a slot whose cache cannot be cut back anywhere (recurrent layers, "
+        "sliding windows), so that an edited history is not read again from the start",
+        "-ctxcp",
+        "--swa-checkpoints",
+    )
+    checkpoint_min_step: int = option(
+        1024, "prompt tokens between two such states; messages add some of their own", "-cms"
+    )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     deterministic: bool = option(
@@ -131,6 +150,8 @@ class EngineConfig:
         _at_least(self, "batch", 2)
         _at_least(self, "ubatch", 2)
         _at_least(self, "gpu_layers", -1)
+        _at_least(self, "ctx_checkpoints", 0)
+        _at_least(self, "checkpoint_min_step", 1)
         for name in ("threads", "threads_batch"):
             if getattr(self, name) is not None:
                 _at_least(self, name, 1)
@@ -247,13 +268,6 @@ class SpeculationConfig:
         "a draft model stops before a token less likely than this (0 to 1)",
         "--spec-draft-p-min",
     )
-    draft_sampling: str = option(
-        "auto",
-        "how a draft model picks: coupled shares the request's random numbers, argmax takes the "
-        "likeliest, "
-        "auto uses what was accepted more",
-        choices=("auto", "coupled", "argmax"),
-    )
     spec_replace: str | None = option(
         None,
         "rewrite a marker of the target (TARGET) into one of a draft model with another chat "
@@ -330,6 +344,8 @@ class ServerConfig:
         "60 for the next piece of its body or for a client that does not read",
         "-to",
     )
+    page: bool = option(True, "serve the page at /", "--webui", "--ui")
+    path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
     metrics: bool = option(True, "serve /metrics")
     log_level: str = option(

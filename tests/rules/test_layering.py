@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "speculators": TOOLS | {"sampling"},
     "scheduler": CORE | {"text"},
     "speculation": BOTTOM | {"speculators"},
-    "text": BOTTOM | {"vocabulary"},
+    "text": BOTTOM | {"structures", "vocabulary"},
     "server": BOTTOM | {"text", "sampling", "grammar", "scheduler"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,

@@ -301,15 +301,15 @@ def test_template_arguments_come_from_the_request():
     model = ServedModel(
         alias="m",
         vocab=ByteVocab(),
-        template=ChatTemplate("{{ enable_thinking }} {{ tools }} {{ a }}"),
+        template=ChatTemplate("{{ enable_thinking }} {{ tools[0].function.name }} {{ a }}"),
     )
     with serving(model=model) as client:
         body = {
             "messages": [{"role": "user", "content": "x"}], "reasoning_effort": "none",
-            "chat_template_kwargs": {"a": 1, "messages": "mine"}, "tools": [{"type": "f"}],
-            "tool_choice": "none",
+            "chat_template_kwargs": {"a": 1, "messages": "mine"}, "tool_choice": "none",
+            "tools": [{"function": {"name": "f"}}],
         }  # fmt: skip
-        assert client.post("/apply-template", json=body).json()["prompt"] == "False  1"
+        assert client.post("/apply-template", json=body).json()["prompt"] == "False f 1"
 
 
 class BosVocab(ByteVocab):

@@ -226,6 +226,34 @@ def test_it_does_not_draft_below_the_wanted_probability() -> None:
     assert few.reasons["draft model is unsure"] > 0
 
 
+class SecondModelSpeculator(DraftModelSpeculator):
+    """Another speculator that drafts with a model of its own."""
+
+    name = "second-model"
+
+
+@pytest.mark.parametrize("spec", [AUTO, fixed(4)], ids=["auto", "fixed"])
+def test_two_draft_models_draft_side_by_side(spec: SpeculationConfig) -> None:
+    """Nothing in the scheduler or in control knows a model speculator by its name."""
+    requests = make_requests(6)
+    options = DraftModelSpeculator.Options()
+    drafted = {"draft-model": 0, "second-model": 0}
+    for seed in range(3):
+        engine = Model(2)
+        both = [
+            *make_speculators(["suffix"], Model),
+            drafter(skew=0.9),
+            SecondModelSpeculator(Model(2, skew=0.1), options),
+        ]
+        scheduler = make_scheduler(engine, both, spec, RandomController(seed))
+        check(engine, requests, run(scheduler, requests))
+        for report in scheduler.drafting.speculators.values():
+            if report.name in drafted:
+                drafted[report.name] += report.stats.counts().drafted
+    assert drafted["draft-model"] > 0
+    assert drafted["second-model"] > 0 or spec is not AUTO
+
+
 @pytest.mark.parametrize(
     "spec", [AUTO, SpeculationConfig(spec="auto", draft_min=2)], ids=["auto", "n_min"]
 )
