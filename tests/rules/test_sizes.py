@@ -10,8 +10,6 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
 MAX_PARAMETERS = 6
 BEING_SPLIT = {  # until each is under the limit again
-    "benchmarks/control_simulation.py",
-    "src/headstart/control/model_planner.py",
     "tests/server/test_process.py",
 }
 
@@ -25,7 +23,7 @@ def test_no_file_is_longer_than_400_lines() -> None:
         path
         for folder in folders
         for path in folder.rglob("*")
-        if path.suffix in (".py", ".js", ".css")
+        if path.suffix in (".py", ".js", ".css") and path.parent.name != "vendor"
     ]
     long = {
         str(path.relative_to(ROOT)): n for path in files if (n := _num_lines(path)) > MAX_FILE_LINES
