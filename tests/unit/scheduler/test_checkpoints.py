@@ -1,4 +1,4 @@
-"""Edited and shortened histories: only what changed is read again, on engines that keep checkpoints."""
+"""Edited and shortened histories: engines with checkpoints read again only what changed."""
 
 from __future__ import annotations
 
