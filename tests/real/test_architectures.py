@@ -21,8 +21,8 @@ from headstart.types import Batch, MemoryKind
 MEMORY = {
     MemoryKind.WINDOW: "gemma2 gemma3 gemma3n gemma4 gpt-oss cohere2 olmo2 mimo2 step35",
     MemoryKind.ROLLBACK: "qwen35 qwen35moe lfm2 lfm2moe nemotron_h",
-    MemoryKind.CHECKPOINT: "qwen3next granitehybrid falcon-h1 jamba plamo2 kimi-linear mamba mamba2 "
-    "rwkv6 rwkv7",
+    MemoryKind.CHECKPOINT: "qwen3next granitehybrid falcon-h1 jamba plamo2 kimi-linear mamba "
+    "mamba2 rwkv6 rwkv7",
 }
 KINDS = {name: kind for kind, names in MEMORY.items() for name in names.split()}
 TEXT = np.random.default_rng(3).integers(0, 256, 3 * WINDOW).tolist()
