@@ -93,6 +93,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     """
     from headstart.engine import library
     from headstart.engine.context import LlamaEngine
+    from headstart.engine.machine import available_memory
     from headstart.engine.model import Model
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
@@ -122,7 +123,9 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         else None
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
-    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
+    cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
+    limits = replace(config.scheduler, cache_ram=cache_ram)
+    scheduler = Scheduler(engine, model.vocab, drafting, limits)
     if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(

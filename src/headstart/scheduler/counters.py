@@ -23,6 +23,9 @@ class Counters:
     busy_slots: int = 0  # summed over decodes
     max_tokens_in_cache: int = 0
     preemptions: int = 0
+    prompts_saved: int = 0  # to main memory
+    prompts_restored: int = 0  # from there
+    prompt_tokens_restored: int = 0
 
     def add(self, step: StepStats) -> None:
         self.num_decodes += 1

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
 from headstart.errors import (
     CapacityError,
@@ -19,10 +20,12 @@ from headstart.errors import (
 )
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching
+from headstart.scheduler.admission import Placement
 from headstart.scheduler.checkpoints import choose_stops
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.prompt_memory import PromptMemory
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
     Event,
@@ -75,6 +78,8 @@ class Scheduler:
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self._events: list[Event] = []
         self._committer = Committer(engine, vocab, drafting)
+        store = PromptStore(config.cache_ram * 2**20)
+        self.memory = PromptMemory(store, engine, drafting, self.counters, clock)
 
     @property
     def has_work(self) -> bool:
@@ -165,6 +170,7 @@ class Scheduler:
             self.waiting.popleft()
             if active.admitted is None and not self._begin(active):
                 continue
+            placement = self._use_memory(placement, active)
             admission.admit(placement, active, self.engine)
             if active.admitted is None:
                 active.admitted = self.clock()
@@ -177,6 +183,30 @@ class Scheduler:
     def _stops(self, active: ActiveRequest) -> list[int]:
         is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
         return choose_stops(active.tokens, active.num_decoded, is_control, step)
+
+    def _use_memory(self, placement: Placement, active: ActiveRequest) -> Placement:
+        """Save what the slot loses; restore what is longer than the prefix that the cache holds."""
+        slot = placement.slot
+        num_kept = placement.num_shared if placement.source is None else 0
+        stored = self.memory.find(active, placement.num_shared)
+        if stored is not None or 2 * num_kept < len(slot.kept):
+            self.memory.keep(slot, self.slots)
+        if stored is None:
+            return placement
+        slot.kept = []
+        while not self.memory.restore(stored, slot):
+            idle = [s for s in self.slots if s.active is None and s.kept]
+            if not idle:
+                break
+            self._drop(min(idle, key=lambda s: s.last_used))
+        shared = self.engine.reusable(slot.slot_id, admission.num_shared(slot, active))
+        return Placement(slot, shared)
+
+    def _drop(self, slot: Slot) -> None:
+        """Free an idle slot's cells; its prompt goes to main memory."""
+        self.memory.keep(slot, self.slots)
+        self.engine.clear(slot.slot_id)
+        slot.kept = []
 
     def _begin(self, active: ActiveRequest) -> bool:
         """Make what only a running request needs; False if it cannot be made and the request ends.
@@ -223,9 +253,7 @@ class Scheduler:
             return
         idle = [s for s in self.slots if s.active is None and s.kept]
         if idle:
-            oldest = min(idle, key=lambda s: s.last_used)
-            self.engine.clear(oldest.slot_id)
-            oldest.kept = []
+            self._drop(min(idle, key=lambda s: s.last_used))
         elif len(self.running) > 1:
             self._preempt(max(self.running, key=lambda active: active.submitted))
         else:

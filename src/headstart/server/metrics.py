@@ -226,6 +226,36 @@ METRICS = (
         _counter("preemptions"),
     ),
     Metric(
+        "headstart_prompts_saved_total",
+        "counter",
+        "Prompts that lost their place in the model's cache and were kept in main memory",
+        _counter("prompts_saved"),
+    ),
+    Metric(
+        "headstart_prompts_restored_total",
+        "counter",
+        "Prompts brought back from main memory",
+        _counter("prompts_restored"),
+    ),
+    Metric(
+        "headstart_prompt_tokens_restored_total",
+        "counter",
+        "Tokens of the prompts brought back from main memory",
+        _counter("prompt_tokens_restored"),
+    ),
+    Metric(
+        "headstart_prompts_in_memory",
+        "gauge",
+        "Prompts kept in main memory",
+        _now("prompts_in_memory"),
+    ),
+    Metric(
+        "headstart_prompts_in_memory_bytes",
+        "gauge",
+        "Bytes of the prompts kept in main memory",
+        _now("prompt_bytes_in_memory"),
+    ),
+    Metric(
         "headstart_engine_restarts_total",
         "counter",
         "Restarts of the engine process",
