@@ -109,7 +109,7 @@ class MapPair(Pair):
             ]
             if len(agreeing) < 2 * (len(places) - len(agreeing)):
                 return [], []
-            best, what = agreeing[0], (tuple(key), tuple(value))
+            best, what = agreeing[0], (*what, tuple(value))
         else:
             places = places[:1]
         tokens = self.copy(history, best, min(self.adaptive_length.get(what, m), max_tokens))

@@ -166,7 +166,7 @@ def test_a_disk_without_locks_is_refused_for_what_it_is(
     def fail(descriptor: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(token_log.fcntl, "flock", fail)
+    monkeypatch.setattr("headstart.structures.token_log.fcntl.flock", fail)
     with pytest.raises(ConfigError, match="cannot be locked: No locks available; name a file"):
         TokenLog(tmp_path / "corpus", VOCABULARY)
 

@@ -20,6 +20,7 @@ from headstart.types import Vocab
 from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 DEMO = ("demo-target", "demo-draft-other")
+FETCHED = NAMES
 
 
 def fetched_folder() -> Path:

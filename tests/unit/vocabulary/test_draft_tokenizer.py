@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     EOS,
     Model,
@@ -87,7 +87,7 @@ def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> N
             requests,
             run(make_scheduler(engine, chain, AUTO, RandomController(seed)), requests),
         )
-        speculator = chain[1]
+        speculator: Any = chain[1]
         for seq_id, line in speculator._sequences.items():
             assert speculator.engine.cache.get(seq_id, []) == line.tokens
 
@@ -137,6 +137,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
 def test_no_stable_token_is_decoded_twice(pair: Pair) -> None:
     engine, speculator = Model(), pair.drafter(sampling="coupled")
     run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
+    assert isinstance(speculator.engine, Model)
     cached = speculator.engine.cache[0]
     text = pair.translator.target.join([*REQUEST.prompt, *answer(engine, REQUEST).tokens])
     assert text.startswith(pair.translator.draft.join(cached))
@@ -249,7 +250,7 @@ def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTrans
     history = tokens_of(demo, b"the")
     tokenizer = TranslatingTokenizer(demo, Preference("coupled"))
     tokenizer.to_draft_tokens(history, 0)
-    builder = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
+    builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
     builder.tokens += ours
     builder._probabilities += [1.0] * len(ours)
     logits = np.zeros(demo.draft.size, np.float32)
@@ -263,7 +264,7 @@ def test_argmax_by_order_never_asks_for_noise(demo: VocabularyTranslator) -> Non
     tokenizer = TranslatingTokenizer(demo, Preference("argmax"))
     history = tokens_of(demo, b"x =")
     tokenizer.to_draft_tokens(history, 0)
-    builder = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
+    builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
     logits = np.zeros(demo.draft.size, np.float32)
     logits[demo.draft.ids[b" y"]] = 9.0
     assert builder.extend(logits, 0.0) == demo.draft.ids[b" y"]
