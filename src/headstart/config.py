@@ -299,12 +299,30 @@ class ServerConfig:
     api_key_file: str | None = option(
         None, "file with one key a line; lines that start with # are comments"
     )
+    allowed_hosts: str | None = option(
+        None,
+        "without an API key: host names, separated by commas, under which the server may be asked "
+        "besides localhost, addresses, names without a dot and this machine's; * for any",
+    )
+    cors_origins: str | None = option(
+        None,
+        "origins, separated by commas, whose web pages may use the server; localhost for those of "
+        "this machine, * for any. Default: its own page only",
+    )
+    max_connections: int = option(
+        1000, "open connections; beyond them the longest idle one is closed, or new ones get 503"
+    )
     chat_template: str | None = option(
         None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
-    max_body_mb: int = option(64, "largest accepted request body in MiB")
-    timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
+    max_body_mb: int = option(8, "largest accepted request body in MiB")
+    timeout: int = option(
+        3600,
+        "seconds after which an idle connection is closed; at most 30 for the head of a request, "
+        "60 for the next piece of its body or for a client that does not read",
+        "-to",
+    )
     page: bool = option(True, "serve the page at /", "--webui", "--ui")
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
@@ -318,6 +336,7 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port} but must be from 0 to 65535")
         check_at_least(self, "max_body_mb", 1)
+        check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
 
 
