@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from headstart.errors import ConfigError, ModelError
-from headstart.structures import token_log
 from headstart.structures.rolling import namespace_id
 from headstart.structures.token_log import Record, TokenLog, VocabularyId
 from headstart.testing import ByteVocab

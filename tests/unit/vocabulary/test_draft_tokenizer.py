@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,10 +30,10 @@ from tests.unit.vocabulary.pieces import Pair, make_pair
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.request import Request
+from headstart.testing import FakeEngine
 from headstart.types import Choice, Choose, DraftRequest
 from headstart.vocabulary import TranslationMode, VocabularyTranslator
 from headstart.vocabulary.draft_tokenizer import (
-    DraftBuilder,
     Preference,
     TranslatingTokenizer,
     spread,
@@ -137,7 +138,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
 def test_no_stable_token_is_decoded_twice(pair: Pair) -> None:
     engine, speculator = Model(), pair.drafter(sampling="coupled")
     run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
-    assert isinstance(speculator.engine, Model)
+    assert isinstance(speculator.engine, FakeEngine)
     cached = speculator.engine.cache[0]
     text = pair.translator.target.join([*REQUEST.prompt, *answer(engine, REQUEST).tokens])
     assert text.startswith(pair.translator.draft.join(cached))
@@ -178,7 +179,7 @@ class Speaker:
         tokenizer = TranslatingTokenizer(translator, Preference("auto"))
         tokenizer.to_draft_tokens(history, 0)
         self.translator, self.history = translator, history
-        self.builder: DraftBuilder = tokenizer.begin(DraftRequest(0, history, max_tokens), limit)
+        self.builder: Any = tokenizer.begin(DraftRequest(0, history, max_tokens), limit)
 
     def say(self, *ranked: int) -> int | None:
         logits = np.zeros(self.translator.draft.size, np.float32)
