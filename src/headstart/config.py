@@ -113,9 +113,6 @@ class EngineConfig:
         "-ctxcp",
         "--swa-checkpoints",
     )
-    checkpoint_min_step: int = option(
-        1024, "prompt tokens between two such states; messages add some of their own", "-cms"
-    )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     deterministic: bool = option(
@@ -130,7 +127,6 @@ class EngineConfig:
         check_at_least(self, "ubatch", 2)
         check_at_least(self, "gpu_layers", -1)
         check_at_least(self, "ctx_checkpoints", 0)
-        check_at_least(self, "checkpoint_min_step", 1)
         for name in ("threads", "threads_batch"):
             if getattr(self, name) is not None:
                 check_at_least(self, name, 1)
@@ -205,12 +201,19 @@ class SchedulerConfig:
     prefill_chunk: int = option(
         64, "prompt tokens read per step while others generate; bounds how long they wait"
     )
+    checkpoint_min_step: int = option(
+        1024,
+        "prompt tokens between two checkpoints (see --ctx-checkpoints); the ends of the first and "
+        "of the last message get one in any case",
+        "-cms",
+    )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
 
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
+        check_at_least(self, "checkpoint_min_step", 1)
         if self.parallel > 250:
             raise ConfigError(
                 f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
