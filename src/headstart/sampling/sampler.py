@@ -47,14 +47,21 @@ class Sampler:
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
 
-    def sample(self, logits: NDArray[np.float32], position: int) -> int:
-        """The token at `position` (the tokens before it); logits have shape (vocab_size,)."""
+    def sample(
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
+    ) -> int:
+        """The token at `position` (the number of tokens before it); logits of shape (vocab_size,).
+
+        `legal`: the ids of which it is one, rising; None for all.
+        """
+        if legal is not None and len(legal) == 1:
+            return int(legal[0])
         if self._is_argmax:
-            token = int(logits.argmax())
+            token = int(logits.argmax() if legal is None else legal[logits[legal].argmax()])
             if math.isnan(logits[token]):
                 raise EngineError(_NOT_NUMBERS)
             return token
-        ids, scores = self._survivors(logits, position)
+        ids, scores = self._survivors(logits, position, legal)
         if not len(ids) or math.isnan(scores[0]):
             raise EngineError(_NOT_NUMBERS)
         if self.params.is_greedy:
@@ -76,10 +83,10 @@ class Sampler:
         )
 
     def probabilities(
-        self, logits: NDArray[np.float32], position: int
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """What the filters leave: (ids, probabilities that sum to 1), by falling probability."""
-        ids, scores = self._survivors(logits, position)
+        ids, scores = self._survivors(logits, position, legal)
         weights = np.exp(scores.astype(np.float64) - scores.max())
         if self.params.is_greedy:
             weights = (weights == 1.0).astype(np.float64)
@@ -102,10 +109,10 @@ class Sampler:
         )
 
     def _survivors(
-        self, logits: NDArray[np.float32], position: int
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
-        ids, scores = self._candidates(logits)
+        ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
         use_xtc = (
             self.params.has_xtc
             and uniform(self.params.seed, position, _XTC_SALT) < self.params.xtc_probability
@@ -138,6 +145,22 @@ class Sampler:
             scores[np.searchsorted(ids, self._bias_ids)] += self._bias
         order = np.argsort(-scores, kind="stable")
         return ids[order], scores[order]
+
+    def _among(
+        self, logits: NDArray[np.float32], legal: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """As `_candidates`, of the legal tokens only: the filters see no others.
+
+        Where all of them are banned the bans are lifted, because the constraint was asked for too.
+        """
+        masked = np.full_like(logits, -np.inf)
+        masked[legal] = logits[legal]
+        ids, scores = self._candidates(masked)
+        left = (~np.isneginf(scores)).nonzero()[0]
+        if not len(left):
+            ids, scores, left = legal, logits[legal], np.arange(len(legal))
+        left = left[np.argsort(-scores[left], kind="stable")]
+        return ids[left], scores[left]
 
     def _everything(
         self, logits: NDArray[np.float32]
