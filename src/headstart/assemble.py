@@ -209,6 +209,8 @@ def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
         context=own.draft_context or engine.num_cells,
         batch=512,
         deterministic=False,
+        swa_full=True,  # it takes back the tokens of many decodes
+        ctx_checkpoints=0,
     )
 
 

@@ -118,6 +118,21 @@ class EngineConfig:
     )
     batch: int = option(2048, "most tokens in one decode call", "-b", "--batch-size")
     ubatch: int = option(512, "most tokens computed at once", "-ub", "--ubatch-size")
+    swa_full: bool = option(
+        False,
+        "keep the whole context in layers with a sliding window, not only what they can see: "
+        "several times the memory, any prompt can be continued anywhere",
+    )
+    ctx_checkpoints: int = option(
+        32,
+        "most states kept of a slot whose cache cannot be cut back anywhere (recurrent layers, "
+        "sliding windows), so that an edited history is not read again from the start",
+        "-ctxcp",
+        "--swa-checkpoints",
+    )
+    checkpoint_min_step: int = option(
+        1024, "prompt tokens between two such states; messages add some of their own", "-cms"
+    )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     deterministic: bool = option(
@@ -131,6 +146,8 @@ class EngineConfig:
         _at_least(self, "batch", 2)
         _at_least(self, "ubatch", 2)
         _at_least(self, "gpu_layers", -1)
+        _at_least(self, "ctx_checkpoints", 0)
+        _at_least(self, "checkpoint_min_step", 1)
         for name in ("threads", "threads_batch"):
             if getattr(self, name) is not None:
                 _at_least(self, name, 1)

@@ -146,7 +146,7 @@ def test_what_is_not_built_is_refused_not_ignored(client, worker, field):
 
 def test_logprobs_of_a_native_completion_are_checked(client):
     for value, says in (
-        (999, "logprobs is 999 but must be from 0 to 258"),
+        (999, "logprobs is 999 but must be from 0 to 128"),
         ("x", "logprobs is 'x' but must be"),
     ):
         assert says in error_of(
@@ -175,7 +175,7 @@ def test_unsupported_completion_fields_are_refused(client):
         ({"messages": [{"role": "assistant", "content": "a"}] * 2}, "both of role assistant"),
         ({"messages": MESSAGES, "continue_final_message": True}, "last message of role assistant"),
         ({"messages": MESSAGES, "top_logprobs": 3}, "needs logprobs"),
-        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 999}, "from 0 to 258"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 999}, "from 0 to 128"),
     ],
 )
 def test_bad_messages_are_400(client, body, says):

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.errors import EngineError
+from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.params import SamplingParams
 from headstart.structures.topk import top_k
@@ -26,6 +27,10 @@ from headstart.types import Choice, Engine, Filters
 _XTC_SALT = 1
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
+)
+_ALL_BANNED = (
+    "no token is left to choose from: logit_bias, ignore_eos, the samplers and the constraint ban "
+    "all of them; ban fewer"
 )
 
 
@@ -64,9 +69,12 @@ class Sampler:
         ids, scores = self._survivors(logits, position, legal)
         if not len(ids) or math.isnan(scores[0]):
             raise EngineError(_NOT_NUMBERS)
-        if self.params.is_greedy:
-            return int(ids[scores.argmax()])
-        return int(ids[self._drawn(ids, scores, position)])
+        chosen = (
+            int(scores.argmax()) if self.params.is_greedy else self._drawn(ids, scores, position)
+        )
+        if scores[chosen] == -math.inf:
+            raise InvalidParameterError(_ALL_BANNED)
+        return int(ids[chosen])
 
     def couple(self, logits: NDArray[np.float32], position: int) -> Choice:
         """What a draft model's logits suggest under this request's filters and noise."""
@@ -76,7 +84,7 @@ class Sampler:
         ids, scores = self._survivors(logits, position)
         coupled = self._drawn(ids, scores, position)
         best = int(scores.argmax())
-        weights = np.exp(scores - scores[best])
+        weights = _weights(scores)
         total = float(weights.sum())
         return Choice(
             int(ids[coupled]), float(weights[coupled]) / total, int(ids[best]), 1.0 / total
@@ -87,7 +95,7 @@ class Sampler:
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """What the filters leave: (ids, probabilities that sum to 1), by falling probability."""
         ids, scores = self._survivors(logits, position, legal)
-        weights = np.exp(scores.astype(np.float64) - scores.max())
+        weights = _weights(scores.astype(np.float64))
         if self.params.is_greedy:
             weights = (weights == 1.0).astype(np.float64)
         order = np.argsort(-weights, kind="stable")
@@ -149,16 +157,13 @@ class Sampler:
     def _among(
         self, logits: NDArray[np.float32], legal: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """As `_candidates`, of the legal tokens only: the filters see no others.
-
-        Where all of them are banned the bans are lifted, because the constraint was asked for too.
-        """
+        """As `_candidates`, of the legal tokens only: the filters see no others."""
         masked = np.full_like(logits, -np.inf)
         masked[legal] = logits[legal]
         ids, scores = self._candidates(masked)
         left = (~np.isneginf(scores)).nonzero()[0]
         if not len(left):
-            ids, scores, left = legal, logits[legal], np.arange(len(legal))
+            raise InvalidParameterError(_ALL_BANNED)
         left = left[np.argsort(-scores[left], kind="stable")]
         return ids[left], scores[left]
 
@@ -171,6 +176,16 @@ class Sampler:
             logits = logits.copy()
             logits[self._bias_ids] += self._bias
         return self._all_ids, logits
+
+
+def _weights(scores: NDArray[Any]) -> NDArray[Any]:
+    """exp(score - best score). Where a temperature near 0 made scores infinite, the best share all.
+
+    So they are numbers whatever the request asked for: of a draft they are its confidence.
+    """
+    best = scores.max()
+    weights: NDArray[Any] = np.exp(scores - best) if math.isfinite(best) else scores == best
+    return weights.astype(scores.dtype, copy=False)
 
 
 class _Window:

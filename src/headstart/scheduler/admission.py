@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headstart.scheduler.slot import ActiveRequest, Slot
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import Engine, MemoryKind
+from headstart.types import Engine
 
 
 def choose_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> Slot | None:
@@ -28,20 +28,24 @@ def choose_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) ->
         return slot
     # The last prompt token is always decoded again: its logits are needed.
     limit = len(active.tokens) - 1
-    shared = {
+    common = {
         s.slot_id: min(limit, s.num_cached, common_prefix_length(s.cached, active.tokens))
         for s in slots
     }
-    slot = (wished or [max(free, key=lambda s: (shared[s.slot_id], -s.last_used))])[0]
-    if not wished and not _continues(slot, shared[slot.slot_id], engine):
+    kept = {s.slot_id: engine.reusable(s.slot_id, common[s.slot_id]) for s in free}
+    slot = (wished or [max(free, key=lambda s: (kept[s.slot_id], -s.last_used))])[0]
+    if not wished and not _continues(slot, kept[slot.slot_id]):
         slot = min(free, key=_age)
-    own = shared[slot.slot_id]
-    source = max(slots, key=lambda s: shared[s.slot_id])
-    if shared[source.slot_id] > own and engine.copy_prefix(
-        source.slot_id, slot.slot_id, shared[source.slot_id]
-    ):
-        own = shared[source.slot_id]
-        slot.kept = source.cached[:own]
+    own = kept[slot.slot_id]
+    copies = {
+        s.slot_id: engine.reusable(s.slot_id, common[s.slot_id], by_copy=True)
+        for s in slots
+        if s is not slot
+    }
+    source = max(copies, key=lambda slot_id: copies[slot_id], default=slot.slot_id)
+    if copies.get(source, 0) > own:
+        own = copies[source] if engine.copy_prefix(source, slot.slot_id, copies[source]) else 0
+        slot.kept = active.tokens[:own]
     _seat(slot, active, own, engine)
     return slot
 
@@ -57,10 +61,8 @@ def _has_room(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> b
     return not busy or busy + len(active.tokens) <= engine.num_cells - engine.num_cells // 8
 
 
-def _continues(slot: Slot, shared: int, engine: Engine) -> bool:
+def _continues(slot: Slot, shared: int) -> bool:
     """Whether taking this slot loses little: at least half of what it holds is used again."""
-    if engine.memory is not MemoryKind.CUT:
-        return shared == slot.num_cached  # nothing can be cut off
     return 2 * shared >= slot.num_cached
 
 
@@ -70,9 +72,8 @@ def _age(slot: Slot) -> tuple[bool, float]:
 
 
 def _seat(slot: Slot, active: ActiveRequest, shared: int, engine: Engine) -> None:
-    if shared < len(slot.kept) and not (shared and engine.truncate(slot.slot_id, shared)):
-        engine.clear(slot.slot_id)
-        shared = 0
+    if shared < len(slot.kept):
+        shared = engine.rewind(slot.slot_id, shared)
     slot.kept = []
     slot.active = active
     active.num_decoded = active.num_cached = shared

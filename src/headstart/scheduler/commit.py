@@ -69,12 +69,9 @@ class Committer:
         sources = (*active.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
         active.tokens += emitted
         active.num_decoded = len(active.tokens) - 1
-        if active.num_decoded < num_in_cache and not self._engine.truncate(
-            slot.slot_id, active.num_decoded
-        ):
-            # this memory cannot take back so much: read it all again
-            self._engine.clear(slot.slot_id)
-            active.num_decoded = 0
+        if active.num_decoded < num_in_cache:
+            # Less is left where this memory cannot take back so little: that is read again.
+            active.num_decoded = self._engine.rewind(slot.slot_id, active.num_decoded)
         active.num_steps += 1
         if draft:
             self._counters.add_draft(len(draft), num_accepted)

@@ -71,9 +71,19 @@ class GuardedSpeculator:
 
     def _checked(self, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> list[Draft]:
         return [
-            self._cut(draft, request.max_tokens)
+            self._cut_or_none(draft, request)
             for draft, request in zip(drafts, requests, strict=True)
         ]
+
+    def _cut_or_none(self, draft: Draft, request: DraftRequest) -> Draft:
+        """The draft as it may be used. A bad one costs its own sequence the speculator, not those
+        of other requests that were drafted for in the same call.
+        """
+        try:
+            return self._cut(draft, request.max_tokens)
+        except Exception as error:
+            self._fail("propose", [request.seq_id], error)
+            return Draft(reason=FAILED, is_ready=False)
 
     def _cut(self, draft: Draft, max_tokens: int) -> Draft:
         """The draft in plain numbers and no longer than asked for.

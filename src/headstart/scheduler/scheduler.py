@@ -10,7 +10,13 @@ from collections.abc import Callable
 import numpy as np
 
 from headstart.config import SchedulerConfig
-from headstart.errors import CapacityError, ContextLengthError, EngineError, InvalidParameterError
+from headstart.errors import (
+    CapacityError,
+    ContextLengthError,
+    EngineError,
+    HeadstartError,
+    InvalidParameterError,
+)
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching
 from headstart.scheduler.commit import Committer
@@ -219,7 +225,7 @@ class Scheduler:
         for slot in self._in_batch:
             self._fail_slot(slot, error)
 
-    def _fail_slot(self, slot: Slot, error: EngineError) -> None:
+    def _fail_slot(self, slot: Slot, error: HeadstartError) -> None:
         if slot.active is None:
             return
         stats = slot.active.stats(slot.slot_id, self.clock())
@@ -273,7 +279,7 @@ class Scheduler:
             width = 1 + len(active.proposal.tokens)
             try:
                 emitted += self._committer.commit(slot, logits[offset : offset + width], now)
-            except EngineError as error:
+            except (EngineError, InvalidParameterError) as error:  # of this request alone
                 self._fail_slot(slot, error)
             offset += width
         return emitted

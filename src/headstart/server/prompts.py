@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.limits import MAX_PROMPTS
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.text.chat_template import content_text
 from headstart.types import Vocab
-
-MAX_PROMPTS = 256
 
 
 @dataclass(frozen=True, slots=True)
