@@ -100,11 +100,10 @@ class GrammarState:
         if self._matcher is None or self.is_over:
             yield Lookahead(self, None)
             return
-        known, ahead = self._forced, Lookahead(self, self._matcher)
+        ahead = Lookahead(self, self._matcher)
         try:
             yield ahead
         finally:
-            self._forced = known
             self._has_looked = True
             is_back = not ahead.num_read or self._matcher.rollback(ahead.num_read)
             if not is_back or self._matcher.is_error():
@@ -174,35 +173,40 @@ class GrammarState:
 
 
 class Lookahead:
-    """A matcher that reads on for a while; see `GrammarState.lookahead`."""
+    """A matcher that reads on for a while; see `GrammarState.lookahead`.
+
+    Where it fails it only says that nothing more is legal: it serves drafts.
+    """
 
     def __init__(self, state: GrammarState, matcher: LLMatcher | None) -> None:
         self.num_read = 0
         self._state = state
         self._matcher = matcher
+        self._forced = state.forced() if matcher else []
 
     def read_legal(self, tokens: Sequence[int]) -> int:
-        """Read these up to the first that is illegal; returns how many were read."""
+        """Read these up to the first that is illegal; returns how many were legal."""
         if self._matcher is None:
             return self._count_free(tokens)
-        eog_ids = self._state._tokens.eog_ids
         for index, token in enumerate(tokens):
             forced = self.forced()
-            if forced and token != forced[0]:
+            if self._matcher.is_stopped() or (forced and token != forced[0]):
                 return index
-            if token in eog_ids:  # nothing comes after it
-                return index + (not forced and self._matcher.is_accepting())
-            if self._matcher.is_stopped() or self._matcher.try_consume_tokens([token]) != 1:
+            if token in self._state._tokens.eog_ids:  # nothing comes after it
+                return index + self._matcher.is_accepting()
+            if self._matcher.try_consume_tokens([token]) != 1:
                 return index
             self.num_read += 1
-            self._state._forced = forced[1:] or None
+            self._forced = forced[1:]
         return len(tokens)
 
     def forced(self) -> list[int]:
         """Tokens that must follow what was read."""
         if self._matcher is None or self._matcher.is_stopped():
             return []
-        return self._state.forced()
+        if not self._forced:
+            self._forced = self._matcher.compute_ff_tokens()
+        return self._forced
 
     def _count_free(self, tokens: Sequence[int]) -> int:
         """In a free text all is legal up to a trigger; behind it a copy of the state follows."""

@@ -46,8 +46,8 @@ class Committer:
         wants_logprobs = active.request.num_logprobs is not None
         logprobs: list[TokenLogprob] = []
 
-        def note(row: int, token: int) -> None:
-            logprobs.append(_logprob(active, logits[row], token, position + row))
+        def note(row: int, token: int, legal: NDArray[np.int32] | None) -> None:
+            logprobs.append(_logprob(active, logits[row], token, position + row, legal))
 
         forced = active.proposal.head.num_forced
         if forced is None:
@@ -57,7 +57,7 @@ class Committer:
                 draft,
                 position,
                 self._eog(active),
-                note if wants_logprobs else None,
+                note=note if wants_logprobs else None,
             )
             num_accepted = _num_accepted(emitted, draft)
         else:
@@ -169,13 +169,15 @@ def _num_accepted(emitted: list[int], draft: list[int]) -> int:
 
 
 def _logprob(
-    active: ActiveRequest, logits: NDArray[np.float32], token: int, position: int
+    active: ActiveRequest,
+    logits: NDArray[np.float32],
+    token: int,
+    position: int,
+    legal: NDArray[np.int32] | None,
 ) -> TokenLogprob:
     """What the client is told of one token; the sampler must stand before it."""
     num_top = active.request.num_logprobs or 0
     if active.request.post_sampling_probs:
-        return TokenLogprob(
-            token,
-            *filtered_logprobs(*active.sampler.probabilities(logits, position), token, num_top),
-        )
+        left = active.sampler.probabilities(logits, position, legal)
+        return TokenLogprob(token, *filtered_logprobs(*left, token, num_top))
     return TokenLogprob(token, *token_logprobs(logits, token, num_top))
