@@ -42,9 +42,9 @@ def make(name: str, *, small: bool = False) -> Speculator:
     """Like the server, with all that a constructor may ask for; `small` matches short texts."""
     parts = {
         "engine": lambda: Model(2, skew=0.3),
-        "bridge": lambda: None,  # the draft model's ids are the target's
+        "translator": lambda: None,  # the draft model's ids are the target's
         "vocab": Letters,
-        "vocabulary": lambda: VocabularyId.of(Letters()),
+        "vocabulary_id": lambda: VocabularyId.of(Letters()),
     }
     return make_speculator(name, SMALL_OPTIONS if small else {}, parts)
 

@@ -135,7 +135,7 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
             ]
         },
-        {"continue_final_message": "reasoning_content"},
+        {"continue_final_message": "role"},
     ],
     ids=str,
 )

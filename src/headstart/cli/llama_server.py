@@ -39,26 +39,24 @@ IN_REQUEST = {
     "--ignore-eos": "ignore_eos",
     "-r": "stop",
     "--reverse-prompt": "stop",
-    "--chat-template-kwargs": "chat_template_kwargs",
-    "--reasoning-effort": "reasoning_effort",
     "--sse-ping-interval": "sse_ping_interval",
 }
 
 ALWAYS_SO = (
     "--jinja", "-cb", "--cont-batching", "-kvu", "--kv-unified", "--no-context-shift",
-    "--no-mmproj", "--no-mmproj-auto", "--no-ui", "--no-webui", "--log-prefix", "--log-timestamps",
+    "--no-mmproj", "--no-mmproj-auto", "--log-prefix", "--log-timestamps",
 )  # fmt: skip
 
 NOT_SUPPORTED = (
     "--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector",
     "--control-vector-scaled", "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto",
     "--mmproj-offload", "--no-mmproj-offload", "--image-min-tokens", "--image-max-tokens",
-    "--media-path", "--ssl-key-file", "--ssl-cert-file", "--api-prefix", "--path", "--reuse-port",
-    "--ui", "--webui", "--tools", "-ag", "--agent", "--models-dir", "--models-preset",
+    "--media-path", "--ssl-key-file", "--ssl-cert-file", "--api-prefix", "--reuse-port",
+    "--tools", "-ag", "--agent", "--models-dir", "--models-preset",
     "--models-max", "--embedding", "--embeddings", "--rerank", "--reranking", "--pooling",
     "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file",
     "--mirostat", "--mirostat-lr", "--mirostat-ent", "--adaptive-target", "--adaptive-decay",
-    "-rea", "--reasoning", "--reasoning-format", "--reasoning-budget", "--reasoning-budget-message",
+    "--reasoning-format", "--reasoning-budget", "--reasoning-budget-message",
     "--no-jinja", "-nocb", "--no-cont-batching", "-no-kvu", "--no-kv-unified", "--context-shift",
     "--keep", "--cache-reuse", "-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints",
     "--swa-checkpoints", "--swa-full", "--slot-save-path", "-sps", "--slot-prompt-similarity",

@@ -14,6 +14,7 @@ from headstart.scheduler.worker import Worker
 from headstart.server import chat, completions, errors, infill, metrics, native, status, text
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
+from headstart.server.page import POLICY, Page, page_files
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ def create_app(
     )
     app.state.service = service
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
+    # another page brings its own rules along
+    policy = POLICY if config.path is None else None
+    app.add_middleware(Page, files=page_files(config), policy=policy)
     for family in (status, chat, completions, native, infill, text, metrics):
         app.include_router(family.router)
     errors.install(app)

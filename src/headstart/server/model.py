@@ -13,6 +13,7 @@ from headstart.config import ServerConfig
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.worker import Worker
+from headstart.server.conversation import ChatDefaults
 from headstart.text.chat_template import ChatTemplate
 from headstart.types import Vocab
 
@@ -24,6 +25,7 @@ class ServedModel:
     alias: str
     vocab: Vocab
     template: ChatTemplate
+    chat: ChatDefaults = field(default_factory=ChatDefaults)
     # what a request gets that does not say
     sampling: SamplingParams = field(default_factory=SamplingParams)
 

@@ -31,6 +31,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.suffix_alignment import Alignment
@@ -85,7 +86,12 @@ class SuffixSpeculator(Speculator):
         min_share: float = 0.1
         max_places: int = 3  # places that vote on the next token
         corpus_tokens: int = 2_000_000  # tokens of past texts kept, over all namespaces; 0: none
-        file: str | None = None  # file that keeps the corpus of past texts over restarts
+        file: str | None = option(
+            None,
+            "file that keeps the corpus of past texts over restarts",
+            "--spec-corpus",
+            keeps_texts=True,
+        )
 
         def __post_init__(self) -> None:
             if (

@@ -1,11 +1,11 @@
-"""Common prefixes of token lists, at C speed."""
+"""Common prefixes of token lists and texts, at C speed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeVar
 
-Tokens = TypeVar("Tokens", bound=Sequence[int])
+Tokens = TypeVar("Tokens", bound=Sequence[object])
 _CHUNK = 256
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,7 +228,7 @@ def make_scheduler(
     **limits: int,
 ) -> Scheduler:
     clock = Clock()
-    speculators = [GuardedSpeculator(s, clock) for s in speculators]
+    speculators = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
     drafting = Drafting(speculators, spec or fixed(4), controller or Controller())
     return Scheduler(
         engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock
@@ -235,7 +236,12 @@ def make_scheduler(
 
 
 def make_speculators(names: Sequence[str], draft: Callable[[], FakeEngine]) -> list[Speculator]:
-    parts = {"engine": draft, "vocabulary": lambda: VocabularyId(SIZE, bytes(16))}
+    parts: dict[str, Callable[[], Any]] = {
+        "engine": draft,
+        "vocab": lambda: None,
+        "vocabulary_id": lambda: VocabularyId(SIZE, bytes(16)),
+        "translator": lambda: None,
+    }
     return [make_speculator(name, SMALL_OPTIONS, parts) for name in names]
 
 
