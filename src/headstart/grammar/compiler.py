@@ -9,7 +9,6 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from llguidance import LLMatcher, LLParserLimits
@@ -22,7 +21,6 @@ from headstart.grammar.tokens import GrammarTokens
 from headstart.types import Vocab
 
 MAX_CACHED = 64  # compiled constraints
-COMPILE_SECONDS = 10.0  # before a request is refused; waiting for other constraints included
 LOW_PRIORITY = 10  # added to the thread's niceness
 # What one constraint may cost. Compiling within them takes up to a second (2 cores, 2026), a token
 # of the answer some tens of milliseconds at worst.
@@ -117,6 +115,3 @@ def _lower_priority() -> None:
     """Where the system can do so for one thread, the model's threads come first."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-
-
-MakeCompiler = Callable[[Vocab], GrammarCompiler]

@@ -125,7 +125,7 @@ class Committer:
         """Why the request is over after this token, if it is."""
         if active.stop.found:
             return Ending("word")
-        if last in self._eog(active):
+        if last in self._eog(active) or (active.legality and active.legality.is_over):
             return Ending("eos")
         if active.num_left <= 0 or active.indent.is_over:
             return LENGTH
