@@ -20,15 +20,32 @@ from headstart.errors import (
 )
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching
+from headstart.scheduler.checkpoints import choose_stops
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
+from headstart.scheduler.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    TokenEvent,
+    error_event,
+)
 from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import time_decodes
-from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, StepStats, Vocab
+from headstart.types import (
+    Batch,
+    ContextFullError,
+    Decoded,
+    Engine,
+    Logits,
+    MemoryKind,
+    StepStats,
+    Vocab,
+)
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import GrammarCompiler
@@ -64,7 +81,7 @@ class Scheduler:
         self._batch = Batch(engine.max_batch_tokens)
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self._events: list[Event] = []
-        self._committer = Committer(engine, vocab, drafting, self._events)
+        self._committer = Committer(engine, vocab, drafting)
 
     @property
     def has_work(self) -> bool:
@@ -126,8 +143,7 @@ class Scheduler:
 
     def take_events(self) -> list[Event]:
         """Events since the last call, in order."""
-        events = self._events[:]
-        self._events.clear()
+        events, self._events = self._events, []
         return events
 
     def _check(self, request: Request) -> None:
@@ -179,9 +195,15 @@ class Scheduler:
             admission.admit(placement, active, self.engine)
             if active.admitted is None:
                 active.admitted = self.clock()
+            if self.engine.memory is not MemoryKind.CUT:
+                active.stops = self._stops(active)
             active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
         admission.share_prefixes(self.slots, self.running, self.engine)
+
+    def _stops(self, active: ActiveRequest) -> list[int]:
+        is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
+        return choose_stops(active.tokens, active.num_decoded, is_control, step)
 
     def _begin(self, active: ActiveRequest) -> bool:
         """Make what only a running request needs; False if it cannot be made and the request ends.
@@ -278,11 +300,12 @@ class Scheduler:
 
     def _finish(self, active: ActiveRequest, ending: Ending, now: float) -> None:
         """End a request that did not fail."""
-        self._committer.flush(active)
+        request_id = active.request.request_id
+        if rest := active.stop.flush():  # held back because it might have begun a stop string
+            self._events.append(TokenEvent(request_id, (), rest, ()))
         summary = active.summarize(now)
         self.counters.add_request(summary)
         word = active.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
-        request_id = active.request.request_id
         end = FinishEvent(request_id, ending.reason, summary, word, ending.is_truncated)
         self._events.append(end)
         self._release(active)
@@ -315,6 +338,9 @@ class Scheduler:
         for active in self._in_batch:
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
                 active.num_decoded += active.num_rows
+                if active.stops and active.num_decoded == active.stops[0]:
+                    self.engine.checkpoint(active.slot_id)
+                    active.stops.pop(0)
                 if active.request.wants_progress:
                     self._events.append(_progress(active, now))
                 continue
@@ -322,11 +348,13 @@ class Scheduler:
             rows = logits[offset : offset + width]
             offset += width
             try:
-                emitted, ending = self._committer.commit(active, rows, now)
+                event, ending = self._committer.commit(active, rows, now)
             except (EngineError, InvalidParameterError) as error:  # of this request alone
                 self._fail_request(active, error)
                 continue
-            num_emitted += emitted
+            if event is not None:
+                self._events.append(event)
+                num_emitted += len(event.tokens)
             if ending is not None:
                 self._finish(active, ending, now)
         return num_emitted
