@@ -22,7 +22,7 @@ from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.params import SamplingParams
 from headstart.structures.topk import top_k
-from headstart.types import Choice, Engine, Filters
+from headstart.types import Choice, Engine, Filters, Legality
 
 _XTC_SALT = 1
 _NOT_NUMBERS = (
@@ -35,10 +35,14 @@ _ALL_BANNED = (
 
 
 class Sampler:
-    """Chooses the tokens of one request. The only state is the text that penalties look at."""
+    """Chooses the tokens of one request.
+
+    The only state is the text that penalties look at, and where it stands in its constraint.
+    """
 
     def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
         self.params = params
+        self.legality: Legality | None = None  # of a constrained request
         self.vocab_size = engine.vocab_size
         bias = dict(params.logit_bias)
         if params.ignore_eos:

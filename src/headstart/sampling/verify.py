@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
-from headstart.types import Legality
 
 Note = Callable[[int, int, NDArray[np.int32] | None], None]
 """(row, token, the ids among which it was chosen if these were not all)"""
@@ -34,8 +33,6 @@ def emit(
     draft: Sequence[int],
     position: int,
     final: Container[int],
-    *,
-    legality: Legality | None = None,
     note: Note | None = None,
 ) -> list[int]:
     """Sample along the draft until it disagrees, ends, or the text does.
@@ -44,15 +41,15 @@ def emit(
         logits: of the last known token and of each draft token, shape (len(draft) + 1, vocab_size).
         position: of the first token to emit.
         final: tokens after which nothing follows.
-        legality: which tokens may be chosen; None means all. It reads what is emitted.
         note: told of every token while the sampler still stands before it.
 
     Returns 1 to len(draft) + 1 tokens; all but the last are accepted draft tokens, and the last is
     one too only if it is final or completes the text.
     """
     emitted: list[int] = []
+    legality = sampler.legality
     for row in range(len(draft) + 1):
-        token, legal = _choose(sampler, logits[row], position + row, legality)
+        token, legal = _choose(sampler, logits[row], position + row)
         emitted.append(token)
         if note is not None:
             note(row, token, legal)
@@ -68,13 +65,14 @@ def emit(
 
 
 def _choose(
-    sampler: Sampler, logits: NDArray[np.float32], position: int, legality: Legality | None
+    sampler: Sampler, logits: NDArray[np.float32], position: int
 ) -> tuple[int, NDArray[np.int32] | None]:
     """The token, and the ids among which it was chosen if these were not all.
 
     The choice without a constraint stands if it is legal; else the same rule among the legal
     tokens, with the same noise.
     """
+    legality = sampler.legality
     if legality is None:
         return sampler.sample(logits, position), None
     if forced := legality.forced():

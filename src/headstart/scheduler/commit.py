@@ -77,14 +77,9 @@ class Committer:
             logprobs.append(_logprob(active, logits[row], token, position + row, legal))
 
         wants_logprobs = active.request.num_logprobs is not None
+        final = self._eog(active)
         emitted = emit(
-            active.sampler,
-            logits,
-            draft,
-            position,
-            self._eog(active),
-            legality=active.legality,
-            note=note if wants_logprobs else None,
+            active.sampler, logits, draft, position, final, note if wants_logprobs else None
         )
         return emitted, _num_accepted(emitted, draft), logprobs
 

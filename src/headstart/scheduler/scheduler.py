@@ -214,7 +214,7 @@ class Scheduler:
             active.sampler = Sampler(active.request.sampling, self.engine, self.vocab.eog_ids)
             active.sampler.read(active.tokens)
             if active.compiled is not None:
-                active.legality = active.compiled.begin()
+                active.legality = active.sampler.legality = active.compiled.begin()
         except HeadstartError as error:
             self._events.append(error_event(active.request.request_id, error))
             return False

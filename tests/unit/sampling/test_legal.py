@@ -50,9 +50,14 @@ def sampler(vocab_size: int = SIZE, **params: Any) -> Sampler:
     return Sampler(SamplingParams(**{**defaults, **params}), FakeEngine(vocab_size), (0,))
 
 
+def choose(one: Sampler, legal: Legal, *arguments: Any) -> list[int]:
+    one.legality = legal
+    return emit(one, *arguments)
+
+
 def draw(one: Sampler, legal: Legal, count: int = NUM_DRAWS // 2) -> list[int]:
     rows = LOGITS[None, :]
-    return [emit(one, rows, (), t, (), legality=legal)[0] for t in range(count)]
+    return [choose(one, legal, rows, (), t, ())[0] for t in range(count)]
 
 
 @pytest.mark.parametrize("ids", [(0, 3, 5), (1,), (2, 4, 6, 7), tuple(range(SIZE))])
@@ -116,7 +121,7 @@ def test_forced_tokens_are_emitted_without_sampling() -> None:
     one = Untouched(SamplingParams(), FakeEngine(SIZE), (0,))
     rows = np.tile(LOGITS, (3, 1))
     legal = Legal([4], forced=[4, 2, 6])
-    assert emit(one, rows, [4, 2], 0, (), legality=legal) == [4, 2, 6]
+    assert choose(one, legal, rows, [4, 2], 0, ()) == [4, 2, 6]
     assert legal.text == [4, 2, 6]
 
 
@@ -138,10 +143,10 @@ def test_drafts_do_not_change_a_constrained_text() -> None:
     ids = [1, 2, 5, 6]
     for temperature in (0.0, 0.8, 1.5):
         one = sampler(seed=4, temperature=temperature, top_k=3)
-        alone = [emit(one, rows[i:], [], 10 + i, (), legality=Legal(ids))[0] for i in range(6)]
-        assert emit(one, rows, alone[:5], 10, (), legality=Legal(ids)) == alone
+        alone = [choose(one, Legal(ids), rows[i:], [], 10 + i, ())[0] for i in range(6)]
+        assert choose(one, Legal(ids), rows, alone[:5], 10, ()) == alone
         wrong = [*alone[:2], (alone[2] + 1) % SIZE, 0, 0]
-        assert emit(one, rows, wrong, 10, (), legality=Legal(ids)) == alone[:3]
+        assert choose(one, Legal(ids), rows, wrong, 10, ()) == alone[:3]
 
 
 def test_nothing_is_emitted_behind_the_end_of_the_text() -> None:
@@ -153,15 +158,15 @@ def test_nothing_is_emitted_behind_the_end_of_the_text() -> None:
     rows = np.tile(LOGITS, (4, 1))
     best = int(LOGITS.argmax())
     one = sampler(temperature=0.0)
-    assert emit(one, rows, [best] * 3, 0, (), legality=OneMore(range(SIZE))) == [best] * 2
+    assert choose(one, OneMore(range(SIZE)), rows, [best] * 3, 0, ()) == [best] * 2
 
 
 def test_the_note_says_among_which_ids_a_token_was_chosen() -> None:
     notes: list[tuple[int, int, Any]] = []
     order = [int(i) for i in np.argsort(-LOGITS)]
     one, rows = sampler(temperature=0.0), LOGITS[None, :]
-    emit(one, rows, (), 0, (), legality=Legal(order), note=lambda *note: notes.append(note))
-    emit(one, rows, (), 0, (), legality=Legal(order[3:]), note=lambda *note: notes.append(note))
+    choose(one, Legal(order), rows, (), 0, (), lambda *note: notes.append(note))
+    choose(one, Legal(order[3:]), rows, (), 0, (), lambda *note: notes.append(note))
     assert notes[0] == (0, order[0], None)
     assert notes[1][:2] == (0, order[3])
     ids, probabilities = sampler().probabilities(LOGITS, 0, notes[1][2])
