@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tests.unit.scheduler.harness import Answer, Clock, fixed, play
+from tests.harness import Answer, Clock, fixed, play
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from llguidance import LLParserLimits
+from tests.harness import AUTO, SMALL_OPTIONS, RandomController, fixed
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
     bytes_engine,
@@ -14,7 +15,6 @@ from tests.unit.scheduler.constrained import (
     make_scheduler,
     run,
 )
-from tests.unit.scheduler.harness import AUTO, SMALL_OPTIONS, RandomController, fixed
 
 from headstart.config import SchedulerConfig
 from headstart.control.controller import Controller
