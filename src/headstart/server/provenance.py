@@ -1,0 +1,64 @@
+"""Who guessed the tokens of an answer, as JSON: per token, and per step what it verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.scheduler.request import TokenEvent
+from headstart.text.utf8 import text_or_bytes
+from headstart.types import Vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one step emitted; `number` counts the steps of an answer from 0."""
+
+    number: int
+    event: TokenEvent
+
+
+def provenance(emissions: Sequence[Emission], vocab: Vocab) -> dict[str, Any]:
+    """Tokens and steps of a request that asked for it; the position in a draft starts at 0."""
+    return {
+        "tokens": [token for one in emissions for token in _tokens(one, vocab)],
+        "steps": [_step(one.event, vocab) for one in emissions],
+    }
+
+
+def _tokens(emission: Emission, vocab: Vocab) -> list[dict[str, Any]]:
+    event = emission.event
+    assert event.step is not None
+    chances = event.step.chances
+    return [
+        {
+            "id": token,
+            "piece": text_or_bytes(vocab.token_bytes(token)),
+            "source": source,
+            "position": position if source else None,
+            "chance": chances[position] if source else None,
+            "step": emission.number,
+        }
+        for position, (token, source) in enumerate(zip(event.tokens, event.sources, strict=True))
+    ]
+
+
+def _step(event: TokenEvent, vocab: Vocab) -> dict[str, Any]:
+    step = event.step
+    assert step is not None
+    return {
+        "rows": 1 + len(step.draft),
+        "rows_wasted": len(step.draft) - sum(map(bool, event.sources)),
+        "target_ms": round(step.target_ms, 3),
+        "draft_ms": round(step.draft_ms, 3),
+        "draft": [
+            {
+                "id": token,
+                "piece": text_or_bytes(vocab.token_bytes(token)),
+                "source": source,
+                "chance": chance,
+            }
+            for token, source, chance in zip(step.draft, step.sources, step.chances, strict=True)
+        ],
+    }
