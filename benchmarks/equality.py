@@ -195,8 +195,8 @@ def compare(
             setting,
             len(requests),
             (*wrong, *failures),
-            scheduler.counters.drafted,
-            scheduler.counters.accepted,
+            scheduler.drafting.stats.num_drafted,
+            scheduler.drafting.stats.num_accepted,
             seconds,
         )
 

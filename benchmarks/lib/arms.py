@@ -98,7 +98,9 @@ class Machine:
         speculators = [make_speculator(name, arm.config().options, parts) for name in arm.types]
         if wrap is not None:
             speculators = wrap(speculators)
-        guarded = [GuardedSpeculator(speculator, self.clock) for speculator in speculators]
+        guarded = [
+            GuardedSpeculator(one, self.engine.vocab_size, self.clock) for one in speculators
+        ]
         drafting = Drafting(guarded, arm.config(), Controller())
         limits = SchedulerConfig(parallel=self.num_users)
         scheduler = Scheduler(self.engine, self.vocab, drafting, limits, self.clock)
@@ -187,11 +189,11 @@ class Tally:
     @property
     def num_drafted(self) -> int:
         """Draft tokens that were verified."""
-        return sum(one.num_drafted for run in self.runs for one in run.stats)
+        return sum(one.drafts.num_drafted for run in self.runs for one in run.stats)
 
     @property
     def num_accepted(self) -> int:
-        return sum(one.num_accepted for run in self.runs for one in run.stats)
+        return sum(one.drafts.num_accepted for run in self.runs for one in run.stats)
 
     @property
     def num_wasted(self) -> int:

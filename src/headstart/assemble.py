@@ -123,7 +123,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
-    if types and not drafting.controller.knows_costs:
+    if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
@@ -241,7 +241,10 @@ def _make_drafting(
         "translator": lambda: _translator(config, model, drafter.model),
     }
     options = config.speculation.options
-    speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
+    vocab_size = model.vocab.size
+    speculators = [
+        GuardedSpeculator(make_speculator(name, options, parts), vocab_size) for name in types
+    ]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
         kind = model.info().architecture
@@ -298,6 +301,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         ConfigError, ModelError: the file or the template cannot be used.
     """
     from headstart.engine.model import Model
+    from headstart.server.conversation import chat_defaults
     from headstart.server.model import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
@@ -322,7 +326,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             model.path.name,
         )
     alias = config.model.alias or config.model.hf_repo or models.target.name
-    return ServedModel(alias=alias, vocab=vocab, template=template)
+    chat = chat_defaults(config.chat)
+    return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
 
 
 def serve(config: Config) -> int:

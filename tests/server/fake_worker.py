@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from headstart.errors import HeadstartError
+from headstart.scheduler.counters import Counters
 from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
 from headstart.scheduler.request import (
-    DraftCounts,
     Event,
     FinishEvent,
     ProgressEvent,
@@ -20,6 +21,7 @@ from headstart.scheduler.request import (
     TokenEvent,
     TokenLogprob,
 )
+from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import ModelInfo
 
 HOLD = "hold"
@@ -48,25 +50,16 @@ INFO = WorkerInfo(
     speculation={"mode": "auto"},
     system="libllama b1",
 )
-DRAFTED = DraftCounts(
-    calls=4,
-    offered=2,
-    drafts=1,
-    drafts_accepted=1,
-    drafted=3,
-    accepted=2,
-    drafted_by_position=(1, 1, 1),
-    accepted_by_position=(1, 1, 0),
-    reasons={"no match": 2, "below break-even": 1},
+DRAFTED = SpeculationStats(
+    num_calls=4,
+    num_offered=2,
+    verified=Counter({(0, 3, 2): 1}),
+    reasons=Counter({"no match": 2, "below break-even": 1}),
 )
+VERIFIED = Counter({(0, 2, 2): 3, (0, 4, 1): 1})
 REPORT = WorkerReport(
-    requests=3,
-    drafted=10,
-    accepted=7,
-    drafts=4,
-    accepted_by_position=(4, 3),
-    prompt_tokens=30,
-    prompt_seconds=2.0,
+    counters=Counters(requests=3, prompt_tokens=30, prompt_seconds=2.0),
+    drafts=SpeculationStats(verified=VERIFIED, reasons=Counter({'no "match"': 2})),
     slots=(
         SlotReport(
             slot_id=0,
@@ -74,25 +67,17 @@ REPORT = WorkerReport(
             request_id="r",
             max_tokens=9,
             num_emitted=2,
-            drafted_by={"ngram-simple": DRAFTED},
+            by_speculator={"ngram-simple": DRAFTED},
         ),
         SlotReport(slot_id=1),
     ),
     speculators=(
         SpeculatorReport(
             name="ngram-simple",
-            calls=5,
-            drafted=10,
-            accepted=7,
-            accepted_by_position=(4, 3),
-            drafted_by_position=(5, 5),
-            offered=4,
-            drafts=3,
-            reasons={"outbid": 6},
+            stats=SpeculationStats(5, 4, VERIFIED, Counter({"outbid": 6})),
             seconds={"propose": 0.5},
         ),
     ),
-    reasons={'no "match"': 2},
 )
 STATS = RequestStats(
     slot_id=2,
@@ -100,12 +85,8 @@ STATS = RequestStats(
     num_cached=2,
     num_emitted=4,
     num_steps=2,
-    num_drafts=1,
-    num_drafted=3,
-    num_accepted=2,
-    accepted_histogram=(0, 0, 1),
-    drafted_by={"ngram-simple": DRAFTED},
-    reasons={"no match": 1},
+    drafts=SpeculationStats(verified=Counter({(0, 3, 2): 1}), reasons=Counter({"no match": 1})),
+    by_speculator={"ngram-simple": DRAFTED},
     prompt_seconds=0.5,
     generation_seconds=0.25,
 )

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.templates.conversations import CONVERSATIONS, FIXTURE
+from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
 
 from headstart.errors import RequestError
 from headstart.server.conversation import ChatDefaults, render_chat
 from headstart.server.errors import ApiError
 from headstart.server.schemas import ChatBody
+from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.chat_template import ChatTemplate
 
 BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of the demo model, which lent them to the recording
@@ -76,3 +77,18 @@ def test_the_recording_has_every_conversation_of_seventy_templates():
     assert len(recording()["prompts"]) == 70
     for prompts in recording()["prompts"].values():
         assert prompts.keys() == CONVERSATIONS.keys() | {"caps"}
+
+
+@pytest.mark.parametrize("name", sorted(recording()["built_in"]))
+def test_templates_with_a_name_are_llama_servers(name):
+    template = template_of(name)
+    differing = {
+        conversation
+        for conversation, body in BUILT_IN_CONVERSATIONS.items()
+        if prompt(template, body) != recording()["built_in"][name][conversation]
+    }
+    assert differing == differences_with_a_reason().get(name, set())
+
+
+def test_every_name_of_llama_server_is_known():
+    assert recording()["built_in"].keys() == BUILT_IN_TEMPLATES.keys()

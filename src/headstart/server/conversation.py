@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headstart.config import ChatConfig
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.schemas import ChatBody
 from headstart.text.chat_template import ChatTemplate
@@ -21,6 +22,14 @@ class ChatDefaults:
 
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continues_answers: bool = True  # a last message of the assistant is continued
+
+
+def chat_defaults(config: ChatConfig) -> ChatDefaults:
+    """What the command line says about chats."""
+    return ChatDefaults(
+        template_arguments=config.template_arguments,
+        continues_answers=config.prefill_assistant,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ def _facts(model: ModelInfo) -> dict[str, Any]:
 def _speculators(report: WorkerReport) -> dict[str, Any]:
     return {
         "speculators": [_speculator(one) for one in report.speculators],
-        "reasons_not_drafted": dict(report.reasons),
+        "reasons_not_drafted": dict(report.drafts.reasons),
         "control": dict(report.control),
     }
 
@@ -147,7 +147,7 @@ def _speculator(one: SpeculatorReport) -> dict[str, Any]:
     return {
         "name": one.name,
         "failure": one.failure,
-        **draft_counts(one),
+        **draft_counts(one.stats),
         "seconds": dict(one.seconds),
         "details": dict(one.details),
     }
@@ -159,7 +159,7 @@ def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
         "id": slot.slot_id,
         "id_task": slot.request_id,
         "n_ctx": service.info.context_size,
-        "speculative": slot.num_drafted > 0,
+        "speculative": slot.drafts.num_drafted > 0,
         "is_processing": slot.is_processing,
         "n_prompt_tokens": slot.num_prompt,
         "n_prompt_tokens_processed": slot.num_processed - slot.num_cached,
@@ -168,8 +168,8 @@ def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
         "next_token": [
             {"has_next_token": slot.is_processing, "n_remain": left, "n_decoded": slot.num_emitted}
         ],
-        "draft_n": slot.num_drafted,
-        "draft_n_accepted": slot.num_accepted,
-        "by_speculator": {name: draft_counts(counts) for name, counts in slot.drafted_by.items()},
-        "reasons_not_drafted": dict(slot.reasons),
+        "draft_n": slot.drafts.num_drafted,
+        "draft_n_accepted": slot.drafts.num_accepted,
+        "by_speculator": {name: draft_counts(one) for name, one in slot.by_speculator.items()},
+        "reasons_not_drafted": dict(slot.drafts.reasons),
     }

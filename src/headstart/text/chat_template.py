@@ -15,6 +15,7 @@ from jinja2 import meta
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError, InvalidParameterError, ModelError
 from headstart.structures.prefix import common_prefix_length
+from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.capabilities import (
     Capabilities,
     find_capabilities,
@@ -26,13 +27,7 @@ from headstart.text.messages import Message, adapt_messages, adapt_tools
 from headstart.text.quirks import answer_opening, find_quirk, finish_prompt, patch_source
 from headstart.text.thinking import Thinking, find_thinking
 
-CHATML_NAME = "chatml"  # as at llama-server
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+CHATML = BUILT_IN_TEMPLATES["chatml"]
 _OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
@@ -58,9 +53,8 @@ def template_by_hand(config: ServerConfig) -> str | None:
         return None
     if not source or not ChatTemplate(source).shows_messages:
         raise ConfigError(
-            f"{flag}: the chat template shows no message; --chat-template takes Jinja text, or "
-            f"{CHATML_NAME}, "
-            "--chat-template-file a file"
+            f"{flag}: the chat template shows no message; --chat-template takes Jinja text or one "
+            f"of the names {', '.join(sorted(BUILT_IN_TEMPLATES))}, --chat-template-file a file"
         )
     return source
 
@@ -76,18 +70,16 @@ class ChatTemplate:
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile the template; `None`, an empty one and the name chatml stand for ChatML.
+        """Compile the template, or the one of this name; `None` and "" stand for ChatML.
 
         Raises:
             ModelError: the template is not valid Jinja.
         """
         self.is_fallback = not source
-        self.source = source or CHATML_NAME
-        self.stop: tuple[str, ...] = ()
-        if self.source.strip() == CHATML_NAME:
-            # a model of another template may not know ChatML's markers as tokens and spell them
-            # instead
-            self.source, self.stop = CHATML, ("<|im_end|>",)
+        self.source = source or CHATML
+        self.source = BUILT_IN_TEMPLATES.get(self.source.strip(), self.source)
+        # a model of another template may not know ChatML's markers as tokens and spell them instead
+        self.stop: tuple[str, ...] = ("<|im_end|>",) if self.source == CHATML else ()
         self.bos_token = bos_token
         self.eos_token = eos_token
         self._now = now

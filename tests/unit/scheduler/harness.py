@@ -228,7 +228,7 @@ def make_scheduler(
     **limits: int,
 ) -> Scheduler:
     clock = Clock()
-    speculators = [GuardedSpeculator(s, clock) for s in speculators]
+    speculators = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
     drafting = Drafting(speculators, spec or fixed(4), controller or Controller())
     return Scheduler(
         engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock

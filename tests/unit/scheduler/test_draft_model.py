@@ -39,7 +39,7 @@ def test_a_model_that_equals_the_target_is_always_right_coupled() -> None:
     answers = run(make_scheduler(engine, [speculator]), [REQUEST])
     stats = answers["r"].finish.stats
     check(engine, [REQUEST], answers)
-    assert stats.num_accepted == stats.num_drafted > 40
+    assert stats.drafts.num_accepted == stats.drafts.num_drafted > 40
     assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
 
 
@@ -53,7 +53,9 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
         engine = Model()
         scheduler = make_scheduler(engine, [drafter(0.3, sampling=sampling)])
         check(engine, requests, run(scheduler, requests))
-        accepted[sampling] = scheduler.counters.accepted / scheduler.counters.drafted
+        accepted[sampling] = (
+            scheduler.drafting.stats.num_accepted / scheduler.drafting.stats.num_drafted
+        )
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"]
 
@@ -71,7 +73,7 @@ def test_only_rejected_tokens_are_decoded_in_vain(length: int) -> None:
     engine, speculator = Model(), drafter(0.4)
     answers = run(make_scheduler(engine, [speculator], fixed(length)), [REQUEST])
     stats = answers["r"].finish.stats
-    rejected = stats.num_drafted - stats.num_accepted
+    rejected = stats.drafts.num_drafted - stats.drafts.num_accepted
     assert rejected > 0
     assert speculator.num_decoded <= len(REQUEST.prompt) + stats.num_emitted + rejected
 
@@ -181,8 +183,8 @@ def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> Non
         check(engine, [again], answers)
         runs.append((answers[again.request_id].finish.stats, speculator.num_decoded))
     (first, rows), (second, _), (third, _) = runs
-    assert (second.num_drafted, second.num_accepted) == (first.num_drafted, first.num_accepted)
-    assert (third.num_drafted, third.num_accepted) == (first.num_drafted, first.num_accepted)
+    assert second.drafts.verified == first.drafts.verified
+    assert third.drafts.verified == first.drafts.verified
     spent = [later[1] - earlier[1] for earlier, later in itertools.pairwise(runs)]
     assert all(rows - len(REQUEST.prompt) <= s <= rows for s in spent)
 
@@ -193,8 +195,8 @@ def test_a_full_draft_context_stops_drafting_and_the_request_goes_on() -> None:
     answers = run(make_scheduler(engine, [speculator]), [REQUEST])
     check(engine, [REQUEST], answers)
     stats = answers["r"].finish.stats
-    assert stats.num_drafted > 0
-    assert stats.reasons["draft context full"] > 0
+    assert stats.drafts.num_drafted > 0
+    assert stats.drafts.reasons["draft context full"] > 0
 
 
 def test_too_few_draft_cells_cost_drafts_only() -> None:
@@ -203,8 +205,8 @@ def test_too_few_draft_cells_cost_drafts_only() -> None:
     speculator = DraftModelSpeculator(Model(skew=0.3, context_size=128, num_cells=128))
     scheduler = make_scheduler(engine, [speculator])
     check(engine, requests, run(scheduler, requests))
-    assert scheduler.counters.drafted > 0
-    assert scheduler.drafting.reasons["draft context full"] > 0
+    assert scheduler.drafting.stats.num_drafted > 0
+    assert scheduler.drafting.stats.reasons["draft context full"] > 0
 
 
 def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
@@ -213,15 +215,15 @@ def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
     answers = run(make_scheduler(engine, [speculator]), [long])
     check(engine, [long], answers)
     stats = answers["r"].finish.stats
-    assert 3 <= stats.reasons["draft model is reading the prompt"] <= 8
-    assert stats.num_accepted == stats.num_drafted > 30
+    assert 3 <= stats.drafts.reasons["draft model is reading the prompt"] <= 8
+    assert stats.drafts.num_accepted == stats.drafts.num_drafted > 30
 
 
 def test_it_does_not_draft_below_the_wanted_probability() -> None:
     engine, speculator = Model(), drafter()
     shy = replace(REQUEST, speculative=SpeculativeParams(p_min=0.99))
     answers = run(make_scheduler(engine, [speculator]), [shy, renamed(REQUEST, "bold")])
-    few, many = (answers[n].finish.stats for n in ("r", "bold"))
+    few, many = (answers[n].finish.stats.drafts for n in ("r", "bold"))
     assert 0 <= few.num_drafted < many.num_drafted
     assert few.reasons["draft model is unsure"] > 0
 
@@ -249,7 +251,7 @@ def test_two_draft_models_draft_side_by_side(spec: SpeculationConfig) -> None:
         check(engine, requests, run(scheduler, requests))
         for report in scheduler.drafting.speculators.values():
             if report.name in drafted:
-                drafted[report.name] += report.stats.counts().drafted
+                drafted[report.name] += report.stats.num_drafted
     assert drafted["draft-model"] > 0
     assert drafted["second-model"] > 0 or spec is not AUTO
 

@@ -63,7 +63,7 @@ def test_a_model_that_equals_the_target_is_always_right(
     answers = run(make_scheduler(engine, [speculator], fixed(4)), [request])
     check(engine, [request], answers)
     stats = answers["r"].finish.stats
-    assert stats.num_accepted == stats.num_drafted > 40
+    assert stats.drafts.num_accepted == stats.drafts.num_drafted > 40
     assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
 
 
@@ -74,7 +74,7 @@ def test_output_is_that_of_the_target_alone(pair: Pair, temperature: float) -> N
         engine = Model(order)
         scheduler = make_scheduler(engine, [pair.drafter(order, 0.3)], spec)
         check(engine, requests, run(scheduler, requests))
-        assert scheduler.counters.drafted > 0
+        assert scheduler.drafting.stats.num_drafted > 0
 
 
 def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> None:
@@ -127,7 +127,9 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
     for mode in ("coupled", "argmax", "auto"):
         scheduler = make_scheduler(Model(), [pair.drafter(skew=0.3, sampling=mode)])
         run(scheduler, requests)
-        accepted[mode] = scheduler.counters.accepted / scheduler.counters.drafted
+        accepted[mode] = (
+            scheduler.drafting.stats.num_accepted / scheduler.drafting.stats.num_drafted
+        )
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"] + 0.05
 
