@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headstart.sampling.sampler import Sampler
@@ -32,6 +33,8 @@ class ActiveRequest:
     num_decoded: int = 0
     leader: ActiveRequest | None = None  # reads the same prefix; this one waits and shares it
     proposal: Proposal = NO_PROPOSAL
+    # that its tokens are accepted, as control expects it; only where the request wants provenance
+    chances: Sequence[float] = ()
     tracker: DraftTracker = field(default_factory=DraftTracker)
     policy: SpeculationPolicy | None = None  # set while speculators know this sequence
     num_rows: int = 0  # rows of the batch being built or decoded, draft included

@@ -18,7 +18,7 @@ from headstart.config import ServerConfig
 from headstart.errors import ConfigError
 from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
-from headstart.server.model import ServedModel
+from headstart.server.model import ServedModel, Service
 
 BACKLOG = 2048  # connections the system holds until they are accepted
 SHUTDOWN_SECONDS = 5  # for answers in flight after SIGTERM or Ctrl-C
@@ -48,6 +48,7 @@ def serve(
     app = create_app(config, worker, load_model, on_loaded)
     server = _Server(
         worker,
+        app.state.service,
         uvicorn.Config(
             app,
             lifespan="on",
@@ -68,9 +69,10 @@ def serve(
 class _Server(uvicorn.Server):
     """Tells answers in flight that it ends, where uvicorn would cut their connections."""
 
-    def __init__(self, worker: Worker, config: uvicorn.Config) -> None:
+    def __init__(self, worker: Worker, service: Service, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._worker = worker
+        self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The second signal does not wait for a long step, as the first does."""
@@ -79,6 +81,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.is_stopping = True
         closing = asyncio.create_task(self._close_worker())
         await super().shutdown(sockets)
         closing.cancel()

@@ -20,7 +20,10 @@ class Emission:
 
 
 def provenance(emissions: Sequence[Emission], vocab: Vocab) -> dict[str, Any]:
-    """Tokens and steps of a request that asked for it; the position in a draft starts at 0."""
+    """Tokens and steps of a request that asked for it.
+
+    Positions in a draft start at 0; a chance is that the token and all before it are accepted.
+    """
     return {
         "tokens": [token for one in emissions for token in _tokens(one, vocab)],
         "steps": [_step(one.event, vocab) for one in emissions],
@@ -37,7 +40,7 @@ def _tokens(emission: Emission, vocab: Vocab) -> list[dict[str, Any]]:
             "piece": text_or_bytes(vocab.token_bytes(token)),
             "source": source,
             "position": position if source else None,
-            "chance": chances[position] if source else None,
+            "chance": _rounded(chances[position]) if source else None,
             "step": emission.number,
         }
         for position, (token, source) in enumerate(zip(event.tokens, event.sources, strict=True))
@@ -57,8 +60,12 @@ def _step(event: TokenEvent, vocab: Vocab) -> dict[str, Any]:
                 "id": token,
                 "piece": text_or_bytes(vocab.token_bytes(token)),
                 "source": source,
-                "chance": chance,
+                "chance": _rounded(chance),
             }
             for token, source, chance in zip(step.draft, step.sources, step.chances, strict=True)
         ],
     }
+
+
+def _rounded(chance: float | None) -> float | None:
+    return None if chance is None else round(chance, 4)
