@@ -19,6 +19,7 @@ from headstart.errors import (
 )
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching
+from headstart.scheduler.checkpoints import choose_stops
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
@@ -26,7 +27,16 @@ from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
 from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import time_decodes
-from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, StepStats, Vocab
+from headstart.types import (
+    Batch,
+    ContextFullError,
+    Decoded,
+    Engine,
+    Logits,
+    MemoryKind,
+    StepStats,
+    Vocab,
+)
 
 log = logging.getLogger(__name__)
 
@@ -154,9 +164,15 @@ class Scheduler:
             admission.admit(placement, active, self.engine)
             if active.admitted is None:
                 active.admitted = self.clock()
+            if self.engine.memory is not MemoryKind.CUT:
+                active.stops = self._stops(active)
             active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
         admission.share_prefixes(self.slots, self.running, self.engine)
+
+    def _stops(self, active: ActiveRequest) -> list[int]:
+        is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
+        return choose_stops(active.tokens, active.num_decoded, is_control, step)
 
     def _begin(self, active: ActiveRequest) -> bool:
         """Make what only a running request needs; False if it cannot be made and the request ends.
@@ -288,6 +304,9 @@ class Scheduler:
         for active in self._in_batch:
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
                 active.num_decoded += active.num_rows
+                if active.stops and active.num_decoded == active.stops[0]:
+                    self.engine.checkpoint(active.slot_id)
+                    active.stops.pop(0)
                 if active.request.wants_progress:
                     self._events.append(_progress(active, now))
                 continue

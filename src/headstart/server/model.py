@@ -50,9 +50,14 @@ class Service:
     def __post_init__(self) -> None:
         self.started_at = self.clock()
 
-    def why_not_ready(self) -> str | None:
-        """Why requests cannot be taken now; None when they can."""
+    def why_not_ready(self, *, with_details: bool = True) -> str | None:
+        """Why requests cannot be taken now; None when they can.
+
+        Details may name files: they are for those who may use the server.
+        """
         status, reason = self.worker.status, self.load_failure or self.worker.failure
+        if not with_details:
+            reason = "the server's log says why, and /health to those who send an API key"
         if self.load_failure or status == "failed":
             return (
                 f"the model could not be loaded: {reason}"

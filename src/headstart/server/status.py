@@ -24,7 +24,8 @@ router = APIRouter()
 @get(router, "/health", "/v1/health")
 async def health(http: HttpRequest) -> Response:
     """Say whether requests can be taken; 503 and why while they cannot."""
-    if reason := service_of(http).why_not_ready():
+    is_trusted = http.scope["headstart.is_trusted"]
+    if reason := service_of(http).why_not_ready(with_details=is_trusted):
         raise ApiError(503, reason)
     return _json({"status": "ok"})
 
