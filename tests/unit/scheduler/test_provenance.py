@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Model,
     RandomController,
@@ -18,7 +18,7 @@ from tests.unit.scheduler.harness import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.scheduler.request import TokenEvent
+from headstart.scheduler.request import TokenEvent, VerifiedDraft
 
 CHAIN = ("suffix", "recycling", "draft-model")
 
@@ -42,17 +42,26 @@ def steps_of(spec: SpeculationConfig, wants_provenance: bool) -> dict[str, list[
     return {r.request_id: [e for e in events if e.request_id == r.request_id] for r in requests}
 
 
+def step_of(event: TokenEvent) -> VerifiedDraft:
+    assert event.step is not None
+    return event.step
+
+
 @pytest.mark.parametrize("spec", [fixed(4), AUTO])
 def test_accepted_tokens_are_the_first_of_the_draft(spec):
     num_drafts = 0
     for events in steps_of(spec, wants_provenance=True).values():
         for event in events:
             num_accepted = sum(map(bool, event.sources))
-            assert event.step.draft[:num_accepted] == event.tokens[:num_accepted]
-            assert event.step.sources[:num_accepted] == event.sources[:num_accepted]
-            assert len(event.step.draft) == len(event.step.sources) == len(event.step.chances)
-            assert event.step.target_ms >= 0
-            num_drafts += bool(event.step.draft)
+            assert step_of(event).draft[:num_accepted] == event.tokens[:num_accepted]
+            assert step_of(event).sources[:num_accepted] == event.sources[:num_accepted]
+            assert (
+                len(step_of(event).draft)
+                == len(step_of(event).sources)
+                == len(step_of(event).chances)
+            )
+            assert step_of(event).target_ms >= 0
+            num_drafts += bool(step_of(event).draft)
     assert num_drafts
 
 
@@ -61,18 +70,18 @@ def test_a_rejected_token_is_followed_by_another_one():
     for events in steps_of(fixed(4), wants_provenance=True).values():
         for event in events:
             num_accepted = sum(map(bool, event.sources))
-            if num_accepted < min(len(event.step.draft), len(event.tokens)):
+            if num_accepted < min(len(step_of(event).draft), len(event.tokens)):
                 rejections += 1
-                assert event.tokens[num_accepted] != event.step.draft[num_accepted]
+                assert event.tokens[num_accepted] != step_of(event).draft[num_accepted]
     assert rejections
 
 
 def test_chances_fall_along_a_draft_and_are_unknown_with_fixed_lengths():
     chances = [
-        event.step.chances
+        [-1.0 if chance is None else chance for chance in step_of(event).chances]
         for events in steps_of(AUTO, wants_provenance=True).values()
         for event in events
-        if len(event.step.draft) > 1
+        if len(step_of(event).draft) > 1
     ]
     assert chances
     for some in chances:
@@ -80,7 +89,7 @@ def test_chances_fall_along_a_draft_and_are_unknown_with_fixed_lengths():
         assert sorted(some, reverse=True) == list(some)
         assert some[-1] >= 0
     for events in steps_of(fixed(4), wants_provenance=True).values():
-        assert all(chance is None for event in events for chance in event.step.chances)
+        assert all(chance is None for event in events for chance in step_of(event).chances)
 
 
 def test_who_does_not_ask_gets_nothing():
