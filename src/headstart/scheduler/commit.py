@@ -11,7 +11,7 @@ from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.verify import emit, emit_forced
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import TokenEvent, TokenLogprob
+from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Engine, Logits, Vocab
 
@@ -35,6 +35,7 @@ class Committer:
         self._engine = engine
         self._vocab = vocab
         self._drafting = drafting
+        self.target_ms = self.draft_ms = 0.0  # of the step that is being committed
 
     def commit(
         self, active: ActiveRequest, logits: Logits, now: float
@@ -53,14 +54,22 @@ class Committer:
         text, emitted = self._text(active, emitted, is_late=_is_late(active, now))
         num_accepted = min(num_accepted, len(emitted))
         sources = (*active.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
+        step = self._describe_step(active) if active.request.wants_provenance else None
         active.tokens += emitted
         self._cut_cache(active, num_in_cache)
         active.num_steps += 1
         self._drafting.settle(active, emitted, num_accepted)
         active.proposal = NO_PROPOSAL
         shown = tuple(logprobs[: len(emitted)])
-        event = TokenEvent(active.request.request_id, tuple(emitted), text, sources, shown)
+        request_id = active.request.request_id
+        event = TokenEvent(request_id, tuple(emitted), text, sources, shown, step)
         return event, self._ending(active, emitted[-1], now)
+
+    def _describe_step(self, active: ActiveRequest) -> VerifiedDraft:
+        draft = tuple(map(int, active.proposal.tokens))
+        chances = tuple(map(float, active.chances[: len(draft)])) or (None,) * len(draft)
+        sources = tuple(active.proposal.sources)
+        return VerifiedDraft(draft, sources, chances, self.target_ms, self.draft_ms)
 
     def _verify(
         self, active: ActiveRequest, logits: Logits

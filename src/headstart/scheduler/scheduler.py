@@ -138,6 +138,8 @@ class Scheduler:
             return StepStats()
         self._observe_cost(1000.0 * (decoded - drafted))
         self.drafting.observe(self._observed(logits))
+        self._committer.target_ms = 1000.0 * (decoded - drafted)
+        self._committer.draft_ms = 1000.0 * (drafted - started)
         emitted = self._commit(logits)
         return self._account(started, drafted, decoded, emitted)
 

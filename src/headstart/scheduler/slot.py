@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ class ActiveRequest:
     num_decoded: int = 0
     leader: ActiveRequest | None = None  # reads the same prefix; this one waits and shares it
     proposal: Proposal = NO_PROPOSAL
+    # that its tokens are accepted, as control expects it; only where the request wants provenance
+    chances: Sequence[float] = ()
     tracker: DraftTracker = field(default_factory=DraftTracker)
     policy: SpeculationPolicy | None = None  # set while speculators know this sequence
     stops: list[int] = field(default_factory=list)  # where reading it pauses for a checkpoint
