@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from headstart.errors import CapacityError, RequestError
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
 from headstart.scheduler.request import Event, Request, error_event
 from headstart.scheduler.scheduler import Scheduler
@@ -127,6 +128,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         prompt_bytes_in_memory=scheduler.memory.store.num_bytes,
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
         speculators=tuple(one.report() for one in drafting.speculators.values()),
+        memory_bytes=resident_bytes(),
         control=drafting.describe_control(),
     )
 
