@@ -153,7 +153,7 @@ def test_a_conversation_from_main_memory_goes_on_as_one_that_is_read_anew() -> N
         for first in requests:
             name = f"{first.request_id}.{turn}"
             request = replace(
-                first, request_id=name, prompt=first.prompt + first.prompt[: 8 * turn]
+                first, request_id=name, prompt=(*first.prompt, *first.prompt[: 8 * turn])
             )
             expected |= generate(plain, [replace(request, cache_prompt=False)])
             results |= generate(scheduler, [request])
@@ -164,7 +164,7 @@ def test_a_conversation_from_main_memory_goes_on_as_one_that_is_read_anew() -> N
 def test_requests_that_share_a_prompt_that_is_being_read_answer_as_if_alone() -> None:
     first, *others = make_requests(4, 0.8, max_tokens=24)
     burst = [first] + [
-        replace(other, prompt=(*first.prompt * 4, *other.prompt)) for other in others
+        replace(other, prompt=(*tuple(first.prompt) * 4, *other.prompt)) for other in others
     ]
     expected = generate(open_setting(Setting()), [replace(r, cache_prompt=False) for r in burst])
     for setting in (Setting("off", 0, 4), Setting("auto", 16, 4)):
