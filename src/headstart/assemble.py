@@ -96,6 +96,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.engine.context import LlamaEngine
     from headstart.engine.machine import available_memory
     from headstart.engine.model import Model
+    from headstart.grammar.compiler import GrammarCompiler
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -126,7 +127,8 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
-    scheduler = Scheduler(engine, model.vocab, drafting, limits)
+    compiler = GrammarCompiler(model.vocab)
+    scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
     if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
