@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headstart.cache.prompt_store import Data, PromptStore, StoredPrompt
+from headstart.scheduler.admission import Placement, num_shared
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.slot import ActiveRequest, Slot
 from headstart.structures.prefix import common_prefix_length
@@ -47,6 +48,31 @@ class PromptMemory:
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
 
+    def improve(
+        self, placement: Placement, active: ActiveRequest, slots: Sequence[Slot]
+    ) -> Placement:
+        """Save what the slot loses, and restore what is longer than what the cache holds."""
+        slot = placement.slot
+        num_kept = placement.num_shared if placement.source is None else 0
+        stored = self.find(active, placement.num_shared)
+        if stored is not None or 2 * num_kept < len(slot.kept):
+            self.keep(slot, slots)
+        if stored is None:
+            return placement
+        slot.kept = []
+        while not self.restore(stored, slot):
+            idle = [one for one in slots if one.active is None and one.kept]
+            if not idle:
+                break
+            self.drop(min(idle, key=lambda one: one.last_used), slots)
+        return Placement(slot, self._engine.reusable(slot.slot_id, num_shared(slot, active)))
+
+    def drop(self, slot: Slot, slots: Sequence[Slot]) -> None:
+        """Free an idle slot's cells; its prompt goes to main memory."""
+        self.keep(slot, slots)
+        self._engine.clear(slot.slot_id)
+        slot.kept = []
+
     def keep(self, slot: Slot, slots: Sequence[Slot]) -> None:
         """Copy what an idle slot holds, unless it is known elsewhere; it is about to be dropped."""
         tokens = slot.kept
@@ -61,12 +87,12 @@ class PromptMemory:
         self.store.put(StoredPrompt(slot.namespace, list(tokens), data))
         self._counters.prompts_saved += 1
 
-    def find(self, active: ActiveRequest, num_shared: int) -> StoredPrompt | None:
-        """A stored prompt that saves time, where `num_shared` tokens are in the model's cache."""
+    def find(self, active: ActiveRequest, num_cached: int) -> StoredPrompt | None:
+        """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
         if not active.request.cache_prompt or not len(self.store):
             return None
         stored, length = self.store.find(active.request.namespace, active.tokens)
-        num_gained = min(length, len(active.tokens) - 1) - num_shared
+        num_gained = min(length, len(active.tokens) - 1) - num_cached
         if stored is None or num_gained < LEAST_TOKENS:
             return None
         counters = self._counters
