@@ -79,7 +79,7 @@ def test_the_document_has_the_same_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "home"), [("llama_cpp", "engine"), ("ray", "cluster"), ("fastapi", "server")]
+    ("library", "home"), [("llama_cpp", "engine"), ("ray", "cluster"), ("starlette", "server")]
 )
 def test_a_library_has_one_door(library: str, home: str) -> None:
     breaches = [
