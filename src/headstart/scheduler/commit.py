@@ -11,7 +11,7 @@ from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.verify import emit, emit_forced
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import Event, TokenEvent, TokenLogprob
+from headstart.scheduler.request import TokenEvent, TokenLogprob
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Engine, Logits, Vocab
 
@@ -31,25 +31,22 @@ CONTEXT_FULL = Ending("length", is_truncated=True)
 class Committer:
     """Turns the logits of one request into its next tokens and events."""
 
-    def __init__(
-        self, engine: Engine, vocab: Vocab, drafting: Drafting, events: list[Event]
-    ) -> None:
+    def __init__(self, engine: Engine, vocab: Vocab, drafting: Drafting) -> None:
         self._engine = engine
         self._vocab = vocab
         self._drafting = drafting
-        self._events = events
 
     def commit(
         self, active: ActiveRequest, logits: Logits, now: float
-    ) -> tuple[int, Ending | None]:
+    ) -> tuple[TokenEvent | None, Ending | None]:
         """Emit 0 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size).
 
-        Returns how many, and why the request is over if it is.
+        Returns the event that says so, and why the request is over if it is.
         """
         num_in_cache = active.num_decoded + active.num_rows
         if active.num_left <= 0:  # max_tokens 0: the request only wanted its prompt in the cache
             active.num_decoded = num_in_cache
-            return 0, LENGTH
+            return None, LENGTH
         emitted, num_accepted, logprobs = self._verify(active, logits)
         if active.first_token is None:
             active.first_token = now
@@ -62,15 +59,8 @@ class Committer:
         self._drafting.settle(active, emitted, num_accepted)
         active.proposal = NO_PROPOSAL
         shown = tuple(logprobs[: len(emitted)])
-        self._events.append(
-            TokenEvent(active.request.request_id, tuple(emitted), text, sources, shown)
-        )
-        return len(emitted), self._ending(active, emitted[-1], now)
-
-    def flush(self, active: ActiveRequest) -> None:
-        """Show what was held back because it might have begun a stop string."""
-        if rest := active.stop.flush():
-            self._events.append(TokenEvent(active.request.request_id, (), rest, ()))
+        event = TokenEvent(active.request.request_id, tuple(emitted), text, sources, shown)
+        return event, self._ending(active, emitted[-1], now)
 
     def _verify(
         self, active: ActiveRequest, logits: Logits

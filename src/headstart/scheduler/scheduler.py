@@ -24,7 +24,14 @@ from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
+from headstart.scheduler.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    TokenEvent,
+    error_event,
+)
 from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import time_decodes
 from headstart.types import (
@@ -67,7 +74,7 @@ class Scheduler:
         self._batch = Batch(engine.max_batch_tokens)
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self._events: list[Event] = []
-        self._committer = Committer(engine, vocab, drafting, self._events)
+        self._committer = Committer(engine, vocab, drafting)
 
     @property
     def has_work(self) -> bool:
@@ -121,8 +128,7 @@ class Scheduler:
 
     def take_events(self) -> list[Event]:
         """Events since the last call, in order."""
-        events = self._events[:]
-        self._events.clear()
+        events, self._events = self._events, []
         return events
 
     def _check(self, request: Request) -> None:
@@ -265,11 +271,12 @@ class Scheduler:
 
     def _finish(self, active: ActiveRequest, ending: Ending, now: float) -> None:
         """End a request that did not fail."""
-        self._committer.flush(active)
+        request_id = active.request.request_id
+        if rest := active.stop.flush():  # held back because it might have begun a stop string
+            self._events.append(TokenEvent(request_id, (), rest, ()))
         summary = active.summarize(now)
         self.counters.add_request(summary)
         word = active.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
-        request_id = active.request.request_id
         end = FinishEvent(request_id, ending.reason, summary, word, ending.is_truncated)
         self._events.append(end)
         self._release(active)
@@ -312,11 +319,13 @@ class Scheduler:
             rows = logits[offset : offset + width]
             offset += width
             try:
-                emitted, ending = self._committer.commit(active, rows, now)
+                event, ending = self._committer.commit(active, rows, now)
             except (EngineError, InvalidParameterError) as error:  # of this request alone
                 self._fail_request(active, error)
                 continue
-            num_emitted += emitted
+            if event is not None:
+                self._events.append(event)
+                num_emitted += len(event.tokens)
             if ending is not None:
                 self._finish(active, ending, now)
         return num_emitted
