@@ -221,8 +221,8 @@ class Config:
     """All of it, composed: each part is handed only to those who need it."""
 
     model: ModelConfig = ModelConfig()
-    engine: EngineConfig = EngineConfig()
-    draft_engine: DraftEngineConfig = DraftEngineConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    draft_engine: DraftEngineConfig = field(default_factory=DraftEngineConfig)
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     chat: ChatConfig = field(default_factory=ChatConfig)

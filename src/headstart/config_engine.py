@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.config_fields import check_at_least, option
 from headstart.errors import ConfigError
@@ -206,6 +206,34 @@ class DraftEngineConfig:
     draft_context: int | None = option(
         None, "tokens of context of the draft model", "-cd", "--ctx-size-draft"
     )
+
+    def applied_to(self, base: EngineConfig, parallel: int) -> EngineConfig:
+        """The target's settings with these on top; no more context than the target has.
+
+        What is said of the target's tensors, keys and adapters does not hold for another model.
+        """
+        cells = base.context * (parallel if base.deterministic else 1)
+        return replace(
+            base,
+            threads=self.draft_threads or base.threads,
+            threads_batch=self.draft_threads_batch or base.threads_batch,
+            gpu_layers=base.gpu_layers if self.draft_gpu_layers is None else self.draft_gpu_layers,
+            device=self.draft_device or base.device,
+            tensor_split=None if self.draft_device else base.tensor_split,
+            cache_type_k=self.draft_cache_type_k or base.cache_type_k,
+            cache_type_v=self.draft_cache_type_v or base.cache_type_v,
+            context=self.draft_context or cells,
+            batch=512,
+            deterministic=False,
+            swa_full=True,  # it takes back the tokens of many decodes
+            ctx_checkpoints=0,
+            cpu_moe=False,
+            n_cpu_moe=0,
+            override_tensor=None,
+            override_kv=None,
+            lora=None,
+            lora_scaled=None,
+        )
 
     def __post_init__(self) -> None:
         least = {"threads": 1, "threads_batch": 1, "gpu_layers": -1, "context": LEAST_CONTEXT}

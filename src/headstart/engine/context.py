@@ -18,7 +18,6 @@ from headstart.config import EngineConfig
 from headstart.engine.adapters import apply_adapters
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
-from headstart.engine.machine import available_memory
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
 from headstart.engine.sequences import CacheRules, Sequences
@@ -33,32 +32,18 @@ _UNLIMITED = 2**30
 class LlamaEngine:
     """One model with one cache of sequences. One thread at a time."""
 
-    def __init__(
-        self,
-        model: Model,
-        config: EngineConfig,
-        *,
-        num_sequences: int,
-        max_outputs: int,
-        max_draft: int,
-    ) -> None:
+    def __init__(self, model: Model, config: EngineConfig, limits: Limits) -> None:
         """Create the context.
 
-        Args:
-            num_sequences: sequences the cache can hold, ids 0 .. num_sequences - 1.
-            max_outputs: most rows with logits in one decode.
-            max_draft: longest draft that will ever have to be rolled back.
-
         Raises:
-            ModelError: libllama cannot create it (usually memory).
-            ConfigError: the context is larger than memory or the limits contradict each other.
+            ModelError: libllama cannot create it (usually memory), or an adapter does not fit.
+            ConfigError: the limits contradict each other.
         """
         self.model = model
         self.vocab_size = model.vocab.size
         self.deterministic = config.deterministic
-        self.num_sequences = num_sequences
+        self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
-        limits = Limits(num_sequences, max_outputs, max_draft)
         params = context_params(model.facts, config, limits, context)
         self.max_batch_tokens: int = params.n_batch
         self.max_outputs: int = params.n_outputs_max
@@ -73,13 +58,15 @@ class LlamaEngine:
         apply_adapters(model, self.handle, config)
         self._memory = api.llama_get_memory(self.handle)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
-        self.num_cells: int = self.context_size * (num_sequences if self.deterministic else 1)
+        self.num_cells: int = self.context_size * (
+            limits.num_sequences if self.deterministic else 1
+        )
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
         self._sequences = Sequences(
             self.handle,
             rules,
-            Checkpoints(config.ctx_checkpoints, available_memory() // 4),
+            Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes),
         )
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
         if self.deterministic:

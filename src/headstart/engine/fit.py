@@ -7,7 +7,7 @@ libllama tries and aborts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,9 +40,8 @@ class Fitted:
     """The settings that fit, and what they take."""
 
     config: EngineConfig  # of the target; context is never 0
-    max_draft: int
+    limits: Limits
     uses: Uses = field(default_factory=dict)  # of all models, by device
-    checkpoint_bytes: int = 2**30
     remarks: tuple[str, ...] = ()
 
     def describe(self) -> str:
@@ -73,15 +72,11 @@ def fit(
     config, limits = target.config, target.limits
     first = measure(target.path, config, replace(limits, max_draft=0), config.context or 512)
     if first is None:
-        context = config.context or min(first_context(config), 2**15)
-        return Fitted(replace(config, context=context), min(limits.max_draft, 16))
+        context = config.context or config.fit_ctx
+        limits = replace(limits, max_draft=min(limits.max_draft, 16))
+        return Fitted(replace(config, context=context), limits)
     work = _Fitting(target, draft, first, measure, (free or free_memory)())
     return work.run()
-
-
-def first_context(config: EngineConfig) -> int:
-    """Tokens of context where memory cannot be measured."""
-    return max(config.fit_ctx, 512)
 
 
 def free_memory() -> dict[str, int]:
@@ -121,9 +116,12 @@ class _Fitting:
                 uses = self.uses()
         self._refuse(uses)
         left = self.free[HOST] - uses.get(HOST, Use()).total
-        checkpoint_bytes = max(64 * _MIB, left // _CHECKPOINT_SHARE)
-        remarks = tuple(self.remarks)
-        return Fitted(self.config, self.max_draft, uses, checkpoint_bytes, remarks)
+        limits = replace(
+            self.target.limits,
+            max_draft=self.max_draft,
+            checkpoint_bytes=max(64 * _MIB, left // _CHECKPOINT_SHARE),
+        )
+        return Fitted(self.config, limits, uses, tuple(self.remarks))
 
     def uses(self, config: EngineConfig | None = None) -> Uses:
         """What all models take with these settings."""
@@ -231,12 +229,12 @@ class _Fitting:
             needed = use.total - (use.weights if is_mapped else 0)
             if needed > free:
                 raise ConfigError(
-                    f"{self.target.path.name} does not fit: of {_gib(free)} free in {name} it needs "
-                    f"{_gib(needed)} ({_shown(use)}); lower {_advice(use, self.config)}"
+                    f"{self.target.path.name} does not fit: of {_size(free)} free in {name} it needs "
+                    f"{_size(needed)} ({_shown(use)}); lower {_advice(use, self.config)}"
                 )
             if use.total > free:
                 self.remarks.append(
-                    f"the weights are read from disk again and again: {_shown(use)} of {_gib(free)} "
+                    f"the weights are read from disk again and again: {_shown(use)} of {_size(free)} "
                     "that are free"
                 )
 
@@ -255,22 +253,15 @@ def _advice(use: Use, config: EngineConfig) -> str:
 
 def _shown(use: Use) -> str:
     return (
-        f"{_gib(use.total)}: weights {_gib(use.weights)}, cache {_gib(use.cache)}, "
-        f"computing {_gib(use.compute)}"
+        f"{_size(use.total)}: weights {_size(use.weights)}, cache {_size(use.cache)}, "
+        f"computing {_size(use.compute)}"
     )
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
+def _size(num_bytes: int) -> str:
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:.0f} MiB"
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
-def sum_uses(all_uses: Sequence[Uses]) -> Uses:
-    """What several contexts take together."""
-    total: Uses = {}
-    for uses in all_uses:
-        for name, use in uses.items():
-            total[name] = total.get(name, Use()) + use
-    return total
-
-
-__all__ = ["Fitted", "Part", "fit", "free_memory", "sum_uses"]
+__all__ = ["Fitted", "Part", "fit", "free_memory"]

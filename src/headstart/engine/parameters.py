@@ -50,6 +50,7 @@ class Limits:
     num_sequences: int  # ids 0 .. num_sequences - 1
     max_outputs: int  # most rows with logits in one decode
     max_draft: int  # longest draft that will ever have to be rolled back
+    checkpoint_bytes: int = 2**30  # main memory for checkpoints
 
 
 def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any, list[Any]]:
@@ -83,7 +84,7 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     tensors = None if vocab_only else tensor_overrides(config)
     if tensors is not None:
         keep.append(tensors)
-        params.tensor_buft_overrides = ctypes.cast(tensors, type(params.tensor_buft_overrides))
+        params.tensor_buft_overrides = ctypes.cast(tensors, ctypes.c_void_p)
     return params, keep
 
 
