@@ -7,14 +7,6 @@ from dataclasses import dataclass, replace
 from headstart.config_fields import check_at_least, option
 from headstart.errors import ConfigError
 
-__all__ = [
-    "CACHE_TYPES",
-    "LEAST_CONTEXT",
-    "PLAIN_CACHE_TYPES",
-    "DraftEngineConfig",
-    "EngineConfig",
-]
-
 # tokens; libllama takes no batch larger than the context, and ours are at least so large
 LEAST_CONTEXT = 64
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")

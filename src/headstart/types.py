@@ -197,6 +197,24 @@ class Vocab(Protocol):
         """Whether the token is a marker that users should not see."""
 
 
+class Legality(Protocol):
+    """Which tokens a request's constraint leaves, at the place where its text stands."""
+
+    is_over: bool  # the text is complete and nothing may follow
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+
+    def legal_ids(self) -> NDArray[np.int32]:
+        """All tokens that may come next, in order of their ids; at least one."""
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must follow: where there are any, only the first of them may come next."""
+
+    def read(self, token: int) -> None:
+        """The text grew by this token, which was legal."""
+
+
 class Filters(Protocol):
     """A request's truncation and temperature, as the engine implements them.
 

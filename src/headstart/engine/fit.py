@@ -229,13 +229,13 @@ class _Fitting:
             needed = use.total - (use.weights if is_mapped else 0)
             if needed > free:
                 raise ConfigError(
-                    f"{self.target.path.name} does not fit: of {_size(free)} free in {name} it needs "
-                    f"{_size(needed)} ({_shown(use)}); lower {_advice(use, self.config)}"
+                    f"{self.target.path.name} does not fit: of {_size(free)} free in {name} it "
+                    f"needs {_size(needed)} ({_shown(use)}); lower {_advice(use, self.config)}"
                 )
             if use.total > free:
                 self.remarks.append(
-                    f"the weights are read from disk again and again: {_shown(use)} of {_size(free)} "
-                    "that are free"
+                    f"the weights are read from disk again and again: {_shown(use)} of "
+                    f"{_size(free)} that are free"
                 )
 
 
@@ -262,6 +262,3 @@ def _size(num_bytes: int) -> str:
     if num_bytes < 2**30:
         return f"{num_bytes / 2**20:.0f} MiB"
     return f"{num_bytes / 2**30:.1f} GiB"
-
-
-__all__ = ["Fitted", "Part", "fit", "free_memory"]

@@ -11,7 +11,7 @@ from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.verify import emit, emit_forced
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import TokenEvent, TokenLogprob
+from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Engine, Logits, Vocab
 
@@ -35,6 +35,7 @@ class Committer:
         self._engine = engine
         self._vocab = vocab
         self._drafting = drafting
+        self.target_ms = self.draft_ms = 0.0  # of the step that is being committed
 
     def commit(
         self, active: ActiveRequest, logits: Logits, now: float
@@ -53,14 +54,22 @@ class Committer:
         text, emitted = self._text(active, emitted, is_late=_is_late(active, now))
         num_accepted = min(num_accepted, len(emitted))
         sources = (*active.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
+        step = self._describe_step(active) if active.request.wants_provenance else None
         active.tokens += emitted
         self._cut_cache(active, num_in_cache)
         active.num_steps += 1
         self._drafting.settle(active, emitted, num_accepted)
         active.proposal = NO_PROPOSAL
         shown = tuple(logprobs[: len(emitted)])
-        event = TokenEvent(active.request.request_id, tuple(emitted), text, sources, shown)
+        request_id = active.request.request_id
+        event = TokenEvent(request_id, tuple(emitted), text, sources, shown, step)
         return event, self._ending(active, emitted[-1], now)
+
+    def _describe_step(self, active: ActiveRequest) -> VerifiedDraft:
+        draft = tuple(map(int, active.proposal.tokens))
+        chances = tuple(map(float, active.chances[: len(draft)])) or (None,) * len(draft)
+        sources = tuple(active.proposal.sources)
+        return VerifiedDraft(draft, sources, chances, self.target_ms, self.draft_ms)
 
     def _verify(
         self, active: ActiveRequest, logits: Logits
@@ -73,8 +82,8 @@ class Committer:
             return emit_forced(active.sampler, logits, draft, position, forced), forced, []
         logprobs: list[TokenLogprob] = []
 
-        def note(row: int, token: int) -> None:
-            logprobs.append(_logprob(active, logits[row], token, position + row))
+        def note(row: int, token: int, legal: NDArray[np.int32] | None) -> None:
+            logprobs.append(_logprob(active, logits[row], token, position + row, legal))
 
         wants_logprobs = active.request.num_logprobs is not None
         final = self._eog(active)
@@ -110,7 +119,7 @@ class Committer:
         """Why the request is over after this token, if it is."""
         if active.stop.found:
             return Ending("word")
-        if last in self._eog(active):
+        if last in self._eog(active) or (active.legality and active.legality.is_over):
             return Ending("eos")
         if active.num_left <= 0 or active.indent.is_over:
             return LENGTH
@@ -139,13 +148,15 @@ def _num_accepted(emitted: list[int], draft: list[int]) -> int:
 
 
 def _logprob(
-    active: ActiveRequest, logits: NDArray[np.float32], token: int, position: int
+    active: ActiveRequest,
+    logits: NDArray[np.float32],
+    token: int,
+    position: int,
+    legal: NDArray[np.int32] | None,
 ) -> TokenLogprob:
     """What the client is told of one token; the sampler must stand before it."""
     num_top = active.request.num_logprobs or 0
     if active.request.post_sampling_probs:
-        return TokenLogprob(
-            token,
-            *filtered_logprobs(*active.sampler.probabilities(logits, position), token, num_top),
-        )
+        left = active.sampler.probabilities(logits, position, legal)
+        return TokenLogprob(token, *filtered_logprobs(*left, token, num_top))
     return TokenLogprob(token, *token_logprobs(logits, token, num_top))

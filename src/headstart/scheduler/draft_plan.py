@@ -146,6 +146,8 @@ class DraftPlan:
         if tail.tokens and 0 < length <= len(self.proposal.head.tokens):
             self.reasons[tail.speculator] = BELOW_BREAK_EVEN
         self.active.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
+        if self.active.request.wants_provenance:  # with fixed lengths nobody asked control
+            self.active.chances = () if self.is_fixed else self.survival
 
 
 @contextmanager

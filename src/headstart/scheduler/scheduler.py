@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching
 from headstart.scheduler.checkpoints import choose_stops
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
+from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
@@ -45,6 +47,9 @@ from headstart.types import (
     Vocab,
 )
 
+if TYPE_CHECKING:
+    from headstart.grammar.compiler import GrammarCompiler
+
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +66,7 @@ class Scheduler:
         drafting: Drafting,
         config: SchedulerConfig,
         clock: Callable[[], float] = time.perf_counter,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         self.engine = engine
         self.vocab = vocab
@@ -68,6 +74,7 @@ class Scheduler:
         self.config = config
         self.clock = clock
         self.slots = [Slot(i) for i in range(config.parallel)]
+        self.compiling = ConstraintQueue(compiler, clock)
         self.waiting: deque[ActiveRequest] = deque()
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
@@ -78,7 +85,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.compiling or self.waiting or self.running)
 
     def warm_up(self, seconds: float) -> None:
         """Measure what steps of some sizes cost; nothing stays in the cache."""
@@ -95,17 +102,24 @@ class Scheduler:
         """
         self._check(request)
         num_free = len(self.slots) - len(self.running)
-        if len(self.waiting) >= self.config.max_queue + num_free:
+        num_waiting = len(self.waiting) + len(self.compiling)
+        if num_waiting >= self.config.max_queue + num_free:
             raise CapacityError(
-                f"{len(self.waiting)} requests are waiting and --max-queue is "
+                f"{num_waiting} requests are waiting and --max-queue is "
                 f"{self.config.max_queue}; try again later"
             )
-        self.waiting.append(ActiveRequest(request, self.clock()))
+        active = ActiveRequest(request, self.clock())
+        if request.constraint is None:
+            self.waiting.append(active)
+        else:
+            self.compiling.add(active)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
-        for active in [a for a in self.waiting if a.request.request_id == request_id]:
+        waiting = [a for a in self.waiting if a.request.request_id == request_id]
+        for active in waiting:
             self.waiting.remove(active)
+        for active in waiting + self.compiling.remove(request_id):
             summary = active.summarize(self.clock())
             self._events.append(FinishEvent(request_id, "cancelled", summary))
         for active in [a for a in self.running if a.request.request_id == request_id]:
@@ -114,6 +128,7 @@ class Scheduler:
     def step(self) -> StepStats:
         """Advance every running request by one decode."""
         started = self.clock()
+        self._take_compiled()
         self._admit()
         self._draft()
         drafted = self.clock()
@@ -123,6 +138,8 @@ class Scheduler:
             return StepStats()
         self._observe_cost(1000.0 * (decoded - drafted))
         self.drafting.observe(self._observed(logits))
+        self._committer.target_ms = 1000.0 * (decoded - drafted)
+        self._committer.draft_ms = 1000.0 * (drafted - started)
         emitted = self._commit(logits)
         return self._account(started, drafted, decoded, emitted)
 
@@ -156,6 +173,18 @@ class Scheduler:
             )
         self.drafting.check(request.speculative)
 
+    def _take_compiled(self) -> None:
+        """Queue the requests whose constraint is ready, refuse those that have none."""
+        if not self.compiling:
+            return
+        if not self.waiting and not self.running:
+            self.compiling.wait()
+        for active, error in self.compiling.take_ready():
+            if error is None:
+                self.waiting.append(active)
+            else:
+                self._events.append(error_event(active.request.request_id, error))
+
     def _admit(self) -> None:
         while self.waiting:
             active = self.waiting[0]
@@ -186,6 +215,8 @@ class Scheduler:
         try:
             active.sampler = Sampler(active.request.sampling, self.engine, self.vocab.eog_ids)
             active.sampler.read(active.tokens)
+            if active.compiled is not None:
+                active.legality = active.sampler.legality = active.compiled.begin()
         except HeadstartError as error:
             self._events.append(error_event(active.request.request_id, error))
             return False

@@ -155,7 +155,9 @@ def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict
     }
 
 
-def provenance(tokens: Sequence[int], sources: Sequence[str], vocab: Vocab) -> list[dict[str, Any]]:
+def sources_of_tokens(
+    tokens: Sequence[int], sources: Sequence[str], vocab: Vocab
+) -> list[dict[str, Any]]:
     """Which speculator guessed each token; "" is the target's own."""
     return [
         {"id": token, "piece": text_or_bytes(vocab.token_bytes(token)), "source": source}
