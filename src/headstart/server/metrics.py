@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.scheduler.report import SpeculatorReport, WorkerReport
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
-from headstart.server.routing import get
+from headstart.server.routing import Router, get
 
 Sample = tuple[dict[str, str], float]
 """Labels and a value."""
 
-router = APIRouter()
+router = Router()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-@get(router, "/metrics")
+@get(router, "/metrics", answer="counters and gauges in Prometheus' text format")
 async def metrics(http: HttpRequest) -> Response:
     """Report all counters since the start."""
     service = service_of(http)
