@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headstart.config_fields import check_at_least
+from headstart.config_fields import option as option
+from headstart.config_sampling import SamplingConfig as SamplingConfig
 from headstart.errors import ConfigError
 from headstart.types import SequenceMode
 
@@ -24,26 +27,6 @@ PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 # llama-server's names: what is called otherwise here, and what is not built.
 SPECULATOR_ALIASES = {"draft-simple": "draft-model"}
 MULTI_TOKEN_HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
-
-
-def option(
-    default: Any,
-    help: str,
-    *aliases: str,
-    choices: tuple[str, ...] | None = None,
-    secret: bool = False,
-) -> Any:
-    """A config field with its help line (no full stop) and further spellings of its flag."""
-    return field(
-        default=default,
-        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret},
-    )
-
-
-def _at_least(config: object, name: str, minimum: int) -> None:
-    value = getattr(config, name)
-    if value < minimum:
-        raise ConfigError(f"--{name.replace('_', '-')} is {value} but must be at least {minimum}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +110,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.context:  # 0: as trained
-            _at_least(self, "context", LEAST_CONTEXT)
-        _at_least(self, "batch", 2)
-        _at_least(self, "ubatch", 2)
-        _at_least(self, "gpu_layers", -1)
+            check_at_least(self, "context", LEAST_CONTEXT)
+        check_at_least(self, "batch", 2)
+        check_at_least(self, "ubatch", 2)
+        check_at_least(self, "gpu_layers", -1)
         for name in ("threads", "threads_batch"):
             if getattr(self, name) is not None:
-                _at_least(self, name, 1)
+                check_at_least(self, name, 1)
         if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
             raise ConfigError(
                 f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off"
@@ -193,7 +176,7 @@ class DraftEngineConfig:
         least = {"threads": 1, "threads_batch": 1, "gpu_layers": -1, "context": LEAST_CONTEXT}
         for name, minimum in least.items():
             if getattr(self, f"draft_{name}") is not None:
-                _at_least(self, f"draft_{name}", minimum)
+                check_at_least(self, f"draft_{name}", minimum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +191,9 @@ class SchedulerConfig:
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
 
     def __post_init__(self) -> None:
-        _at_least(self, "parallel", 1)
-        _at_least(self, "max_queue", 0)
-        _at_least(self, "prefill_chunk", 1)
+        check_at_least(self, "parallel", 1)
+        check_at_least(self, "max_queue", 0)
+        check_at_least(self, "prefill_chunk", 1)
         if self.parallel > 250:
             raise ConfigError(
                 f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
@@ -271,9 +254,9 @@ class SpeculationConfig:
     )  # of speculators, by name: --spec-<name>-<option>
 
     def __post_init__(self) -> None:
-        _at_least(self, "draft_min", 0)
+        check_at_least(self, "draft_min", 0)
         if self.draft_max is not None:
-            _at_least(self, "draft_max", 0)
+            check_at_least(self, "draft_max", 0)
         longest = self.longest_draft(self.mode)
         if self.mode is not SequenceMode.OFF and self.draft_min > longest:
             raise ConfigError(
@@ -322,8 +305,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port} but must be from 0 to 65535")
-        _at_least(self, "max_body_mb", 1)
-        _at_least(self, "timeout", 1)
+        check_at_least(self, "max_body_mb", 1)
+        check_at_least(self, "timeout", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,6 +318,7 @@ class Config:
     draft_engine: DraftEngineConfig = DraftEngineConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    sampling: SamplingConfig = SamplingConfig()
     server: ServerConfig = ServerConfig()
 
     def __post_init__(self) -> None:

@@ -1,0 +1,30 @@
+"""How a field of a config dataclass is declared and checked."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from headstart.errors import ConfigError
+
+__all__ = ["check_at_least", "option"]
+
+
+def option(
+    default: Any,
+    help: str,
+    *aliases: str,
+    choices: tuple[str, ...] | None = None,
+    secret: bool = False,
+) -> Any:
+    """A config field with its help line (no full stop) and further spellings of its flag."""
+    return field(
+        default=default,
+        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret},
+    )
+
+
+def check_at_least(config: object, name: str, minimum: int) -> None:
+    value = getattr(config, name)
+    if value < minimum:
+        raise ConfigError(f"--{name.replace('_', '-')} is {value} but must be at least {minimum}")
