@@ -1,7 +1,7 @@
 """Headstart against llama-server of the same llama.cpp, over HTTP, with the same prompts as token
 ids.
 
-    python benchmarks/against_llama_server.py --llama-server build/bin/llama-server --models models/
+    python -m benchmarks.against_llama_server --llama-server build/bin/llama-server --models models/
 
 llama-server runs without speculation, with its draft model at four lengths and with three n-gram
 speculators: somebody tunes it by hand. Headstart runs off and as it starts by itself. All servers
@@ -30,10 +30,11 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from benchmarks.lib.measure import inflated_models
+from benchmarks.lib.serving import Answer, complete_all, running
+from benchmarks.lib.workloads import Prompt, make_prompts
+
 from headstart.assemble import Models, load_served_model
-from headstart.bench.measure import inflated_models
-from headstart.bench.serving import Answer, complete_all, running
-from headstart.bench.workloads import Prompt, make_prompts
 from headstart.config import Config
 from headstart.types import Vocab
 

@@ -1,6 +1,6 @@
 """What a second program on the same cores costs, by how long idle threads spin before they sleep.
 
-    python benchmarks/busy_machine.py MODEL.gguf
+    python -m benchmarks.busy_machine MODEL.gguf
 
 Milliseconds of a step of one and of five rows, alone and beside a second copy of the same program.
 300000 is about libgomp's own choice; Headstart sets 3000 unless OMP_WAIT_POLICY or GOMP_SPINCOUNT

@@ -156,7 +156,7 @@ class Simulation:
         )
 
     def oracle(self) -> Score:
-        """Lengths in hindsight: only tokens that will be accepted, as many as pay at the best rate."""
+        """Lengths in hindsight: only tokens that will be accepted, and only as many as pay."""
         return self._best_known(lambda slot, _: [1.0] * slot.run())
 
     def reachable(self) -> Score:
@@ -249,7 +249,7 @@ class DraftModel:
 
 
 class ModelSimulation(Simulation):
-    """The same with a draft model: its rounds cost time, and what it does not draft has no label."""
+    """The same with a draft model: its rounds cost time, and undrafted tokens have no label."""
 
     make = staticmethod(make_model_text)
     model = DraftModel()

@@ -1,7 +1,7 @@
 """Does a draft model that shares the request's random numbers guess better than one that takes the
 likeliest token?
 
-    python benchmarks/coupling.py [--texts 12] [--tokens 128]
+    python -m benchmarks.coupling [--texts 12] [--tokens 128]
 
 Acceptance rate (accepted of drafted tokens) and acceptance length (tokens a verify step, the
 target's own included) of coupled and argmax drafting with fixed lengths on the embedded demo pair,
@@ -17,10 +17,11 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from benchmarks.lib.arms import OFF, Arm, Tally
+from benchmarks.lib.measure import Lab, Sampling, Setting, compare
+from benchmarks.lib.workloads import make_prompts
+
 from headstart import demo
-from headstart.bench.arms import OFF, Arm, Tally
-from headstart.bench.measure import Lab, Sampling, Setting, compare
-from headstart.bench.workloads import make_prompts
 
 WAYS = ("coupled", "argmax")
 

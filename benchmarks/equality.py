@@ -38,7 +38,7 @@ CONTEXT = 512  # tokens of one request
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to serve. `types` may be "off" or "auto"; `length` is the most draft tokens a step."""
+    """One way to serve. `types` may be "off" or "auto"; `length` limits the draft of a step."""
 
     types: str = "off"
     length: int = 16
@@ -108,7 +108,7 @@ def open_setting(setting: Setting, models: Models | None = None) -> Scheduler:
 
 
 def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list[Request]:
-    """Prompts cut from this package's own source: some are chats, some free text, many begin alike."""
+    """Prompts cut from this package's source: chats and free text, many with a common prefix."""
     from headstart.engine.model import Model
 
     vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
@@ -120,7 +120,10 @@ def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list
         code = "\n".join(lines[start : start + 12])[:400]
         text = code
         if index % 2:
-            text = f"<|im_start|>user\nRepeat this code.\n```python\n{code}\n```<|im_end|>\n<|im_start|>assistant\n"
+            text = (
+                f"<|im_start|>user\nRepeat this code.\n```python\n{code}\n```<|im_end|>\n"
+                "<|im_start|>assistant\n"
+            )
         requests.append(
             Request(
                 request_id=f"{index}",

@@ -1,10 +1,10 @@
 """Give a small model the cost of a big one: same text, more arithmetic.
 
 Widening with zeros and adding layers whose output weights are zero changes no logit, but every
-weight is read and multiplied. So speculation can be measured at a realistic ratio of target to draft
-without a big model at hand:
+weight is read and multiplied. So speculation can be measured at a realistic ratio of target to
+draft without a big model at hand:
 
-    python benchmarks/inflate.py 1b-q8 draft-0.06b-q8 -o models/
+    python -m benchmarks.inflate 1b-q8 draft-0.06b-q8 -o models/
 
 How it stays the same function (small width d, big width D):
   RMS norm     the mean of squares falls by d / D, so its weights shrink by sqrt(d / D) and its
@@ -189,7 +189,7 @@ def _write(source: Source, preset: Preset, recipe: str, output: Path) -> None:
 
 
 def _add_metadata(writer: GGUFWriter, source: Source, preset: Preset) -> None:
-    """Copy the source's metadata, tokenizer included, with the new shape in place of the old one."""
+    """Copy the source's metadata, tokenizer included, with the new shape."""
     shape = preset.shape
     num_params = sum(math.prod(tensor.shape) for tensor in Inflation(source, preset).tensors())
     epsilon = source.reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()

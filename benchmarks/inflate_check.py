@@ -1,7 +1,7 @@
 """Check inflated models: do they say what the small model says? What their steps cost: see
 step_costs.py.
 
-    python benchmarks/inflate_check.py models/1b-q8.gguf
+    python -m benchmarks.inflate_check models/1b-q8.gguf
 
 Every prompt is continued greedily by the small model; the inflated model is fed the same tokens,
 one a step. Talks to libllama directly, so that a fault in the engine cannot hide here.

@@ -1,8 +1,8 @@
 """What Headstart adds to libllama.
 
-    python benchmarks/overhead.py
+    python -m benchmarks.overhead
         time per step with a model that costs nothing
-    python benchmarks/overhead.py --model models/0.5b-q8.gguf
+    python -m benchmarks.overhead --model models/0.5b-q8.gguf
         and serving, against bare llama_decode calls
 
 Steps: the real scheduler, samplers and speculators; only `decode` is a stub that hands out prepared
@@ -27,12 +27,12 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from benchmarks.lib.arms import OFF, Arm, Machine
+from benchmarks.lib.engines import SilentEngine
+from benchmarks.lib.measure import Lab, Sampling, Setting
+from benchmarks.lib.serving import complete, running
+from benchmarks.lib.workloads import Prompt, make_prompts
 
-from headstart.bench.arms import OFF, Arm, Machine
-from headstart.bench.engines import SilentEngine
-from headstart.bench.measure import Lab, Sampling, Setting
-from headstart.bench.serving import complete, running
-from headstart.bench.workloads import Prompt, make_prompts
 from headstart.engine.context import LlamaEngine
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api

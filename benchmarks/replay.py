@@ -1,9 +1,9 @@
 """Ways of drafting on texts that the demo model wrote, in simulated time: fast, and without noise.
 
-    python benchmarks/replay.py
+    python -m benchmarks.replay
         record the texts on the first call, then compare
-    python benchmarks/replay.py --arms "suffix@8;auto:suffix" --users 4 --oracle
-    python benchmarks/replay.py --curve 1:10,8:11,16:17,32:19
+    python -m benchmarks.replay --arms "suffix@8;auto:suffix" --users 4 --oracle
+    python -m benchmarks.replay --curve 1:10,8:11,16:17,32:19
         the cost curve of your machine: see benchmarks/step_costs.py
 
 Scheduler, control, speculators and the draft model are real; only the target's decode is replaced
@@ -24,11 +24,12 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from headstart.bench.arms import OFF, Arm, Tally, parse_arm
-from headstart.bench.curves import CostCurve
-from headstart.bench.measure import Lab, Sampling, Setting
-from headstart.bench.replay import Replay, Text, load_texts, save_texts
-from headstart.bench.workloads import make_prompts, parse_cells
+from benchmarks.lib.arms import OFF, Arm, Tally, parse_arm
+from benchmarks.lib.curves import CostCurve
+from benchmarks.lib.measure import Lab, Sampling, Setting
+from benchmarks.lib.replay import Replay, Text, load_texts, save_texts
+from benchmarks.lib.workloads import make_prompts, parse_cells
+
 from headstart.demo import DRAFT, TARGET, path
 from headstart.errors import ConfigError
 

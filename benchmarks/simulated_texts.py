@@ -1,4 +1,4 @@
-"""Synthetic texts and machines for `control_simulation`: who is guessed where, and what rows cost."""
+"""Synthetic texts and machines for `control_simulation`: what is guessed, what rows cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headstart.bench.curves import CostCurve
+from benchmarks.lib.curves import CostCurve
 
 CURVES = {
     "cpu": CostCurve.parse("1:49,2:70,4:113,8:180,16:300,32:637,64:1200"),
@@ -17,7 +17,7 @@ CURVES = {
 
 @dataclass(frozen=True)
 class Place:
-    """One token of a text: does the speculator guess it, how sure is it, does it draft here at all?"""
+    """One token of a text: is it guessed, with what score, and is there a draft here at all?"""
 
     is_guessed: bool
     confidence: float
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Kind:
-    """A text in two states, copying and not: chance to be guessed in each, and to change the state."""
+    """A text that copies or not: the chance of a right guess in each state, and of a change."""
 
     copied: float = 0.95
     novel: float = 0.1

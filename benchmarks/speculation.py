@@ -1,12 +1,12 @@
 """What each way of guessing earns: workloads x temperatures x users, all arms on the same prompts.
 
-    python benchmarks/speculation.py --models models/ --quick
+    python -m benchmarks.speculation --models models/ --quick
         about five minutes
-    python benchmarks/speculation.py --models models/ -o results/spec.json
+    python -m benchmarks.speculation --models models/ -o results/spec.json
         everything: hours on two cores
-    python benchmarks/speculation.py --models models/ --target 0.4b-f32
+    python -m benchmarks.speculation --models models/ --target 0.4b-f32
         a cost curve like a GPU's
-    python benchmarks/speculation.py --show results/spec.json ...
+    python -m benchmarks.speculation --show results/spec.json ...
         what was written with -o, an arm a column
 
 Needs the models of benchmarks/inflate.py. Prints a Markdown table after every cell; the JSON file
@@ -27,10 +27,11 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would fight with libllama's
 
-from headstart.bench.arms import OFF, Arm, Run, Tally, parse_arm
-from headstart.bench.measure import Lab, Sampling, Setting, compare, inflated_models
-from headstart.bench.oracle import Guesses, Oracle, Recorder, learned_curve
-from headstart.bench.workloads import WORKLOADS, make_prompts, num_looping, parse_cells
+from benchmarks.lib.arms import OFF, Arm, Run, Tally, parse_arm
+from benchmarks.lib.measure import Lab, Sampling, Setting, compare, inflated_models
+from benchmarks.lib.oracle import Guesses, Oracle, Recorder, learned_curve
+from benchmarks.lib.workloads import WORKLOADS, make_prompts, num_looping, parse_cells
+
 from headstart.errors import ConfigError
 from headstart.scheduler.request import Request
 from headstart.speculation import AUTO_TYPES

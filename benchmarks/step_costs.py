@@ -1,8 +1,8 @@
 """What a step of a model costs on this machine, by rows: milliseconds, and the curve that
 `replay.py --curve` takes.
 
-    python benchmarks/step_costs.py models/1b-q8.gguf
-    python benchmarks/step_costs.py models/1b-q8.gguf --threads 4 --context 4096 --rows 1,2,4,8
+    python -m benchmarks.step_costs models/1b-q8.gguf
+    python -m benchmarks.step_costs models/1b-q8.gguf --threads 4 --context 4096 --rows 1,2,4,8
 
 The numbers of rows take turns, so that what slows the machine down slows all alike. The least of
 the repetitions is the quiet machine; a median far above it says that something else was running.
@@ -18,9 +18,10 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would fight with libllama's
 
-from headstart.bench.arms import LONGEST_DRAFT
-from headstart.bench.curves import CostCurve, time_steps
-from headstart.bench.measure import Lab, Setting
+from benchmarks.lib.arms import LONGEST_DRAFT
+from benchmarks.lib.curves import CostCurve, time_steps
+from benchmarks.lib.measure import Lab, Setting
+
 from headstart.errors import HeadstartError
 
 ROWS = "1,2,3,4,5,6,8,12,16,24,32"

@@ -1,4 +1,4 @@
-"""What text speculators cost: python benchmarks/text_speculators.py [--tokens 32768] [--steps 1500]
+"""What text speculators cost: python -m benchmarks.text_speculators [--tokens 32768] [--steps 1500]
 
 For each: microseconds a slot a step of propose + accept at a history of that many
 tokens, all and split in steps with and without a draft; begin per 1000 tokens of prompt; memory of

@@ -1,6 +1,6 @@
 """Cost of translating between vocabularies: microseconds a token, cache build time and size.
 
-    python benchmarks/translation.py TARGET.gguf DRAFT.gguf
+    python -m benchmarks.translation TARGET.gguf DRAFT.gguf
 
 Only the vocabularies of the two files are read. The text is Headstart's own source.
 """
@@ -105,7 +105,7 @@ def draft_of(
 
 
 def measure_healing(translator: VocabularyTranslator, rng: random.Random) -> None:
-    """Print the cost of asking for the tokens that agree with pending bytes, new ones every time."""
+    """Print the cost of finding the tokens that agree with pending bytes, new ones every time."""
     pieces = [piece for piece in translator.draft.pieces if piece]
     prefixes = list(
         {

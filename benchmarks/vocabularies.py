@@ -1,12 +1,12 @@
 """How well does a draft model of another vocabulary guess, next to one of the same size that shares
 the target's?
 
-    python benchmarks/vocabularies.py [--prompts 20] [--tokens 96]
+    python -m benchmarks.vocabularies [--prompts 20] [--tokens 96]
 
 Acceptance length (tokens a verify step, the target's own included) and rate (accepted of drafted
 tokens) at a fixed draft length, by how the draft picks its tokens, with and without token healing;
 then the load time with and without the cache of the vocabulary pair. The counts do not depend on
-the machine; no draft changes a text. Beside the workloads of `headstart.bench` there is `cut`: a
+the machine; no draft changes a text. Beside the workloads of `benchmarks.lib` there is `cut`: a
 few tokens behind a file that ends inside a word.
 """
 
@@ -17,15 +17,17 @@ import os
 import re
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from benchmarks.lib.arms import Arm, Tally
+from benchmarks.lib.measure import Lab, Sampling, Setting, compare
+from benchmarks.lib.workloads import Prompt, make_prompts
+
 from headstart import demo
-from headstart.bench.arms import Arm, Tally
-from headstart.bench.measure import Lab, Sampling, Setting, compare
-from headstart.bench.workloads import Prompt, make_prompts
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
 from headstart.scheduler.scheduler import Scheduler
@@ -65,7 +67,7 @@ def other_arms(lab: Lab, length: int, target: Vocab, draft: Vocab) -> dict[str, 
 
 
 def prompts_of(workload: str, count: int) -> list[Prompt]:
-    """Prompts of `headstart.bench`, or files that end two letters into their last long word."""
+    """Prompts of `benchmarks.lib`, or files that end two letters into their last long word."""
     if workload != "cut":
         return make_prompts(workload, count, seed=7)
     ends = re.compile(r".*[^A-Za-z][A-Za-z]{2}(?=[A-Za-z]{3})", re.DOTALL)
@@ -130,12 +132,13 @@ def main() -> None:
     target, draft = (
         Model(path, EngineConfig(), vocab_only=True).vocab for path in (args.target, args.other)
     )
-    labs = [Lab(Setting(target=args.target, draft=path, num_users=args.users, threads=1, deterministic=True))
-            for path in (args.same, args.other)]  # fmt: skip
+    settings = Setting(target=args.target, num_users=args.users, threads=1, deterministic=True)
+    labs = [Lab(replace(settings, draft=path)) for path in (args.same, args.other)]
     arms = same_arms(labs[0], args.length), other_arms(labs[1], args.length, target, draft)
-    print("| workload | temperature | same: auto | coupled | argmax | other: auto | coupled | "
-"argmax | unhealed "
-          "| other / same | tokens |\n" + "|---" * 11 + "|")  # fmt: skip
+    print(
+        "| workload | temperature | same: auto | coupled | argmax | other: auto | coupled | argmax "
+        "| unhealed | other / same | tokens |\n" + "|---" * 11 + "|"
+    )
     for workload in args.workloads.split(","):
         prompts = prompts_of(workload, args.prompts)
         groups = [prompts[i : i + args.users] for i in range(0, len(prompts), args.users)]

@@ -30,13 +30,13 @@ EXCLUDED = (
 MIN_FUNCTION_CHARS = 80
 NUM_HELD_OUT = 200
 NEW_NAMES = """
-    value result item node buffer count index total path name data key text line size token state offset width entry
-    limit source target handler option parent child queue stack record first second left right start end config cache
-    reader writer field label output number
+    value result item node buffer count index total path name data key text line size token state
+    offset width entry limit source target handler option parent child queue stack record first
+    second left right start end config cache reader writer field label output number
 """.split()  # noqa: SIM905 (a list of 48 quoted words reads worse)
 GREETINGS = (
-    "Hello", "Hi", "Hello!", "Hey", "Who are you?", "What are you?", "What can you do?", "Help", "help", "How are you?",
-    "Good morning", "Hi there!", "Tell me about yourself.", "What is this?",
+    "Hello", "Hi", "Hello!", "Hey", "Who are you?", "What are you?", "What can you do?", "Help",
+    "help", "How are you?", "Good morning", "Hi there!", "Tell me about yourself.", "What is this?",
 )  # fmt: skip
 INTRODUCTION = (
     "I am the demo model of this server: a small language model trained on Python's standard "

@@ -63,7 +63,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward, each behind an RMS norm and added to the residual stream."""
+    """Attention and a gated feed-forward, each behind an RMS norm, added to the residual."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

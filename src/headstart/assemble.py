@@ -5,12 +5,7 @@ Functions here are entry points: each imports the part of the world that it need
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import platform
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from headstart import demo
 from headstart.config import Config, EngineConfig
-from headstart.errors import ConfigError, ModelError
+from headstart.errors import ModelError
 from headstart.hub import ModelPaths, resolve_model
 
 if TYPE_CHECKING:
-    from headstart.control.controller import Controller
     from headstart.engine.devices import Device
     from headstart.engine.model import Model
+    from headstart.saved_control import SavedControl
     from headstart.scheduler.drafting import Drafting
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
@@ -67,6 +62,7 @@ def check(config: Config) -> None:
     Raises:
         ConfigError, ModelError: settings that cannot work.
     """
+    from headstart.process import cpus_of
     from headstart.speculation import uses_draft_model, wanted_types
     from headstart.text.chat_template import template_by_hand
 
@@ -74,6 +70,7 @@ def check(config: Config) -> None:
     is_given = is_demo or bool(config.model.draft_model or config.model.draft_hf_repo)
     has_draft = uses_draft_model(config, is_demo=is_demo, is_given=is_given)
     wanted_types(config.speculation, has_draft_model=has_draft)
+    cpus_of(config.engine)
     template_by_hand(config.server)
 
 
@@ -106,7 +103,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     types = wanted_types(config.speculation, has_draft_model=has_draft)
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
-    learned = _take_over(config, models, types)
+    learned = _learned(config, models, types)
     model = Model(models.target, config.engine)
     engine = LlamaEngine(
         model,
@@ -136,6 +133,24 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     log.info("%s", _summary(info, models))
     return scheduler, info
+
+
+def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedControl:
+    """What control learned with these models.
+
+    Raises:
+        ConfigError: `--spec-state` names a file that cannot be used.
+        ModelError: a model file cannot be read.
+    """
+    from headstart.engine.model import check_file
+    from headstart.saved_control import load_control
+
+    files = {"target": models.target}
+    if "draft-model" in types and models.draft:
+        files["draft model"] = models.draft
+    for file in files.values():
+        check_file(file)
+    return load_control(config, files)
 
 
 def _max_draft(config: Config) -> int:
@@ -181,7 +196,7 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
 
 
 def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
-    """The target's settings with the draft model's own on top; never more context than the target."""
+    """The target's settings with the draft model's on top; no more context than the target."""
     base, own = config.engine, config.draft_engine
     return replace(
         base,
@@ -226,7 +241,8 @@ def _make_drafting(
     speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
-        unusable = f"the memory of {model.info().architecture} models cannot take back rejected draft tokens"
+        kind = model.info().architecture
+        unusable = f"the memory of {kind} models cannot take back rejected draft tokens"
         log.warning("speculation is off: %s", unusable)
     return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
 
@@ -237,6 +253,7 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     Raises:
         ModelError: no text of one can be said in the other.
     """
+    from headstart.saved_control import cache_directory
     from headstart.vocabulary.comparison import TranslationMode
     from headstart.vocabulary.replacements import parse_pairs
     from headstart.vocabulary.templates import find_replacements
@@ -260,77 +277,6 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     return None if translator.mode is TranslationMode.IDENTICAL else translator
 
 
-@dataclass(frozen=True, slots=True)
-class SavedControl:
-    """What control knows at the start, and where it keeps what it learns."""
-
-    controller: Controller
-    file: Path | None
-    not_used: str  # why what the file held is not used, if so
-
-
-def _take_over(config: Config, models: Models, types: tuple[str, ...]) -> SavedControl:
-    """What was learned with these models.
-
-    Raises:
-        ConfigError: `--spec-state` names a file that was learned for others or cannot be written.
-        ModelError: a model file cannot be read.
-    """
-    from headstart.control.controller import Controller
-    from headstart.control.state import ModelId, claim_state, why_unusable
-    from headstart.engine.model import check_file
-
-    controller, named = Controller(), config.speculation.spec_state
-    if named == "none":
-        return SavedControl(controller, None, "")
-    parts = {"target": models.target}
-    if "draft-model" in types and models.draft:
-        parts["draft model"] = models.draft
-    for file in parts.values():
-        check_file(file)
-    ids = {part: ModelId.of(file) for part, file in parts.items()}
-    path = (
-        _default_state(config, models, [model.digest for model in ids.values()])
-        if named is None
-        else Path(named)
-    )
-    reason = why_unusable(path, ids)
-    try:
-        claim_state(path, ids)
-    except OSError as error:
-        if named is not None:
-            raise ConfigError(
-                f"--spec-state {path} cannot be written: {error.strerror or error}; name another "
-                "file, or none"
-            ) from error
-        log.warning("what control learns will not be kept: %s: %s", path, error.strerror or error)
-    reason = controller.load(path) if reason is None else reason
-    if reason:
-        log.warning("what control learned is not used: %s: %s", path, reason)
-    return SavedControl(controller, path, reason or "")
-
-
-def _default_state(config: Config, models: Models, digests: list[str]) -> Path:
-    """One file per pair of models, machine and settings that change what a step costs."""
-    facts = [
-        *digests,
-        platform.node(),
-        platform.machine(),
-        repr(config.engine),
-        repr(config.draft_engine),
-    ]
-    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
-    return cache_directory() / "control" / f"{models.target.stem}-{digest}.json"
-
-
-def cache_directory() -> Path:
-    """Our folder for what is learned and can be made again."""
-    base = os.environ.get("HEADSTART_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
-
-
 def _summary(info: WorkerInfo, models: Models) -> str:
     speculation = info.speculation
     drafts = ", ".join(speculation["types"]) or "none"
@@ -350,6 +296,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         ConfigError, ModelError: the file or the template cannot be used.
     """
     from headstart.engine.model import Model
+    from headstart.server.defaults import request_defaults
     from headstart.server.model import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
@@ -373,8 +320,20 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             "the chat template of %s shows no message: name another with --chat-template-file",
             model.path.name,
         )
-    alias = config.model.alias or config.model.hf_repo or models.target.name
-    return ServedModel(alias=alias, vocab=vocab, template=template)
+    names = _listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
+    return ServedModel(
+        alias=names[0],
+        aliases=names[1:],
+        tags=_listed(config.model.tags),
+        vocab=vocab,
+        template=template,
+        defaults=request_defaults(config.sampling, model.metadata()),
+    )
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def serve(config: Config) -> int:
@@ -383,6 +342,8 @@ def serve(config: Config) -> int:
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
+    from headstart.logs import Logging
+    from headstart.process import EngineProcess
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
     from headstart.server import listen
@@ -392,14 +353,14 @@ def serve(config: Config) -> int:
         if config.server.verbose
         else getattr(logging, config.server.log_level.upper())
     )
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
-    )
+    prepare = EngineProcess(Logging(level, config.log), config.engine)
+    prepare.logging.start()
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
     check(config)
     models = find_models(config)
-    worker = WorkerClient(lambda: ProcessTransport(partial(build_scheduler, config, models), level))
+    build = partial(build_scheduler, config, models)
+    worker = WorkerClient(lambda: ProcessTransport(build, prepare))
 
     listen.serve(
         config.server,
@@ -424,35 +385,3 @@ def _announce(is_demo: bool, url: str) -> None:
         f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n",
         flush=True,
     )
-
-
-class Generation:
-    """A scheduler in this thread, for one request at a time."""
-
-    def __init__(self, config: Config) -> None:
-        check(config)
-        models = find_models(config)
-        config = replace(config, scheduler=replace(config.scheduler, parallel=1))
-        served = load_served_model(config, models)
-        self.vocab, self.template = served.vocab, served.template
-        self.scheduler, self.info = build_scheduler(config, models)
-
-    def generate(self, request: Any) -> Iterator[Any]:
-        """Run the request; the last event is a FinishEvent or an ErrorEvent."""
-        self.scheduler.submit(request)
-        while self.scheduler.has_work:
-            self.scheduler.step()
-            yield from self.scheduler.take_events()
-
-    def close(self) -> None:
-        """Keep what was learned, free the models."""
-        self.scheduler.drafting.close()
-
-
-def open_generation(config: Config) -> Generation:
-    """Load the models for the command line.
-
-    Raises:
-        ConfigError, ModelError: they cannot be loaded.
-    """
-    return Generation(config)

@@ -13,6 +13,7 @@ from typing import Any
 
 from headstart.config_fields import check_at_least
 from headstart.config_fields import option as option
+from headstart.config_logs import LogConfig as LogConfig
 from headstart.config_sampling import SamplingConfig as SamplingConfig
 from headstart.errors import ConfigError
 from headstart.types import SequenceMode
@@ -62,7 +63,10 @@ class ModelConfig:
         "--hf-repo-draft",
         "--spec-draft-hf",
     )
-    alias: str | None = option(None, "model name that the API shows", "-a")
+    alias: str | None = option(
+        None, "model name that the API shows; several separated by commas", "-a"
+    )
+    tags: str | None = option(None, "words about the model in /v1/models, separated by commas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,11 @@ class EngineConfig:
     ubatch: int = option(512, "most tokens computed at once", "-ub", "--ubatch-size")
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
+    prio: int = option(
+        0, "priority of the engine process: -1 low, 0 normal, 1 medium, 2 high, 3 realtime"
+    )
+    cpu_mask: str | None = option(None, "CPUs that the engine may use, as a hexadecimal mask", "-C")
+    cpu_range: str | None = option(None, "CPUs that the engine may use, as FIRST-LAST", "-Cr")
     deterministic: bool = option(
         False,
         "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)",
@@ -114,6 +123,8 @@ class EngineConfig:
         check_at_least(self, "batch", 2)
         check_at_least(self, "ubatch", 2)
         check_at_least(self, "gpu_layers", -1)
+        if not -1 <= self.prio <= 3:
+            raise ConfigError(f"--prio is {self.prio} but must be from -1 to 3")
         for name in ("threads", "threads_batch"):
             if getattr(self, name) is not None:
                 check_at_least(self, name, 1)
@@ -281,8 +292,15 @@ class SpeculationConfig:
 class ServerConfig:
     """The HTTP side."""
 
-    host: str = option("127.0.0.1", "address to listen on")
+    host: str = option(
+        "127.0.0.1",
+        "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
+    )
     port: int = option(8080, "port to listen on; 0 takes a free one")
+    reuse_port: bool = option(False, "let other processes listen on the same port")
+    api_prefix: str = option("", "what stands before all paths, for instance /llm")
+    ssl_key_file: str | None = option(None, "file with the private key for HTTPS, in PEM format")
+    ssl_cert_file: str | None = option(None, "file with the certificate for HTTPS, in PEM format")
     api_key: str | None = option(
         None, "key that clients must send; several separated by commas", secret=True
     )
@@ -293,10 +311,15 @@ class ServerConfig:
         None, "chat template instead of the model's: Jinja text, or chatml"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
+    prefill_assistant: bool = option(
+        True, "continue a last message of the assistant instead of answering it"
+    )
+    sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
     max_body_mb: int = option(64, "largest accepted request body in MiB")
     timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
     slots: bool = option(True, "serve /slots")
     metrics: bool = option(True, "serve /metrics")
+    props: bool = option(False, "take POST /props")
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
     )
@@ -307,6 +330,17 @@ class ServerConfig:
             raise ConfigError(f"--port is {self.port} but must be from 0 to 65535")
         check_at_least(self, "max_body_mb", 1)
         check_at_least(self, "timeout", 1)
+        if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
+            raise ConfigError(
+                f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "
+                "or -1 for none"
+            )
+        if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
+            raise ConfigError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
+        if self.api_prefix and not self.api_prefix.startswith("/"):
+            raise ConfigError(
+                f"--api-prefix is {self.api_prefix!r} but must start with a slash, as /llm"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +352,8 @@ class Config:
     draft_engine: DraftEngineConfig = DraftEngineConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
 
     def __post_init__(self) -> None:

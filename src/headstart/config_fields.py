@@ -25,6 +25,7 @@ def option(
 
 
 def check_at_least(config: object, name: str, minimum: int) -> None:
+    """Raise ConfigError if a field is less than it may be."""
     value = getattr(config, name)
     if value < minimum:
         raise ConfigError(f"--{name.replace('_', '-')} is {value} but must be at least {minimum}")

@@ -50,7 +50,7 @@ class SequenceMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a draft row suggests, under the request's filters: two tokens with their probabilities."""
+    """What a draft row suggests under the request's filters: two tokens, their probabilities."""
 
     coupled: int  # drawn with the noise that the target's token at this position will use
     coupled_probability: float
@@ -183,7 +183,7 @@ class Vocab(Protocol):
     add_bos: bool
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text; `parse_special` reads `<|im_end|>` as the token, not its spelling."""
+        """Token ids of a text; `parse_special` reads `<|im_end|>` as one token."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; empty for control tokens."""
@@ -214,7 +214,7 @@ class Filters(Protocol):
 
 
 class ContextFullError(Exception):
-    """No free cells for this batch; nothing was changed. The scheduler makes room and tries again."""
+    """No free cells for this batch; nothing changed. The scheduler makes room and retries."""
 
 
 class Engine(Protocol):

@@ -1,4 +1,4 @@
-"""The documents say what the code has: every flag, metric, error and speculator, and runnable code."""
+"""The documents cover every flag, metric, error and speculator, and their code runs."""
 
 from __future__ import annotations
 

@@ -11,29 +11,47 @@ from tests.rules.source import PACKAGE, ROOT, sources
 
 BOTTOM = {"types", "errors", "config"}
 TOOLS = BOTTOM | {"structures", "vocabulary"}
-CORE = TOOLS | {"sampling", "control", "speculators", "scheduler"}
+CORE = TOOLS | {"sampling", "grammar", "control", "speculators", "scheduler"}
 
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "types": set(),
     "errors": set(),
-    "config": {"types", "errors"},
+    "config_fields": {"errors"},
+    "config_logs": {"errors", "config_fields"},
+    "config_sampling": {"errors", "config_fields"},
+    "config": {"types", "errors", "config_fields", "config_logs", "config_sampling"},
+    "logs": BOTTOM,
+    "process": BOTTOM | {"logs"},
     "structures": BOTTOM,
     "vocabulary": BOTTOM | {"structures"},
     "sampling": BOTTOM | {"structures"},
+    "grammar": TOOLS,
     "control": BOTTOM | {"structures"},
     "speculators": TOOLS | {"sampling"},
     "scheduler": CORE,
     "speculation": BOTTOM | {"speculators"},
     "text": BOTTOM | {"vocabulary"},
-    "server": BOTTOM | {"text", "sampling", "scheduler"},
+    "server": BOTTOM | {"text", "sampling", "grammar", "scheduler"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,
     "testing": CORE,
-    "assemble": CORE | {"engine", "server", "text", "hub", "demo", "speculation"},
-    "bench": CORE | {"assemble", "text", "server", "demo", "speculation"},
-    "cli": CORE | {"assemble", "text", "bench", "hub", "demo"},
+    "saved_control": BOTTOM | {"control"},
+    "assemble": CORE
+    | {
+        "engine",
+        "server",
+        "text",
+        "hub",
+        "demo",
+        "speculation",
+        "saved_control",
+        "logs",
+        "process",
+    },
+    "local": BOTTOM | {"assemble", "scheduler"},
+    "cli": CORE | {"assemble", "local", "text", "hub", "demo"},
     "__main__": {"cli"},
 }
 FOR_THE_TYPE_CHECKER = {("types", "sampling")}  # `Engine.make_filters` takes SamplingParams
@@ -58,7 +76,10 @@ def test_imports_point_one_way() -> None:
 
 
 def test_what_only_the_type_checker_imports_is_not_loaded() -> None:
-    code = "import headstart.types, sys; print([name for name in sys.modules if name.startswith('headstart.')])"
+    code = (
+        "import headstart.types, sys; "
+        "print([name for name in sys.modules if name.startswith('headstart.')])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -26,36 +26,89 @@ HOLD = "hold"
 Script = Callable[[Request], Sequence[Event | Exception | str]]
 
 TARGET = ModelInfo(
-    path="/models/tiny.gguf", name="tiny", architecture="llama", num_params=1000, size_bytes=4000, vocab_size=258,
-    context_size=512, train_context_size=512, num_layers=2, embedding_size=16, memory="cut", file_type="F32",
-)  # fmt: skip
+    path="/models/tiny.gguf",
+    name="tiny",
+    architecture="llama",
+    num_params=1000,
+    size_bytes=4000,
+    vocab_size=258,
+    context_size=512,
+    train_context_size=512,
+    num_layers=2,
+    embedding_size=16,
+    memory="cut",
+    file_type="F32",
+)
 INFO = WorkerInfo(
-    target=TARGET, draft=None, num_slots=4, context_size=512, max_batch_tokens=256, speculation={"mode": "auto"},
+    target=TARGET,
+    draft=None,
+    num_slots=4,
+    context_size=512,
+    max_batch_tokens=256,
+    speculation={"mode": "auto"},
     system="libllama b1",
-)  # fmt: skip
+)
 DRAFTED = DraftCounts(
-    calls=4, offered=2, drafts=1, drafts_accepted=1, drafted=3, accepted=2, drafted_by_position=(1, 1, 1),
-    accepted_by_position=(1, 1, 0), reasons={"no match": 2, "below break-even": 1},
-)  # fmt: skip
+    calls=4,
+    offered=2,
+    drafts=1,
+    drafts_accepted=1,
+    drafted=3,
+    accepted=2,
+    drafted_by_position=(1, 1, 1),
+    accepted_by_position=(1, 1, 0),
+    reasons={"no match": 2, "below break-even": 1},
+)
 REPORT = WorkerReport(
-    requests=3, drafted=10, accepted=7, drafts=4, accepted_by_position=(4, 3), prompt_tokens=30, prompt_seconds=2.0,
+    requests=3,
+    drafted=10,
+    accepted=7,
+    drafts=4,
+    accepted_by_position=(4, 3),
+    prompt_tokens=30,
+    prompt_seconds=2.0,
     slots=(
-        SlotReport(slot_id=0, is_processing=True, request_id="r", max_tokens=9, num_emitted=2,
-                   drafted_by={"ngram-simple": DRAFTED}),
+        SlotReport(
+            slot_id=0,
+            is_processing=True,
+            request_id="r",
+            max_tokens=9,
+            num_emitted=2,
+            drafted_by={"ngram-simple": DRAFTED},
+        ),
         SlotReport(slot_id=1),
     ),
     speculators=(
-        SpeculatorReport(name="ngram-simple", calls=5, drafted=10, accepted=7, accepted_by_position=(4, 3),
-                         drafted_by_position=(5, 5), offered=4, drafts=3, reasons={"outbid": 6},
-                         seconds={"propose": 0.5}),
+        SpeculatorReport(
+            name="ngram-simple",
+            calls=5,
+            drafted=10,
+            accepted=7,
+            accepted_by_position=(4, 3),
+            drafted_by_position=(5, 5),
+            offered=4,
+            drafts=3,
+            reasons={"outbid": 6},
+            seconds={"propose": 0.5},
+        ),
     ),
     reasons={'no "match"': 2},
-)  # fmt: skip
+)
 STATS = RequestStats(
-    slot_id=2, num_prompt=5, num_cached=2, num_emitted=4, num_steps=2, num_drafts=1, num_drafted=3, num_accepted=2,
-    accepted_histogram=(0, 0, 1), drafted_by={"ngram-simple": DRAFTED}, reasons={"no match": 1},
-    prompt_seconds=0.5, generation_seconds=0.25,
-)  # fmt: skip
+    slot_id=2,
+    num_prompt=5,
+    num_cached=2,
+    num_emitted=4,
+    num_steps=2,
+    num_drafts=1,
+    num_drafted=3,
+    num_accepted=2,
+    accepted_histogram=(0, 0, 1),
+    drafted_by={"ngram-simple": DRAFTED},
+    reasons={"no match": 1},
+    prompt_seconds=0.5,
+    generation_seconds=0.25,
+)
 
 
 def say(

@@ -17,15 +17,17 @@ from headstart.types import FimTokens
 
 PRE, SUF, MID, REPO, FILE, BOS = 258, 259, 260, 261, 262, 257
 FIELDS = [
-    "content", "timings/prompt_n", "timings/prompt_ms", "timings/prompt_per_token_ms", "timings/prompt_per_second",
-    "timings/predicted_n", "timings/predicted_ms", "timings/predicted_per_token_ms", "timings/predicted_per_second",
-    "truncated", "tokens_cached",
+    "content", "timings/prompt_n", "timings/prompt_ms", "timings/prompt_per_token_ms",
+    "timings/prompt_per_second", "timings/predicted_n", "timings/predicted_ms",
+    "timings/predicted_per_token_ms", "timings/predicted_per_second", "truncated", "tokens_cached",
 ]  # fmt: skip
 LLAMA_VIM = {
     "id_slot": 0, "input_prefix": "def f():\n", "input_suffix": "\n", "prompt": "    ret",
-    "input_extra": [{"text": "x = 1\n", "time": [1, 2], "filename": "a.py"}], "n_predict": 128, "stop": [],
-    "n_indent": 4, "top_k": 40, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"], "stream": False,
-    "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "response_fields": FIELDS,
+    "input_extra": [{"text": "x = 1\n", "time": [1, 2], "filename": "a.py"}], "n_predict": 128,
+    "stop": [],
+    "n_indent": 4, "top_k": 40, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"],
+    "stream": False, "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+    "response_fields": FIELDS,
 }  # fmt: skip
 
 

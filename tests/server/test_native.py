@@ -92,9 +92,10 @@ def test_prompts_may_mix_texts_and_tokens(client, worker):
 
 def test_sampling_fields_reach_the_request(client, worker):
     body = {
-        "temperature": 0, "top_k": 5, "min_p": 0.1, "xtc_probability": 0.5, "dry_multiplier": 1, "ignore_eos": True,
-        "samplers": ["top-k", "temp"], "dry_sequence_breakers": ["x"], "n_probs": 3, "post_sampling_probs": True,
-        "t_max_predict_ms": 1500, "id_slot": 2, "cache_prompt": False,
+        "temperature": 0, "top_k": 5, "min_p": 0.1, "xtc_probability": 0.5, "dry_multiplier": 1,
+        "ignore_eos": True, "samplers": ["top-k", "temp"], "dry_sequence_breakers": ["x"],
+        "n_probs": 3, "post_sampling_probs": True, "t_max_predict_ms": 1500, "id_slot": 2,
+        "cache_prompt": False,
     }  # fmt: skip
     client.post("/completion", json={"prompt": "a"} | body)
     (request,) = worker.requests
@@ -140,12 +141,19 @@ def test_logit_bias_has_all_its_forms(client, worker, bias, expected):
 @pytest.mark.parametrize(
     "body",
     [
-        {"speculative.n_max": 3, "speculative.n_min": 1,
-         "speculative.p_min": 0.5, "speculative.type": "suffix,ngram-mod"},
+        {
+            "speculative.n_max": 3,
+            "speculative.n_min": 1,
+            "speculative.p_min": 0.5,
+            "speculative.type": "suffix,ngram-mod",
+        },
         {"speculative": {"n_max": 3, "n_min": 1, "p_min": 0.5, "types": ["suffix", "ngram-mod"]}},
-        {"speculative": {"n_max": 9, "n_min": 1, "p_min": 0.5, "types": "suffix, ngram-mod"}, "speculative.n_max": 3},
+        {
+            "speculative": {"n_max": 9, "n_min": 1, "p_min": 0.5, "types": "suffix, ngram-mod"},
+            "speculative.n_max": 3,
+        },
     ],
-)  # fmt: skip
+)
 def test_speculation_is_set_by_dotted_keys_or_an_object(client, worker, body):
     client.post("/completion", json={"prompt": "a"} | body)
     speculative = worker.requests[0].speculative
@@ -298,7 +306,8 @@ def test_template_arguments_come_from_the_request():
     with serving(model=model) as client:
         body = {
             "messages": [{"role": "user", "content": "x"}], "reasoning_effort": "none",
-            "chat_template_kwargs": {"a": 1, "messages": "mine"}, "tools": [{"type": "f"}], "tool_choice": "none",
+            "chat_template_kwargs": {"a": 1, "messages": "mine"}, "tools": [{"type": "f"}],
+            "tool_choice": "none",
         }  # fmt: skip
         assert client.post("/apply-template", json=body).json()["prompt"] == "False  1"
 

@@ -158,10 +158,10 @@ def test_models_can_be_listed_and_retrieved(sdk):
 
 def test_errors_raise_the_clients_exceptions(sdk):
     with pytest.raises(openai.BadRequestError) as caught:
-        sdk.chat.completions.create(model="m", messages=MESSAGES, temperature=-1)
+        sdk.chat.completions.create(model="m", messages=MESSAGES, temperature=1000)
     assert caught.value.body["type"] == "invalid_request_error"
     assert caught.value.body["code"] == 400
-    assert "temperature is -1" in caught.value.body["message"]
+    assert "temperature is" in caught.value.body["message"]
 
 
 async def test_async_client_streams(client: httpx2.Client):

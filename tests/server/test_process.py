@@ -154,7 +154,8 @@ def test_timings_and_the_log_line_tell_what_was_drafted(
     }
     timings = client.post("/completion", json=body).json()["timings"]
     assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
-    wanted = f"({timings['draft_n_accepted']} accepted / {timings['draft_n']} drafted), acceptance length = "
+    accepted, drafted = timings["draft_n_accepted"], timings["draft_n"]
+    wanted = f"({accepted} accepted / {drafted} drafted), acceptance length = "
     until(lambda: any(wanted in line for line in server.lines), "the log line of the request")
 
 

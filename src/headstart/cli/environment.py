@@ -19,9 +19,7 @@ NO_SETTINGS = ("CACHE", "CONFIG", "URL", "VOCABS")
 LLAMA_SERVERS = "LLAMA_ARG_"
 
 
-def check_environment(
-    environment: Mapping[str, str], settings: Sequence[Setting]
-) -> str | None:
+def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
     """Return a line about variables with llama-server's prefix that it does not have either. Empty
     variables count as absent.
 

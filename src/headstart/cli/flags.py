@@ -6,11 +6,11 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from headstart.cli.arguments import read_arguments
+from headstart.cli.arguments import Arguments, read_arguments
 from headstart.cli.environment import check_environment
 from headstart.cli.resolve import Resolved, resolve
 from headstart.cli.settings import Setting, part_title
@@ -55,10 +55,21 @@ def read_words_and_flags(
     if arguments.switches & {"-h", "--help", "--usage"}:
         raise HelpRequested(help_page(f"{command} {usage}", about, settings))
     file = arguments.file or os.environ.get("HEADSTART_CONFIG")
-    resolved = resolve(settings, arguments.given, os.environ, Path(file) if file else None)
+    preset = _preset(arguments, settings)
+    resolved = resolve(settings, arguments.given, os.environ, Path(file) if file else None, preset)
     if warning := check_environment(os.environ, settings):
         print(f"headstart: warning: {warning}", file=sys.stderr)
     return resolved, "--print-config" in arguments.switches, arguments.words
+
+
+def _preset(arguments: Arguments, settings: Sequence[Setting]) -> Mapping[str, str]:
+    """What llama-server's kind of file sets."""
+    name = arguments.preset or os.environ.get("LLAMA_ARG_MODELS_PRESET")
+    if not name or not any(setting.part == "server" for setting in settings):
+        return {}
+    from headstart.cli.preset import read_preset
+
+    return read_preset(Path(name), settings)
 
 
 def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
@@ -79,7 +90,11 @@ def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
     )
     lines += _entry("    --print-config", "print every setting with its origin and stop", width)
     lines += _entry("-h, --help", "print this page and stop", width)
-    closing = "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats the config file."
+    closing = (
+        "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
+        "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
+        "llama-server's variable, which beats the config file."
+    )
     return "\n".join([*lines, "", *textwrap.wrap(closing, width)])
 
 

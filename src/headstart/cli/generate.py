@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from headstart.cli.flags import read_flags
 from headstart.cli.settings import all_settings, settings_of
@@ -19,9 +19,8 @@ from headstart.types import SequenceMode
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headstart.local import LocalGenerator
     from headstart.scheduler.request import Event, FinishEvent, Request
-    from headstart.text.chat_template import ChatTemplate
-    from headstart.types import Vocab
 
 ABOUT = (
     "Continue a prompt. Tokens that a speculator guessed and the model accepted are coloured; "
@@ -57,19 +56,6 @@ class GenerateOptions:
     verbose: bool = option(False, "show the log", "-v")
 
 
-class Generation(Protocol):
-    """A loaded engine for one request at a time, as `assemble.open_generation` returns it."""
-
-    vocab: Vocab
-    template: ChatTemplate
-
-    def generate(self, request: Request) -> Iterator[Event]:
-        """Run the request; the last event is a FinishEvent or an ErrorEvent."""
-
-    def close(self) -> None:
-        """Free the models."""
-
-
 def run(argv: Sequence[str]) -> int:
     """Generate once and print the summary; return the exit code."""
     settings = [*settings_of(GenerateOptions), *all_settings(PARTS)]
@@ -81,15 +67,15 @@ def run(argv: Sequence[str]) -> int:
         return 0
     prompt = _read_prompt(options)
 
-    from headstart import assemble
+    from headstart.local import LocalGenerator
 
-    generation: Generation = assemble.open_generation(_with_log_level(config, options))
+    generator = LocalGenerator(_with_log_level(config, options))
     try:
-        request = _request(generation, options, prompt)
+        request = _request(generator, options, prompt)
         console = _console(options.color)
-        finish = show(generation.generate(request), generation.vocab.token_bytes, console)
+        finish = show(generator.generate(request), generator.vocab.token_bytes, console)
     finally:
-        generation.close()
+        generator.close()
     print(summary(finish, most_drafted(config.speculation), request.sampling.seed))
     return 0
 
@@ -205,13 +191,13 @@ def _read_prompt(options: GenerateOptions) -> str:
     raise ConfigError("there is no prompt; give --prompt TEXT or --file FILE")
 
 
-def _request(generation: Generation, options: GenerateOptions, prompt: str) -> Request:
+def _request(generator: LocalGenerator, options: GenerateOptions, prompt: str) -> Request:
     from headstart.sampling.params import MAX_SEED, SamplingParams
     from headstart.scheduler.request import Request
 
     is_chat = options.chat and not options.raw
-    text, stop = _wrap(generation, prompt) if is_chat else (prompt, ())
-    tokens = generation.vocab.tokenize(text, add_special=True, parse_special=is_chat)
+    text, stop = _wrap(generator, prompt) if is_chat else (prompt, ())
+    tokens = generator.vocab.tokenize(text, add_special=True, parse_special=is_chat)
     if not tokens:
         raise ConfigError("the prompt is empty")
     return Request(
@@ -229,11 +215,11 @@ def _request(generation: Generation, options: GenerateOptions, prompt: str) -> R
     )
 
 
-def _wrap(generation: Generation, prompt: str) -> tuple[str, tuple[str, ...]]:
+def _wrap(generator: LocalGenerator, prompt: str) -> tuple[str, tuple[str, ...]]:
     """The prompt as a user's message, and the strings that end the answer."""
-    template = generation.template
+    template = generator.template
     text = template.render([{"role": "user", "content": prompt}])
-    if generation.vocab.add_bos and template.bos_token:
+    if generator.vocab.add_bos and template.bos_token:
         text = text.removeprefix(template.bos_token)  # tokenizing adds it
     return text, template.stop
 

@@ -85,6 +85,7 @@ def resolve(
     flags: Mapping[str, str | bool],
     environment: Mapping[str, str],
     file: Path | None = None,
+    preset: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Choose a value for every setting. An empty environment variable counts as absent.
 
@@ -108,6 +109,9 @@ def resolve(
             text, variable = theirs[name]
             values[name] = setting.parse(text, variable)
             origins[name] = f"environment {variable}"
+        elif preset and name in preset:
+            values[name] = setting.parse(preset[name], f"{name} in the preset")
+            origins[name] = "preset"
         elif name in from_file:
             values[name] = setting.check(from_file[name], f"{name} in {file}")
             origins[name] = f"file {file}"

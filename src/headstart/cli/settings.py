@@ -48,7 +48,11 @@ SPECULATOR_PART = "speculator "
 # Flags with two values that may be given again; they are kept as lines of `FIRST => SECOND`.
 PAIRS = ("spec_replace",)
 # Flags that may be given again, and what joins their values.
-REPEATABLE: dict[str, str] = {"reverse_prompt": "\n", "dry_sequence_breaker": "\n", "logit_bias": ","}
+REPEATABLE: dict[str, str] = {
+    "reverse_prompt": "\n",
+    "dry_sequence_breaker": "\n",
+    "logit_bias": ",",
+}
 # Flags that may stand alone, and what they mean then.
 BARE_VALUES: dict[str, str] = {"flash_attn": "on"}
 
@@ -204,7 +208,8 @@ def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
     `prefix` stands before every name and is not compared.
     """
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    matches = difflib.get_close_matches(word, list(known), n=3, cutoff=0.75)
+    matches.sort(key=lambda match: sorted(match) != sorted(word))  # letters in another order
     return f"; did you mean {prefix}{matches[0]}?" if matches else ""
 
 

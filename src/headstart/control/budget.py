@@ -47,7 +47,7 @@ EXPLORE_START, EXPLORE_LIMIT = 1.0, 12.0  # savings for that, in plain steps
 
 @dataclass(slots=True)
 class SpeedupAverage:
-    """Moving averages for one number of slots, relative to plain steps, and whether drafts are on."""
+    """Moving averages for one number of slots, relative to plain steps; are drafts on?"""
 
     tokens: float = 1.0
     time: float = 1.0
@@ -218,7 +218,7 @@ def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], in
 def _search(
     offers: Sequence[float], curve: Sequence[float], base: int, rate: float
 ) -> tuple[int, float]:
-    """The number of rows, at least 1, with the highest value, and that value; 0 rows are worth 0."""
+    """The number of rows (at least 1) with the highest value, and that value."""
     best, best_value, value, before = 0, -inf, 0.0, curve[base]
     for count, survival in enumerate(offers, 1):
         now = curve[base + count]

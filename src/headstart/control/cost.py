@@ -379,7 +379,7 @@ def _isotonic(values: list[float], weights: list[float]) -> list[float]:
 
 
 def _read(points: list[tuple[int, float]], rows: int, margin: float) -> float:
-    """Interpolate between measured points; `margin` is the price of a row when only one is known."""
+    """Interpolate between measured points; `margin` is a row's price when only one is known."""
     first_rows, first = points[0]
     if rows <= first_rows:
         return first * (1.0 + PRIOR_MARGIN * (rows - 1)) / (1.0 + PRIOR_MARGIN * (first_rows - 1))

@@ -1,4 +1,4 @@
-"""The embedded demo models: where they are. What they are and how good: README.md beside this file."""
+"""Paths of the embedded demo models; README.md beside this file says what they can do."""
 
 from __future__ import annotations
 

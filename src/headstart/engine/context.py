@@ -261,7 +261,7 @@ def default_threads() -> int:
 
 
 def automatic_context(model: Model, copies: int) -> int:
-    """The trained context, or as much as fits half of the memory that is free now, times `copies`."""
+    """The trained context, or what fits `copies` times into half of the memory free now."""
     try:
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

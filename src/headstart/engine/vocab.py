@@ -67,7 +67,7 @@ class LlamaVocab:
         return bool(api.llama_vocab_is_control(self.handle, token))
 
     def why_no_infill(self) -> str | None:
-        """Why libllama's infill sampler would abort; None if it can run. O(size) at the first call."""
+        """Why libllama's infill sampler would abort, or None. O(size) at the first call."""
         if api.llama_vocab_eot(self.handle) < 0 and self.eos_id is None:
             return "the vocabulary has no token that ends a text"
         if self._longest is None:
@@ -79,7 +79,8 @@ class LlamaVocab:
             )
             self._longest = max((len(self.token_bytes(t)) for t in spelled), default=0)
         if self._longest > _MAX_INFILL_BYTES:
-            return f"the vocabulary has a token of {self._longest} bytes and it takes {_MAX_INFILL_BYTES}"
+            limit = _MAX_INFILL_BYTES
+            return f"the vocabulary has a token of {self._longest} bytes and it takes {limit}"
         return None
 
     def _piece(self, token: int, *, special: bool) -> bytes:

@@ -28,7 +28,7 @@ def token_logprobs(
 def filtered_logprobs(
     ids: NDArray[np.int32], probabilities: NDArray[np.float64], token: int, num_top: int
 ) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """The same after the filters: what `Sampler.probabilities` left, sorted by falling probability."""
+    """The same after the filters: what `Sampler.probabilities` left, most probable first."""
     with np.errstate(divide="ignore"):
         logs = np.log(probabilities)
     index = np.flatnonzero(ids == token)

@@ -48,7 +48,7 @@ class Sampler:
         self._filters: Filters = engine.make_filters(params)
 
     def sample(self, logits: NDArray[np.float32], position: int) -> int:
-        """The token at `position` (the number of tokens before it); logits of shape (vocab_size,)."""
+        """The token at `position` (the tokens before it); logits have shape (vocab_size,)."""
         if self._is_argmax:
             token = int(logits.argmax())
             if math.isnan(logits[token]):

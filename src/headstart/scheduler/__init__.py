@@ -1,1 +1,1 @@
-"""Slots, batches and the step that moves all requests on. Knows token ids and logits, never JSON."""
+"""Slots, batches and the step that advances all requests. Knows tokens and logits, not JSON."""

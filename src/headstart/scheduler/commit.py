@@ -1,4 +1,4 @@
-"""After the decode: emit what was verified, cut the cache, tell the speculators, end the request."""
+"""After the decode: emit verified tokens, cut the cache, tell speculators, end requests."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from headstart.errors import InvalidParameterError
+from headstart.grammar.constraint import Constraint
 from headstart.sampling.params import SamplingParams
 from headstart.types import SequenceMode
 
@@ -57,6 +58,7 @@ class Request:
     # of generation, after the first token; then the text ends with its line
     max_seconds: float | None = None
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
+    constraint: Constraint | None = None  # which texts the answer may have; None: any
     namespace: str = ""  # tenant of shared corpora
     wants_progress: bool = False  # ProgressEvents while the prompt is read
 

@@ -120,7 +120,7 @@ class ActiveRequest:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One sequence of the target's cache. Between requests it keeps its tokens for the next prompt."""
+    """One sequence of the target's cache; it keeps its tokens for the next prompt."""
 
     slot_id: int  # also its seq_id
     active: ActiveRequest | None = None

@@ -71,7 +71,7 @@ class _Timer:
         )
 
     def decode(self, rows: int, num_outputs: int | None = None) -> float:
-        """Milliseconds of a decode of so many rows; all of them have logits unless told otherwise."""
+        """Milliseconds of a decode of so many rows, all with logits unless told otherwise."""
         self.make_room(rows)
         started = self._clock()
         self._batch.clear()

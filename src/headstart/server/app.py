@@ -14,6 +14,7 @@ from headstart.scheduler.worker import Worker
 from headstart.server import chat, completions, errors, infill, metrics, native, status, text
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
+from headstart.server.routing import Prefixed
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ def create_app(
     )
     app.state.service = service
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
+    if config.api_prefix:
+        app.add_middleware(Prefixed, prefix=config.api_prefix.rstrip("/"))
     for family in (status, chat, completions, native, infill, text, metrics):
         app.include_router(family.router)
     errors.install(app)

@@ -31,7 +31,7 @@ def new_call(
 def make_choices(
     body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None
 ) -> list[Choice]:
-    """Choices in the order in which the API numbers them: all of the first prompt, then the next."""
+    """Choices in the API's order: all of the first prompt, then all of the next."""
     requests = make_requests(body, prompts, call, num_logprobs)
     per_prompt = len(requests) // len(prompts)
     return [Choice(i, request, prompts[i // per_prompt]) for i, request in enumerate(requests)]

@@ -1,8 +1,9 @@
-"""What a request gets that does not say: the server's flags, then what the model file recommends."""
+"""What a request gets that does not say: flags, then what the model file recommends."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ SOFT_LIMITS: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "xtc_probability": (0.0, 1.0),
     "xtc_threshold": (0.0, 1.0),
-    "temperature": (0.0, 100.0),
+    "temperature": (0.0, math.inf),
 }
 
 
@@ -100,11 +101,11 @@ def sampler_letters(letters: str) -> tuple[str, ...]:
 
 def _recommended(metadata: Mapping[str, str]) -> dict[str, Any]:
     """What the model file says; a value that is no number counts as absent."""
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(SamplingParams)}
+    usual = SamplingParams()
     values: dict[str, Any] = {}
     for key, name in METADATA.items():
         try:
-            values[name] = kinds[name](float(metadata[key]))
+            values[name] = type(getattr(usual, name))(float(metadata[key]))
         except (KeyError, ValueError, OverflowError):
             continue
     if sequence := metadata.get(SEQUENCE_KEY):

@@ -112,8 +112,8 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
 
 
 _SUMMED = (
-    "num_prompt", "num_cached", "num_emitted", "num_steps", "num_drafts", "num_drafted", "num_accepted",
-    "queue_seconds", "prompt_seconds", "generation_seconds",
+    "num_prompt", "num_cached", "num_emitted", "num_steps", "num_drafts", "num_drafted",
+    "num_accepted", "queue_seconds", "prompt_seconds", "generation_seconds",
 )  # fmt: skip
 
 

@@ -57,9 +57,14 @@ async def props(http: HttpRequest) -> Response:
     service = service_of(http)
     report = await service.worker.report()
     served, info, config = service.served, service.info, service.config
-    defaults = generation_settings(Request(request_id="", prompt=(), sampling=served.defaults.sampling))
+    defaults = generation_settings(
+        Request(request_id="", prompt=(), sampling=served.defaults.sampling)
+    )
     return _json({
-        "default_generation_settings": {"params": defaults | {"seed": -1}, "n_ctx": info.context_size},
+        "default_generation_settings": {
+            "params": defaults | {"seed": -1},
+            "n_ctx": info.context_size,
+        },
         "total_slots": info.num_slots,
         "model_alias": served.alias,
         "model_path": info.target.path,

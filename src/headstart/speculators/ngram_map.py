@@ -140,7 +140,7 @@ class NgramMapKSpeculator(_NgramMap):
 
 @register
 class NgramMapK4vSpeculator(_NgramMap):
-    """Copies the continuation of the key that is at least twice as common as the others together."""
+    """Copies a key's continuation if it is twice as common as all others together."""
 
     name = "ngram-map-k4v"
     scores_are_probabilities = True

@@ -39,7 +39,7 @@ for.
 
 @dataclass(slots=True)
 class Change:
-    """Tokens of the source that were replaced; neither side is empty, and they begin differently."""
+    """Tokens of the source and what replaced them; never empty, and different from the start."""
 
     old: list[int]
     new: list[int]
@@ -180,7 +180,7 @@ class Alignment:
         return tokens, chances
 
     def _hunch(self) -> Place | None:
-        """Where the text may go on after a change: behind the next token that equals its last one."""
+        """Where the text may go on after a change: behind the next token equal to its last one."""
         index, first, last = self.index, self.position + 1, self._written[-1]
         if index is None:
             return None
@@ -215,7 +215,7 @@ class Alignment:
         return None
 
     def _note_kept(self, change: Change) -> None:
-        """The text has the old tokens of a change again; one that is mostly not made is forgotten."""
+        """The text has a change's old tokens again; forget a change that is seldom made."""
         change.kept += 1
         if change.kept > change.made:
             token, self._num_changes = change.old[0], self._num_changes - 1

@@ -1,1 +1,1 @@
-"""Text in and out of tokens: chat templates and incremental decoding. Knows no request and no JSON."""
+"""Text in and out of tokens: chat templates, incremental decoding. Knows no request, no JSON."""

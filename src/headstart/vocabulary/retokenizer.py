@@ -76,7 +76,7 @@ class Retokenizer:
         self._advance()
 
     def append_controls(self, tokens: Sequence[int]) -> None:
-        """Control tokens follow: what came before is final, a broken character at its end included."""
+        """Control tokens follow: what came before is final, even a broken character at its end."""
         if self.partial:
             text, self.partial = self._window + self.partial, b""
             self._rewrite(text)

@@ -1,4 +1,4 @@
-"""What translation needs to know of one vocabulary, read once: the bytes and marks of every token."""
+"""What translation knows of one vocabulary, read once: bytes and marks of every token."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class ToDraft:
         self.can_draft = True  # False: a marker came in part, the rest must come first
 
     def append(self, tokens: Sequence[int]) -> None:
-        """The target's history grew. O(new tokens); `num_stable` says how many draft tokens stayed."""
+        """The target's history grew. O(new tokens); `num_stable` draft tokens stayed."""
         if not tokens:
             self.num_stable = len(self.tokens)
             return

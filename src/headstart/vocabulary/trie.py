@@ -39,7 +39,7 @@ class ByteTrie:
         return np.array(found, np.int32)
 
     def allowed(self, pending: bytes) -> NDArray[np.int32]:
-        """Ids of the tokens that agree with bytes already fixed: they continue them or begin them."""
+        """Ids of tokens that agree with bytes already fixed: they continue or begin them."""
         return np.concatenate([self.continuations(pending), self.prefixes_of(pending)])
 
 

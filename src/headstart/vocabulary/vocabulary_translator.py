@@ -1,4 +1,4 @@
-"""From a target's vocabulary to a draft model's and back, for one pair of models and its sequences."""
+"""From a target's vocabulary to a draft model's and back, for one pair of models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TranslatedSequence(ABC):
     @property
     @abstractmethod
     def draft_history(self) -> list[int]:
-        """What the draft model should have in its cache before it drafts. Live: read, do not keep."""
+        """What the draft model's cache should hold before it drafts. Live: do not keep it."""
 
     @property
     def pending(self) -> bytes:
@@ -241,7 +241,7 @@ class VocabularyTranslator:
 
     @property
     def mode(self) -> TranslationMode:
-        """How tokens go. Replacements need the text, so with them no vocabularies count as shared."""
+        """How tokens are translated. Replacements need the text, so with them nothing is shared."""
         mode = self.comparison.mode
         return (
             TranslationMode.TEXT if mode is TranslationMode.SHARED and self._replacements else mode

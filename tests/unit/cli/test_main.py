@@ -56,7 +56,7 @@ def test_version_names_ours_and_libllamas(
     ("argv", "message"),
     [
         (["serv"], "did you mean serve"),
-        (["-m", "x.gguf"], "headstart serve -m x.gguf"),
+        (["--prot", "1"], "did you mean --port"),
         (["serve", "--prot", "1"], "did you mean --port"),
         (["serve", "--port", "-1"], "from 0 to 65535"),
         (
@@ -114,6 +114,22 @@ def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) 
     vars(assemble).update(serve=serve)
     assert main(["serve", "--port", "81"]) == 7
     assert seen[0].server.port == 81
+
+
+@pytest.mark.parametrize("argv", [["serve", "--port", "81"], ["--port", "81"]])
+def test_serve_may_be_left_out(assemble: ModuleType, argv: list[str]) -> None:
+    seen: list[Config] = []
+    vars(assemble).update(serve=seen.append)
+    main(argv)
+    assert seen[0].server.port == 81
+
+
+@pytest.mark.parametrize("flag", ["--version", "--list-devices"])
+def test_what_ends_llama_server_at_once_ends_serve(
+    assemble: ModuleType, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    vars(assemble).update(list_devices=list, libllama_version=lambda: "9.9 (b1)")
+    assert main(["serve", "-c", "512", flag]) == 0
 
 
 def test_print_config_does_not_serve(

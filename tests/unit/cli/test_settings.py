@@ -66,9 +66,13 @@ def test_a_flag_reaches_its_config_field(
 
 @pytest.mark.parametrize(
     "argv",
-    [["--draft-min", "32"], ["--draft-min", "16", "--spec", "fixed"], ["--draft-min", "99", "--spec", "off"],
-     ["--draft-min", "40", "--draft-max", "40"]],
-)  # fmt: skip
+    [
+        ["--draft-min", "32"],
+        ["--draft-min", "16", "--spec", "fixed"],
+        ["--draft-min", "99", "--spec", "off"],
+        ["--draft-min", "40", "--draft-max", "40"],
+    ],
+)
 def test_the_shortest_draft_may_be_as_long_as_the_longest(argv: list[str]) -> None:
     assert read(*argv).config().speculation.draft_min == int(argv[1])
 

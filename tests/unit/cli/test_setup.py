@@ -31,7 +31,10 @@ case "$*" in
     *importlib.metadata*) [ -f installed ] ;;
     -c*) exit 0 ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    "-m pip install -v"*) echo "$*" >>pip-calls; echo "  [ 20/193] c++ -c x.cpp"; [ ! -f broken ] && : >installed ;;
+    "-m pip install -v"*)
+        echo "$*" >>pip-calls
+        echo "  [ 20/193] c++ -c x.cpp"
+        [ ! -f broken ] && : >installed ;;
     *) echo "$*" >>pip-calls ;;
 esac
 """

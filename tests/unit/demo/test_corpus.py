@@ -8,7 +8,10 @@ from random import Random
 import pytest
 from training import corpus
 
-SOURCE = "def scale(values, factor=2):\n    total = sum(values)\n    print(total, factor)\n    return total * factor"
+SOURCE = (
+    "def scale(values, factor=2):\n    total = sum(values)\n"
+    "    print(total, factor)\n    return total * factor"
+)
 
 
 @pytest.fixture

@@ -211,8 +211,9 @@ def test_log_probabilities_after_the_filters_sum_to_one() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 1.5), ("top_k", -1), ("min_p", "x"),
-        ("seed", 2**32), ("repeat_penalty", 0.0), ("repeat_last_n", -2), ("samplers", ("mirostat",)),
+        ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 1.5), ("top_k", -1),
+        ("min_p", "x"), ("seed", 2**32), ("repeat_penalty", 0.0), ("repeat_last_n", -2),
+        ("samplers", ("mirostat",)),
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_honoured_are_refused_by_name(name: str, value: Any) -> None:

@@ -63,7 +63,6 @@ class Model(FakeEngine):
         *,
         skew: float = 0.0,
         context_size: int = 512,
-        # fmt: skip
         num_cells: int | None = None,
         memory: MemoryKind = MemoryKind.CUT,
     ) -> None:

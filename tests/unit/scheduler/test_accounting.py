@@ -188,7 +188,7 @@ def test_a_tally_counts_positions_from_the_first_token_of_the_step() -> None:
 def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
     client = WorkerClient(lambda: None)  # type: ignore[arg-type, return-value]  # never started
     caplog.clear()
-    with caplog.at_level(logging.INFO, "headstart.scheduler.client"):
+    with caplog.at_level(logging.INFO, "headstart.scheduler.request_log"):
         client._on_message(Message(events))
     return [record.getMessage() for record in caplog.records]
 
@@ -202,7 +202,6 @@ def test_the_log_line_says_who_drafted_what_and_why_nobody_did(caplog) -> None:
         num_drafts=3,
         num_drafted=9,
         num_accepted=5,
-        # fmt: skip
         drafted_by={"suffix": suffix, "draft-model": model},
         reasons={"no match": 4},
     )
@@ -246,7 +245,8 @@ def test_a_request_that_fails_has_a_line_too(caplog) -> None:
     why = "failed with EngineError: the graph could not be computed"
     for line in lines:
         assert re.search(
-            rf"^request r\d: slot \d, prompt \d+ tokens .* tokens/s, {why}, draft acc.*; oracle \d+/\d+ in ",
+            r"^request r\d: slot \d, prompt \d+ tokens .* tokens/s, "
+            rf"{why}, draft acc.*; oracle \d+/\d+ in ",
             line,
         )
         assert "\n" not in line

@@ -60,8 +60,9 @@ class Careless(Speculator):
         Draft((), reason=["no", "text"]),
         Draft([1], [1.0], num_forced=1),
     ],
-    ids=["no scores", "many scores", "long", "beyond the vocabulary", "negative", "nan", "out of range", "no integer",
-         "no tokens", "two dimensions", "empty array", "reason", "granted"],
+    ids=["no scores", "many scores", "long", "beyond the vocabulary", "negative", "nan",
+         "out of range", "no integer", "no tokens", "two dimensions",
+         "empty array", "reason", "granted"],
 )  # fmt: skip
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
 def test_a_draft_that_breaks_the_contract_costs_no_request(draft: Draft, spec) -> None:

@@ -56,7 +56,7 @@ def test_the_history_is_what_it_was_after_a_model_that_raises() -> None:
 def test_a_draft_of_the_most_tokens_allowed_is_never_too_short(
     n_max: int, n_min: int, shortest: int
 ) -> None:
-    """A request that lowers n_max below the server's --draft-min still drafts, as at llama-server."""
+    """A request with n_max below the server's --draft-min still drafts, as at llama-server."""
     one = plan([7] * n_max, SpeculationPolicy(SequenceMode.AUTO, ("suffix",), n_max, n_min, 0.0))
     assert one.offer().min_tokens == shortest
     one.settle_on(n_max)

@@ -119,7 +119,7 @@ def test_an_engine_has_time_to_end_its_step_and_the_log_says_what_is_waited_for(
     num_lines: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A chunk of a prompt may take longer than a moment, and what was learned is written behind it."""
+    """What was learned is not written between two chunks of a prompt, however long they take."""
     transport = ProcessTransport(lambda: pytest.fail("not started"))
     transport._process, transport._is_ready = LongStep(seconds), is_ready
     with caplog.at_level(logging.INFO):

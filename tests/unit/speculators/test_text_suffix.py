@@ -86,7 +86,7 @@ def test_scores_agree_with_counting_votes_token_by_token(
 
 @given(copies)
 def test_places_are_worth_most_when_all_agree(places: list[tuple[int, list[int]]]) -> None:
-    """So a text whose places are worth no more than the best draft even then need not be looked at."""
+    """So a text whose places cannot beat the best draft even then need not be looked at."""
     places = sorted(places, key=lambda place: -place[0])
     _, match_scores, total, _ = weighed(places)
     assert (

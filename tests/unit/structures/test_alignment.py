@@ -1,4 +1,4 @@
-"""A text is followed while it is copied with changes, and a change made before is expected again."""
+"""A text is followed while it is copied with changes; a change made before is expected again."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,7 +88,7 @@ def test_what_else_follows_from_a_change_is_expected_too():
 
 
 def test_a_step_looks_for_few_of_the_changes_that_follow():
-    """Each costs calls of the vocabulary, so what one change brings is spread over the next steps."""
+    """Each costs vocabulary calls, so what one change brings is spread over the next steps."""
     asked = []
 
     def variants(old, new):
@@ -199,7 +199,7 @@ def test_a_copy_ends_at_the_end_of_a_document():
 
 
 def test_a_text_never_follows_what_it_is_just_writing():
-    """The index is the text's own: behind a change at its end there is nothing yet to go on with."""
+    """The index is the text's own: after a change at its end nothing follows yet."""
     index = SuffixIndex((2, 4))
     index.extend([1, 2, 3, 4, 1, 2])
     alignment = Alignment()

@@ -82,7 +82,10 @@ def test_the_template_by_hand_is_the_file_else_the_text_else_none(tmp_path):
 
 
 def test_blocks_leave_no_blank_lines_and_nothing_is_escaped():
-    source = "{%- for m in messages %}\n    {% if true %}\n{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}"
+    source = (
+        "{%- for m in messages %}\n    {% if true %}\n"
+        "{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}"
+    )
     assert render(source) == 'hi <b>|{"role": "user", "content": "hi <b>"}\n'
 
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from benchmarks.lib.arms import LONGEST_DRAFT, Run
 from numpy.typing import NDArray
 
-from headstart.bench.arms import LONGEST_DRAFT, Run
 from headstart.control.cost import CostTable
 from headstart.speculators import Speculator
 from headstart.structures.prefix import common_prefix_length
@@ -30,7 +30,7 @@ ITERATIONS = 2
 
 @dataclass(slots=True)
 class Guesses:
-    """How many tokens were guessed right at each position of one text: by texts, by draft models."""
+    """How many tokens texts and draft models guessed right at each position of one text."""
 
     text: list[int] = field(default_factory=list)
     model: list[int] = field(default_factory=list)
@@ -242,6 +242,6 @@ def _num_tokens(texts: Sequence[Sequence[Guesses]]) -> int:
 
 
 def _right(guesses: Guesses, at: int) -> tuple[int, int]:
-    """Tokens that a text and a model guessed right here; the last token of a text needs no guess."""
+    """Tokens that a text and a model guessed right here; a text's last token needs no guess."""
     left = len(guesses.text) - at - 1
     return min(left, guesses.text[at]), min(left, guesses.model[at])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from benchmarks.lib.arms import OFF, Arm, Machine, Run, Tally, answer, parse_arm
+from benchmarks.lib.workloads import parse_cells
 
-from headstart.bench.arms import OFF, Arm, Machine, Run, Tally, answer, parse_arm
-from headstart.bench.workloads import parse_cells
 from headstart.errors import ConfigError, HeadstartError
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.request import Request, RequestStats

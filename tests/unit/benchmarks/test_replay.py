@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.bench.texts import CPU, DRAFT, make_replay, make_texts
+from benchmarks.lib.arms import OFF, Tally, parse_arm
+from benchmarks.lib.curves import CostCurve
+from benchmarks.lib.replay import load_texts, save_texts
+from tests.unit.benchmarks.texts import CPU, DRAFT, make_replay, make_texts
 
-from headstart.bench.arms import OFF, Tally, parse_arm
-from headstart.bench.curves import CostCurve
-from headstart.bench.replay import load_texts, save_texts
 from headstart.errors import ConfigError
 
 ARMS = (

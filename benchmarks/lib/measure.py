@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.arms import LONGEST_DRAFT, OFF, Arm, Machine, Run, Tally, answer
+from benchmarks.lib.engines import ScriptedEngine
+from benchmarks.lib.workloads import Prompt
+
 from headstart.assemble import Models, build_scheduler
-from headstart.bench.arms import LONGEST_DRAFT, OFF, Arm, Machine, Run, Tally, answer
-from headstart.bench.engines import ScriptedEngine
-from headstart.bench.workloads import Prompt
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
@@ -104,7 +105,7 @@ class Lab:
         return made
 
     def read(self, prompts: Sequence[Prompt], requests: Sequence[Request]) -> None:
-        """Bring the prompts into the cache, so that no arm's time has them in it; set the scripts."""
+        """Set the scripts, and bring the prompts into the cache, so that no arm's time has them."""
         self.engine.scripts = {
             slot_id: [*request.prompt, *self._tokenize(prompt.script)]
             for slot_id, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
@@ -178,6 +179,6 @@ def inflated_models(folder: Path, *names: str) -> list[Path]:
     if missing:
         raise ConfigError(
             f"{', '.join(map(str, missing))} is missing; build it: "
-            f"python benchmarks/inflate.py {' '.join(path.stem for path in missing)} -o {folder}"
+            f"python -m benchmarks.inflate {' '.join(path.stem for path in missing)} -o {folder}"
         )
     return paths

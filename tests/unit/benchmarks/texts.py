@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from headstart.bench.curves import CostCurve
-from headstart.bench.replay import Replay, Text
+from benchmarks.lib.curves import CostCurve
+from benchmarks.lib.replay import Replay, Text
+
 from headstart.testing import ByteVocab, FakeEngine
 
 CPU = CostCurve.parse("1:48,2:64,4:97,8:172,16:314,32:637")

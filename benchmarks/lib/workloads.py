@@ -1,4 +1,4 @@
-"""Prompts to measure with, made from the running interpreter's standard library: seeded, no network.
+"""Prompts to measure with, made from the interpreter's standard library: seeded, no network.
 
     edit       rename a variable in a function of 4 to 40 lines: most of the answer is in the prompt
     rename     the same with the correct answer, which the small demo model often misses

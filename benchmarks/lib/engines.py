@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
+from benchmarks.lib.curves import CostCurve
 
-from headstart.bench.curves import CostCurve
 from headstart.sampling.params import SamplingParams
 from headstart.types import Batch, Engine, Filters, Logits, MemoryKind
 
@@ -59,7 +59,7 @@ class ScriptedEngine(WrappedEngine):
         self.scripts: dict[int, Sequence[int]] = {}
 
     def decode(self, batch: Batch) -> Logits:
-        """Decode, then raise the logit of the token that the script has next in every output row."""
+        """Decode, then raise the logit of the script's next token in every output row."""
         logits = self._engine.decode(batch)
         if self.scripts:
             outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]

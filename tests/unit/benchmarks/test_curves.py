@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.lib.curves import CostCurve, time_steps
+from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
 
-from headstart.bench.curves import CostCurve, time_steps
-from headstart.bench.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
 from headstart.errors import ConfigError
 from headstart.testing import FakeEngine, FakeFilters
 from headstart.types import Batch, MemoryKind

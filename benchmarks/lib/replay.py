@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from headstart.bench.arms import Arm, Machine, Run, Tally, answer
-from headstart.bench.curves import CostCurve
-from headstart.bench.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
-from headstart.bench.oracle import Guesses, Oracle, Recorder, most_rows
+from benchmarks.lib.arms import Arm, Machine, Run, Tally, answer
+from benchmarks.lib.curves import CostCurve
+from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
+from benchmarks.lib.oracle import Guesses, Oracle, Recorder, most_rows
+
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler

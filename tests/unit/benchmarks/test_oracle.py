@@ -1,4 +1,4 @@
-"""Hindsight: as fast as any choice of lengths on the same drafts, and no faster than is possible."""
+"""Hindsight: as fast as any choice of lengths on the same drafts, and never impossibly fast."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from functools import cache
 from random import Random
 
 import pytest
-from tests.unit.bench.texts import CPU, TILES, make_replay, make_texts
-
-from headstart.bench.arms import OFF, parse_arm
-from headstart.bench.curves import CostCurve
-from headstart.bench.oracle import Guesses, Oracle, learned_curve, most_rows
+from benchmarks.lib.arms import OFF, parse_arm
+from benchmarks.lib.curves import CostCurve
+from benchmarks.lib.oracle import Guesses, Oracle, learned_curve, most_rows
+from tests.unit.benchmarks.texts import CPU, TILES, make_replay, make_texts
 
 SEVERAL_USERS = 0.01  # by how much an arm may be ahead where hindsight is not exact
 

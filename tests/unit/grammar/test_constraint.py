@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from headstart.errors import InvalidParameterError
+from headstart.grammar.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
+from headstart.sampling.params import SamplingParams
+from headstart.scheduler.request import Request
+
+
+def test_a_request_with_a_constraint_crosses_the_process_border() -> None:
+    constraint = Constraint(
+        kind=ConstraintKind.JSON_SCHEMA, text="{}", triggers=(b"</think>",), is_required=True
+    )
+    sampling = SamplingParams(logit_bias={})
+    request = Request(request_id="1", prompt=[1], sampling=sampling, constraint=constraint)
+    assert pickle.loads(pickle.dumps(request)) == request
+
+
+def test_a_constraint_that_is_too_long_is_refused_with_both_sizes() -> None:
+    with pytest.raises(
+        InvalidParameterError, match=rf"{MAX_TEXT_BYTES + 1} bytes.*{MAX_TEXT_BYTES}"
+    ):
+        Constraint(kind=ConstraintKind.REGEX, text="a" * (MAX_TEXT_BYTES + 1))
+
+
+@pytest.mark.parametrize("trigger", [b"", b"a" * 257])
+def test_a_trigger_has_a_length(trigger: bytes) -> None:
+    with pytest.raises(InvalidParameterError, match=f"{len(trigger)} bytes"):
+        Constraint(kind=ConstraintKind.JSON_OBJECT, triggers=(trigger,))
+
+
+@pytest.mark.parametrize("name", ["is_required", "repeats", "includes_trigger"])
+def test_what_is_said_about_triggers_needs_one(name: str) -> None:
+    with pytest.raises(InvalidParameterError, match=name):
+        Constraint(kind=ConstraintKind.JSON_OBJECT, **{name: True})
