@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import tempfile
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,26 +92,8 @@ def line(workload: str, temperature: float, same: dict[str, Tally], other: dict[
     )
 
 
-def print_load_times(target: Vocab, draft: Vocab) -> None:
-    """What it costs to compare the pair, without and with the cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        kept = TranslationOptions(cache_folder=Path(folder))
-        for label, options in (
-            ("build and keep", kept),
-            ("from the cache", kept),
-            ("without cache", TranslationOptions()),
-        ):
-            started = time.perf_counter()
-            VocabularyTranslator(target, draft, options)
-            print(f"{label}: {1000 * (time.perf_counter() - started):.0f} ms")
-        print(
-            f"cache file: {sum(path.stat().st_size for path in Path(folder).iterdir()) / 1024:.0f} "
-            "KiB"
-        )
-
-
 def main() -> None:
-    """Print the table and the load times."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -148,7 +128,6 @@ def main() -> None:
                 compare(lab, ways, groups, sampling) for lab, ways in zip(labs, arms, strict=True)
             ]
             print(line(workload, temperature, *tallies), flush=True)
-    print_load_times(target, draft)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
-from headstart.speculation import make_speculator
+from headstart.speculation import make_speculator, needs_draft_model
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import Engine, StepStats, Vocab
 
@@ -39,8 +39,8 @@ class Arm:
             spec=self.mode if self.types else "off",
             spec_type=",".join(self.types) or None,
             draft_max=self.draft_max,
-            draft_sampling=self.sampling,
             spec_state="none",
+            options={DRAFT_MODEL: {"sampling": self.sampling}} if DRAFT_MODEL in self.types else {},
         )
 
 
@@ -87,18 +87,20 @@ class Machine:
             ConfigError, ModelError: its speculators or the draft model cannot be used.
         """
         parts: dict[str, Callable[[], Any]] = {
-            "vocabulary": lambda: None,
             "vocab": lambda: self.vocab,
+            "vocabulary_id": lambda: None,
+            "translator": lambda: None,
         }
         if self.draft_engine is not None:
             parts["engine"] = self.draft_engine
-        elif DRAFT_MODEL in arm.types:
+        elif needs_draft_model(arm.types):
             raise ConfigError(f"{arm.name} needs a draft model, but none is given")
-        options = {DRAFT_MODEL: {"sampling": arm.sampling}}
-        speculators = [make_speculator(name, options, parts) for name in arm.types]
+        speculators = [make_speculator(name, arm.config().options, parts) for name in arm.types]
         if wrap is not None:
             speculators = wrap(speculators)
-        guarded = [GuardedSpeculator(speculator, self.clock) for speculator in speculators]
+        guarded = [
+            GuardedSpeculator(one, self.engine.vocab_size, self.clock) for one in speculators
+        ]
         drafting = Drafting(guarded, arm.config(), Controller())
         limits = SchedulerConfig(parallel=self.num_users)
         scheduler = Scheduler(self.engine, self.vocab, drafting, limits, self.clock)
@@ -187,11 +189,11 @@ class Tally:
     @property
     def num_drafted(self) -> int:
         """Draft tokens that were verified."""
-        return sum(one.num_drafted for run in self.runs for one in run.stats)
+        return sum(one.drafts.num_drafted for run in self.runs for one in run.stats)
 
     @property
     def num_accepted(self) -> int:
-        return sum(one.num_accepted for run in self.runs for one in run.stats)
+        return sum(one.drafts.num_accepted for run in self.runs for one in run.stats)
 
     @property
     def num_wasted(self) -> int:

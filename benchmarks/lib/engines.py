@@ -42,8 +42,23 @@ class WrappedEngine:
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return self._engine.copy_prefix(source, target, length)
 
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        return self._engine.reusable(seq_id, length, by_copy=by_copy)
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        return self._engine.rewind(seq_id, length)
+
+    def checkpoint(self, seq_id: int) -> None:
+        self._engine.checkpoint(seq_id)
+
     def clear(self, seq_id: int) -> None:
         self._engine.clear(seq_id)
+
+    def save_sequence(self, seq_id: int) -> bytearray:
+        return self._engine.save_sequence(seq_id)
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        return self._engine.restore_sequence(seq_id, data)
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return self._engine.make_filters(params)
@@ -142,8 +157,23 @@ class SilentEngine:
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return True
 
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        return length
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        return length
+
+    def checkpoint(self, seq_id: int) -> None:
+        """There is no cache."""
+
     def clear(self, seq_id: int) -> None:
         """There is no cache."""
+
+    def save_sequence(self, seq_id: int) -> bytearray:
+        return bytearray()
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        return False
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return self._make_filters(params)

@@ -6,6 +6,7 @@ Functions here are entry points: each imports the part of the world that it need
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -97,7 +98,12 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.engine.model import Model
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.speculation import capped_options, uses_draft_model, wanted_types
+    from headstart.speculation import (
+        capped_options,
+        needs_draft_model,
+        uses_draft_model,
+        wanted_types,
+    )
 
     has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
     types = wanted_types(config.speculation, has_draft_model=has_draft)
@@ -114,12 +120,12 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     )
     drafter = (
         _load_draft(config, models.draft, engine)
-        if "draft-model" in types and models.draft
+        if needs_draft_model(types) and models.draft
         else None
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
-    if types and not drafting.controller.knows_costs:
+    if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
@@ -144,9 +150,10 @@ def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedCon
     """
     from headstart.engine.model import check_file
     from headstart.saved_control import load_control
+    from headstart.speculation import needs_draft_model
 
     files = {"target": models.target}
-    if "draft-model" in types and models.draft:
+    if needs_draft_model(types) and models.draft:
         files["draft model"] = models.draft
     for file in files.values():
         check_file(file)
@@ -210,6 +217,8 @@ def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
         context=own.draft_context or engine.num_cells,
         batch=512,
         deterministic=False,
+        swa_full=True,  # it takes back the tokens of many decodes
+        ctx_checkpoints=0,
     )
 
 
@@ -229,16 +238,15 @@ def _make_drafting(
 
     parts = {
         "engine": lambda: drafter,
-        "vocabulary": lambda: VocabularyId.of(model.vocab),
         "vocab": lambda: model.vocab,
-        "bridge": lambda: _translator(config, model, drafter.model),
+        "vocabulary_id": lambda: VocabularyId.of(model.vocab),
+        "translator": lambda: _translator(config, model, drafter.model),
     }
-    options = dict(config.speculation.options)
-    options["draft-model"] = {
-        "sampling": config.speculation.draft_sampling,
-        **options.get("draft-model", {}),
-    }
-    speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
+    options = config.speculation.options
+    vocab_size = model.vocab.size
+    speculators = [
+        GuardedSpeculator(make_speculator(name, options, parts), vocab_size) for name in types
+    ]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
         kind = model.info().architecture
@@ -253,7 +261,6 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     Raises:
         ModelError: no text of one can be said in the other.
     """
-    from headstart.saved_control import cache_directory
     from headstart.vocabulary.comparison import TranslationMode
     from headstart.vocabulary.replacements import parse_pairs
     from headstart.vocabulary.templates import find_replacements
@@ -264,7 +271,7 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     translator = VocabularyTranslator(
         target.vocab,
         draft.vocab,
-        TranslationOptions(tuple(pairs), cache_directory() / "vocabularies"),
+        TranslationOptions(tuple(pairs)),
     )
     if reason := translator.why_not():
         raise ModelError(
@@ -296,6 +303,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         ConfigError, ModelError: the file or the template cannot be used.
     """
     from headstart.engine.model import Model
+    from headstart.server.conversation import chat_defaults
     from headstart.server.defaults import request_defaults
     from headstart.server.model import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
@@ -327,6 +335,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         tags=_listed(config.model.tags),
         vocab=vocab,
         template=template,
+        chat=chat_defaults(config.chat),
         defaults=request_defaults(config.sampling, model.metadata()),
     )
 
@@ -336,8 +345,10 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
+
+    `settings` are shown in /props: where each value of the configuration came from.
 
     Raises:
         ConfigError, ModelError: the server cannot start.
@@ -365,7 +376,7 @@ def serve(config: Config) -> int:
     listen.serve(
         config.server,
         worker,
-        lambda: load_served_model(config, models),
+        lambda: replace(load_served_model(config, models), settings=settings),
         partial(_announce, models.is_demo),
     )
     return 0

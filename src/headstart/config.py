@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headstart.config_chat import ChatConfig as ChatConfig
 from headstart.config_fields import check_at_least
 from headstart.config_fields import option as option
 from headstart.config_logs import LogConfig as LogConfig
@@ -105,6 +106,18 @@ class EngineConfig:
     )
     batch: int = option(2048, "most tokens in one decode call", "-b", "--batch-size")
     ubatch: int = option(512, "most tokens computed at once", "-ub", "--ubatch-size")
+    swa_full: bool = option(
+        False,
+        "keep the whole context in layers with a sliding window, not only what they can see: "
+        "several times the memory, any prompt can be continued anywhere",
+    )
+    ctx_checkpoints: int = option(
+        32,
+        "most states kept of a slot whose cache cannot be cut back anywhere (recurrent layers, "
+        "sliding windows), so that an edited history is not read again from the start",
+        "-ctxcp",
+        "--swa-checkpoints",
+    )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     prio: int = option(
@@ -125,6 +138,7 @@ class EngineConfig:
         check_at_least(self, "gpu_layers", -1)
         if not -1 <= self.prio <= 3:
             raise ConfigError(f"--prio is {self.prio} but must be from -1 to 3")
+        check_at_least(self, "ctx_checkpoints", 0)
         for name in ("threads", "threads_batch"):
             if getattr(self, name) is not None:
                 check_at_least(self, name, 1)
@@ -199,12 +213,19 @@ class SchedulerConfig:
     prefill_chunk: int = option(
         64, "prompt tokens read per step while others generate; bounds how long they wait"
     )
+    checkpoint_min_step: int = option(
+        1024,
+        "prompt tokens between two checkpoints (see --ctx-checkpoints); the ends of the first and "
+        "of the last message get one in any case",
+        "-cms",
+    )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
 
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
+        check_at_least(self, "checkpoint_min_step", 1)
         if self.parallel > 250:
             raise ConfigError(
                 f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
@@ -240,13 +261,6 @@ class SpeculationConfig:
         0.0,
         "a draft model stops before a token less likely than this (0 to 1)",
         "--spec-draft-p-min",
-    )
-    draft_sampling: str = option(
-        "auto",
-        "how a draft model picks: coupled shares the request's random numbers, argmax takes the "
-        "likeliest, "
-        "auto uses what was accepted more",
-        choices=("auto", "coupled", "argmax"),
     )
     spec_replace: str | None = option(
         None,
@@ -307,16 +321,33 @@ class ServerConfig:
     api_key_file: str | None = option(
         None, "file with one key a line; lines that start with # are comments"
     )
+    allowed_hosts: str | None = option(
+        None,
+        "without an API key: host names, separated by commas, under which the server may be asked "
+        "besides localhost, addresses, names without a dot and this machine's; * for any",
+    )
+    cors_origins: str | None = option(
+        None,
+        "origins, separated by commas, whose web pages may use the server; localhost for those of "
+        "this machine, * for any. Default: its own page only",
+    )
+    max_connections: int = option(
+        1000, "open connections; beyond them the longest idle one is closed, or new ones get 503"
+    )
     chat_template: str | None = option(
-        None, "chat template instead of the model's: Jinja text, or chatml"
+        None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
-    prefill_assistant: bool = option(
-        True, "continue a last message of the assistant instead of answering it"
-    )
     sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
-    max_body_mb: int = option(64, "largest accepted request body in MiB")
-    timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
+    max_body_mb: int = option(8, "largest accepted request body in MiB")
+    timeout: int = option(
+        3600,
+        "seconds after which an idle connection is closed; at most 30 for the head of a request, "
+        "60 for the next piece of its body or for a client that does not read",
+        "-to",
+    )
+    page: bool = option(True, "serve the page at /", "--webui", "--ui")
+    path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
     metrics: bool = option(True, "serve /metrics")
     props: bool = option(False, "take POST /props")
@@ -329,6 +360,7 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port} but must be from 0 to 65535")
         check_at_least(self, "max_body_mb", 1)
+        check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
         if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
             raise ConfigError(
@@ -352,6 +384,7 @@ class Config:
     draft_engine: DraftEngineConfig = DraftEngineConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    chat: ChatConfig = field(default_factory=ChatConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()

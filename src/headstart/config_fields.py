@@ -16,11 +16,15 @@ def option(
     *aliases: str,
     choices: tuple[str, ...] | None = None,
     secret: bool = False,
+    **marks: bool,
 ) -> Any:
-    """A config field with its help line (no full stop) and further spellings of its flag."""
+    """A config field with its help line (no full stop) and further spellings of its flag.
+
+    `marks` are what the code that reads the field has to know of it; see `Speculator.Options`.
+    """
     return field(
         default=default,
-        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret},
+        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret, **marks},
     )
 
 

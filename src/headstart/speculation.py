@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ from headstart.errors import ConfigError
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import SequenceMode
 
-AUTO_TYPES = (
-    "suffix",
-)  # of --spec auto. Recycling guesses too, but reading its top candidates costs more than it earns
-DRAFT_MODEL, SYNTHETIC, NONE = "draft-model", "synthetic", "none"
-# options that keep texts over restarts
-_KEPT = (("suffix", "file"), ("ngram-cache", "lookup_cache_dynamic"))
-_LENGTHS = ("n_max", "size_m")  # options that limit how many tokens a speculator drafts
+# What drafts if nobody is named. Recycling is left out: reading its top candidates costs more than
+# it earns.
+AUTO_TYPES: tuple[str, ...] = ("suffix",)
+FIXED_TYPES: tuple[str, ...] = ("ngram-simple",)
+WITH_DRAFT_MODEL = "draft-model"
+NONE = "none"
 _STATE_BEGINS = b'{"version":'  # of the file that control writes
 
 
@@ -32,8 +32,13 @@ def uses_draft_model(config: Config, *, is_demo: bool, is_given: bool) -> bool:
     named = config.model.draft_model or config.model.draft_hf_repo
     types = config.speculation.spec_type
     if is_demo and not named and types is not None:
-        return DRAFT_MODEL in type_names(types)
+        return needs_draft_model(type_names(types))
     return is_given
+
+
+def needs_draft_model(names: Sequence[str]) -> bool:
+    """Whether one of these speculators drafts with the model of `--draft-model`."""
+    return any(name in SPECULATORS and SPECULATORS[name].needs_draft_model for name in names)
 
 
 def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[str, ...]:
@@ -41,19 +46,16 @@ def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[s
 
     Raises:
         ConfigError: an unknown name, a draft model or an option that nothing would use, an option
-            with
-            a value that cannot work, or a state file that is none.
+            with a value that cannot work, or a state file that is none.
     """
     _check_state(config.spec_state)
     if config.spec == SequenceMode.OFF.value or config.spec_type == NONE:
         return ()
     if config.spec_type is None:
-        text = (
-            AUTO_TYPES
-            if config.spec != SequenceMode.FIXED.value
-            else (() if has_draft_model else ("ngram-simple",))
-        )
-        names = (*text, *((DRAFT_MODEL,) if has_draft_model else ()))
+        if config.spec == SequenceMode.FIXED.value:
+            names = (WITH_DRAFT_MODEL,) if has_draft_model else FIXED_TYPES
+        else:
+            names = (*AUTO_TYPES, WITH_DRAFT_MODEL) if has_draft_model else AUTO_TYPES
     else:
         names = _named_types(config.spec_type, has_draft_model=has_draft_model)
     _check_options(config.options, names)
@@ -76,7 +78,7 @@ def capped_options(config: SpeculationConfig) -> list[str]:
         f"--draft-max to {value}"
         for name, options in config.options.items()
         for option, value in options.items()
-        if option in _LENGTHS and value > longest
+        if option in _marked(name, "limits_draft") and value > longest
     ]
 
 
@@ -96,14 +98,15 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
             raise ConfigError(
                 f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}"
             )
-    if DRAFT_MODEL in names and not has_draft_model:
+    users = [name for name in names if needs_draft_model([name])]
+    if users and not has_draft_model:
         raise ConfigError(
-            "--spec-type names draft-model but no draft model is given; add --draft-model FILE"
+            f"--spec-type names {users[0]} but no draft model is given; add --draft-model FILE"
         )
-    if has_draft_model and DRAFT_MODEL not in names:
+    if has_draft_model and not users:
         raise ConfigError(
-            "a draft model is given but --spec-type does not name draft-model; add it there or "
-            "leave out one of them"
+            f"a draft model is given but --spec-type does not name {WITH_DRAFT_MODEL}; add it "
+            "there or leave out one of them"
         )
     return names
 
@@ -119,16 +122,27 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
                 f"({', '.join(names)}); add it "
                 f"with --spec-type {','.join([*names, name])} or leave out the flag"
             )
-    if SYNTHETIC in names:
-        for name, option in _KEPT:
+    invalid = [name for name in names if SPECULATORS[name].skips_verification]
+    for name in names if invalid else ():
+        for option in _marked(name, "keeps_texts"):
             if options.get(name, {}).get(option):
                 raise ConfigError(
-                    f"{_flag(name, option)} is given with {SYNTHETIC}, whose texts are not valid "
-                    "and would be kept "
-                    "there; leave out one of them"
+                    f"{_flag(name, option)} is given with {invalid[0]}, whose texts are not valid "
+                    "and would be kept there; leave out one of them"
                 )
     for name in names:
         _options_of(name, options)
+
+
+def _marked(name: str, mark: str) -> list[str]:
+    """The options of a speculator that carry a mark (see `Speculator.Options`)."""
+    options = SPECULATORS[name].Options if name in SPECULATORS else None
+    return [field.name for field in fields(options or _NoOptions) if field.metadata.get(mark)]
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    """Of a speculator that takes none."""
 
 
 def _flag(speculator: str, option: str) -> str:
@@ -169,7 +183,13 @@ def make_speculator(
         ConfigError: an option is unknown or has a value that cannot work.
     """
     kind = SPECULATORS[name]
-    arguments = {p: parts[p]() for p in inspect.signature(kind).parameters if p in parts}
+    wanted = [name for name in inspect.signature(kind).parameters if name != "options"]
+    if unknown := [name for name in wanted if name not in parts]:
+        raise ConfigError(
+            f"the constructor of speculator {name} asks for {unknown[0]}; it may ask for options, "
+            f"{', '.join(sorted(parts))}"
+        )
+    arguments = {part: parts[part]() for part in wanted}
     if (chosen := _options_of(name, options)) is not None:
         arguments["options"] = chosen
     return kind(**arguments)

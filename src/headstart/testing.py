@@ -20,6 +20,7 @@ from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.request import Request, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.base import Speculator
+from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
 from headstart.types import Batch, ContextFullError, Filters, FimTokens, Logits, MemoryKind
 
 _MASK = 2**64 - 1
@@ -80,7 +81,7 @@ class FakeEngine:
     Args:
         order: logits depend on the last `order` tokens only (None: on all), which makes text
             repetitive enough for drafts to be accepted.
-        memory, max_rollback: which rollbacks `truncate` refuses.
+        memory: which rollbacks `truncate` refuses; of a WINDOW only the last 16 tokens stay.
         fail: called before each decode; may raise to play a failure.
     """
 
@@ -102,6 +103,7 @@ class FakeEngine:
         self.memory = memory
         self.max_rollback = {
             MemoryKind.CUT: 2**30,
+            MemoryKind.WINDOW: 2**30,
             MemoryKind.ROLLBACK: 4,
             MemoryKind.CHECKPOINT: 0,
         }[memory]
@@ -111,6 +113,9 @@ class FakeEngine:
         self.sharpness = 2.0
         self.fail = fail
         self._order = order
+        self.checkpoints = Checkpoints(8, 2**20)
+        self._window = 16
+        self._oldest: dict[int, int] = {}  # first token that all layers still hold, of WINDOW
         self._last_rows: dict[int, int] = {}
 
     def decode(self, batch: Batch) -> Logits:
@@ -129,6 +134,8 @@ class FakeEngine:
         for row in range(batch.num_rows):
             seq_id, position = int(batch.seq_ids[row]), int(batch.positions[row])
             cached = self.cache.setdefault(seq_id, [])
+            if seq_id not in self._last_rows:
+                self._slide(seq_id, position)
             if position != len(cached):
                 raise AssertionError(
                     f"sequence {seq_id}: row at {position}, cache holds {len(cached)}"
@@ -160,23 +167,87 @@ class FakeEngine:
         return sum(len(tokens) for tokens in self.cache.values())
 
     def truncate(self, seq_id: int, length: int) -> bool:
+        if not self._can_cut(seq_id, length):
+            return False
         cached = self.cache.get(seq_id, [])
-        dropped = len(cached) - length
-        if self.memory is not MemoryKind.CUT and length and dropped > 0:
-            if dropped > min(self.max_rollback, self._last_rows.get(seq_id, 0) - 1):
-                return False
+        if length < len(cached):
             self._last_rows[seq_id] = 0
-        del cached[length:]
+            del cached[length:]
+            self.checkpoints.cut(seq_id, length)
         return True
 
+    def _can_cut(self, seq_id: int, length: int) -> bool:
+        dropped = len(self.cache.get(seq_id, [])) - length
+        if self.memory is MemoryKind.CUT or not length or dropped <= 0:
+            return True
+        if self.memory is MemoryKind.WINDOW:
+            return self._oldest.get(seq_id, 0) <= max(0, length - self._window + 1)
+        return dropped <= min(self.max_rollback, self._last_rows.get(seq_id, 0) - 1)
+
+    def _can_copy(self, seq_id: int, length: int) -> bool:
+        if self.memory in (MemoryKind.CUT, MemoryKind.WINDOW):
+            return self._can_cut(seq_id, length)
+        return length == len(self.cache.get(seq_id, []))
+
+    def _slide(self, seq_id: int, length: int) -> None:
+        """Forget what no token after the first `length` can see."""
+        oldest = max(0, length - self._window + 1)
+        self._oldest[seq_id] = max(oldest, self._oldest.get(seq_id, 0))
+
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        if self._can_copy(seq_id, length) if by_copy else self._can_cut(seq_id, length):
+            return length
+        checkpoint = self.checkpoints.best(seq_id, length)
+        return checkpoint.length if checkpoint else 0
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        if length and self.truncate(seq_id, length):
+            return length
+        checkpoint = self.checkpoints.best(seq_id, length)
+        if checkpoint is None:
+            self.clear(seq_id)
+            return 0
+        kept = self.cache[seq_id][: checkpoint.length]
+        assert kept == np.frombuffer(checkpoint.data, np.int32).tolist(), "of another text"
+        self.cache[seq_id], self._last_rows[seq_id], self._oldest[seq_id] = kept, 0, 0
+        self._slide(seq_id, len(kept))
+        self.checkpoints.cut(seq_id, len(kept))
+        return len(kept)
+
+    def checkpoint(self, seq_id: int) -> None:
+        if self.memory is not MemoryKind.CUT and (tokens := self.cache.get(seq_id)):
+            data = np.asarray(tokens, np.int32).tobytes()
+            self.checkpoints.add(seq_id, Checkpoint(len(tokens), data))
+
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        if self.memory is not MemoryKind.CUT:
+        self.clear(target)
+        if not self.checkpoints.has(source, length) and not self._can_copy(source, length):
             return False
         self.cache[target] = self.cache.get(source, [])[:length]
+        self._last_rows[target] = 0
+        self._slide(target, length)
+        self.checkpoints.share(source, target, length)
         return True
 
     def clear(self, seq_id: int) -> None:
         self.cache.pop(seq_id, None)
+        self._last_rows.pop(seq_id, None)
+        self._oldest.pop(seq_id, None)
+        self.checkpoints.drop(seq_id)
+
+    def save_sequence(self, seq_id: int) -> bytearray:
+        tokens = np.asarray(self.cache.get(seq_id, []), np.int32)
+        return pack(tokens.tobytes(), self.checkpoints.of(seq_id))
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        self.clear(seq_id)
+        tokens = np.frombuffer(parts[0], np.int32).tolist() if (parts := unpack(data)) else []
+        if parts is None or not tokens or self.cells_used() + len(tokens) > self.num_cells:
+            return False
+        self.cache[seq_id], self._last_rows[seq_id] = tokens, 0
+        self._slide(seq_id, len(tokens))
+        self.checkpoints.put(seq_id, parts[1])
+        return True
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)
@@ -203,7 +274,7 @@ def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 64) -> 
             raise AssertionError(f"{report.name} failed in {report.failure}")
         if texts != _generate([], temperature, num_tokens)[0]:
             raise AssertionError(f"{report.name} changed a text at temperature {temperature}")
-        drafted, accepted = drafted + report.drafted, accepted + report.accepted
+        drafted, accepted = drafted + report.stats.num_drafted, accepted + report.stats.num_accepted
     return drafted, accepted
 
 
@@ -211,9 +282,10 @@ def _generate(
     speculators: Sequence[Speculator], temperature: float, num_tokens: int
 ) -> tuple[dict[str, list[int]], list[GuardedSpeculator]]:
     """Texts by request, and the speculators at work."""
-    guarded = [GuardedSpeculator(s) for s in speculators]
+    engine = FakeEngine(order=1)
+    guarded = [GuardedSpeculator(s, engine.vocab_size) for s in speculators]
     drafting = Drafting(guarded, SpeculationConfig(spec="fixed"), Controller())
-    scheduler = Scheduler(FakeEngine(order=1), ByteVocab(), drafting, SchedulerConfig(parallel=4))
+    scheduler = Scheduler(engine, ByteVocab(), drafting, SchedulerConfig(parallel=4))
     for seed in range(4):
         sampling = SamplingParams(temperature=temperature, seed=seed)
         prompt = list(range(seed, seed + 8))

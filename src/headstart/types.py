@@ -35,9 +35,11 @@ class MemoryKind(Enum):
     """What a model's memory allows after a draft was rejected."""
 
     CUT = "cut"  # attention: any tail can be dropped
+    # attention with sliding windows: a tail can be dropped where the window is still held
+    WINDOW = "window"
     # recurrent with snapshots: the last few tokens of one decode can be dropped
     ROLLBACK = "rollback"
-    CHECKPOINT = "checkpoint"  # only a whole sequence can be dropped, so nothing can be drafted
+    CHECKPOINT = "checkpoint"  # recurrent: back to checkpoints only
 
 
 class SequenceMode(Enum):
@@ -195,6 +197,24 @@ class Vocab(Protocol):
         """Whether the token is a marker that users should not see."""
 
 
+class Legality(Protocol):
+    """Which tokens a request's constraint leaves, at the place where its text stands."""
+
+    is_over: bool  # the text is complete and nothing may follow
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+
+    def legal_ids(self) -> NDArray[np.int32]:
+        """All tokens that may come next, in order of their ids; at least one."""
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must follow: where there are any, only the first of them may come next."""
+
+    def read(self, token: int) -> None:
+        """The text grew by this token, which was legal."""
+
+
 class Filters(Protocol):
     """A request's truncation and temperature, as the engine implements them.
 
@@ -229,7 +249,7 @@ class Engine(Protocol):
     max_batch_tokens: int  # most rows in one decode
     max_outputs: int  # most rows with logits in one decode
     memory: MemoryKind
-    max_rollback: int  # tokens of one decode that `truncate` may drop; huge for CUT
+    max_rollback: int  # tokens of one decode that `truncate` may drop; huge for attention only
 
     def decode(self, batch: Batch) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
@@ -242,11 +262,41 @@ class Engine(Protocol):
     def truncate(self, seq_id: int, length: int) -> bool:
         """Keep the first `length` tokens. False (and nothing changed) if this memory cannot."""
 
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        """How many of the first `length` tokens `rewind` would keep, or `copy_prefix` can copy."""
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        """Keep at most the first `length` tokens, as many as this memory can give back.
+
+        Returns how many are left: `length` where `truncate` is possible, else the length of the
+        last checkpoint before it, or 0 and the sequence is empty.
+        """
+
+    def checkpoint(self, seq_id: int) -> None:
+        """Make it possible to rewind the sequence to the length that it has now.
+
+        Costs time and memory where the memory cannot be cut anywhere, nothing elsewhere.
+        """
+
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        """Make `target` (emptied first) share the first `length` tokens of `source`."""
+        """Make `target` (emptied first) share the first `length` tokens of `source`.
+
+        Possible for each `length` that `reusable` returns for copies, if there is room. Else False,
+        and `target` is empty.
+        """
 
     def clear(self, seq_id: int) -> None:
         """Forget the sequence and free its cells."""
+
+    def save_sequence(self, seq_id: int) -> bytearray:
+        """All that the cache holds of the sequence, to be put back by `restore_sequence`."""
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        """Replace the sequence by a saved one, of this engine or of one with the same settings.
+
+        False (and the sequence is empty) if there is no room for it or the data is of another
+        kind of cache.
+        """
 
     def make_filters(self, params: SamplingParams) -> Filters:
         """Filters for one request."""

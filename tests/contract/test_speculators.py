@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import orjson
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     SIZE,
     SMALL_OPTIONS,
@@ -42,9 +42,9 @@ def make(name: str, *, small: bool = False) -> Speculator:
     """Like the server, with all that a constructor may ask for; `small` matches short texts."""
     parts = {
         "engine": lambda: Model(2, skew=0.3),
-        "bridge": lambda: None,  # the draft model's ids are the target's
+        "translator": lambda: None,  # the draft model's ids are the target's
         "vocab": Letters,
-        "vocabulary": lambda: VocabularyId.of(Letters()),
+        "vocabulary_id": lambda: VocabularyId.of(Letters()),
     }
     return make_speculator(name, SMALL_OPTIONS if small else {}, parts)
 
@@ -217,11 +217,7 @@ def check_text(
     """The rule's tokens; only speculators that grant tokens for a measurement may write others,
     marked as not valid.
     """
-    valid = [
-        r
-        for r in requests
-        if (finish := answers[r.request_id].finish) is not None and finish.stats.is_valid
-    ]
+    valid = [r for r in requests if answers[r.request_id].finish.stats.is_valid]
     if all(map(writes_valid_text, names)):
         assert valid == requests
     elif len(names) == 1:

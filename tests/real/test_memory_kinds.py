@@ -75,6 +75,33 @@ def test_a_rollback_that_would_corrupt_the_state_is_refused(
         np.testing.assert_array_equal(decode(engine, [1, 2], 0), decode(engine_of(path), [1, 2], 0))
 
 
+def test_a_saved_sequence_continues_in_another_place(
+    kind_and_path: tuple[MemoryKind, Path],
+) -> None:
+    _, path = kind_and_path
+    engine, fresh = engine_of(path), engine_of(path)
+    decode(engine, list(range(40)), 0)
+    saved = engine.save_sequence(0)
+    decode(engine, [1, 2, 3], 40)
+    decode(engine, [9, 9], 0, seq_id=1)
+    assert engine.restore_sequence(1, saved)
+    decode(fresh, list(range(40)), 0)
+    np.testing.assert_allclose(decode(engine, [7], 40, seq_id=1), decode(fresh, [7], 40), atol=2e-2)
+
+
+def test_what_cannot_be_restored_leaves_an_empty_sequence(
+    kind_and_path: tuple[MemoryKind, Path],
+) -> None:
+    _, path = kind_and_path
+    engine = engine_of(path)
+    decode(engine, list(range(40)), 0)
+    saved = engine.save_sequence(0)
+    for damaged in (b"", bytes(len(saved)), bytes(saved[: len(saved) // 2]), bytes(7)):
+        assert not engine.restore_sequence(0, damaged)
+        np.testing.assert_array_equal(decode(engine, [1, 2], 0), decode(engine_of(path), [1, 2], 0))
+        engine.clear(0)
+
+
 def test_text_is_the_same_alone_among_others_and_with_drafts(
     kind_and_path: tuple[MemoryKind, Path], caplog
 ) -> None:
@@ -86,12 +113,14 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
         scheduler = open_setting(replace(PLAIN, types="recycling", length=4, num_slots=4), models)
     results = generate(scheduler, requests)
     assert {k: r.key for k, r in results.items()} == expected
-    assert (scheduler.counters.drafted > 0) == (kind is not MemoryKind.CHECKPOINT)
+    assert (scheduler.drafting.stats.num_drafted > 0) == (kind is not MemoryKind.CHECKPOINT)
     loud = [r.message for r in caplog.records if "speculation is off" in r.message]
     assert len(loud) == (kind is MemoryKind.CHECKPOINT)
     if loud:
         assert "mamba" in loud[0]
-        assert "mamba" in next(iter(results["0"].finish.stats.reasons))
+        finish = results["0"].finish
+        assert finish is not None
+        assert "mamba" in next(iter(finish.stats.drafts.reasons))
 
 
 def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[MemoryKind, Path]) -> None:

@@ -8,6 +8,8 @@ import pytest
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
+from headstart.config import ChatConfig
+from headstart.server.conversation import chat_defaults
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
@@ -301,15 +303,15 @@ def test_template_arguments_come_from_the_request():
     model = ServedModel(
         alias="m",
         vocab=ByteVocab(),
-        template=ChatTemplate("{{ enable_thinking }} {{ tools }} {{ a }}"),
+        template=ChatTemplate("{{ enable_thinking }} {{ tools[0].function.name }} {{ a }}"),
     )
     with serving(model=model) as client:
         body = {
             "messages": [{"role": "user", "content": "x"}], "reasoning_effort": "none",
-            "chat_template_kwargs": {"a": 1, "messages": "mine"}, "tools": [{"type": "f"}],
-            "tool_choice": "none",
+            "chat_template_kwargs": {"a": 1, "messages": "mine"}, "tool_choice": "none",
+            "tools": [{"function": {"name": "f"}}],
         }  # fmt: skip
-        assert client.post("/apply-template", json=body).json()["prompt"] == "False  1"
+        assert client.post("/apply-template", json=body).json()["prompt"] == "False f 1"
 
 
 class BosVocab(ByteVocab):
@@ -330,3 +332,19 @@ def test_the_start_token_is_there_once():
         client.post("/completion", json={"prompt": "a"})
         client.post("/completion", json={"prompt": [97]})
     assert [list(request.prompt) for request in worker.requests] == [[257, 97], [257, 97], [97]]
+
+
+def test_defaults_of_chats_are_the_command_lines():
+    defaults = chat_defaults(
+        ChatConfig(chat_template_kwargs='{"a": 1, "b": 2}', prefill_assistant=False)
+    )
+    model = ServedModel(
+        alias="m",
+        vocab=ByteVocab(),
+        template=ChatTemplate("{{ a }}{{ b }}{{ messages | length }}{{ messages[0].content }}"),
+        chat=defaults,
+    )
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    with serving(model=model) as client:
+        body = {"messages": messages, "chat_template_kwargs": {"b": 3}}
+        assert client.post("/apply-template", json=body).json()["prompt"] == "132x"

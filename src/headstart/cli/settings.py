@@ -36,12 +36,6 @@ MINUS_ONE_IS_DEFAULT = (
     "draft_threads",
     "draft_threads_batch",
 )
-# Spellings of speculators' options that users know or that read better.
-OPTION_ALIASES: dict[str, tuple[str, ...]] = {
-    "spec_ngram_cache_lookup_cache_static": ("-lcs", "--lookup-cache-static"),
-    "spec_ngram_cache_lookup_cache_dynamic": ("-lcd", "--lookup-cache-dynamic"),
-    "spec_suffix_file": ("--spec-corpus",),
-}
 # Options of speculators: `Config.speculation.options[speculator][field]`.
 OPTIONS_FIELD = "options"
 SPECULATOR_PART = "speculator "
@@ -159,8 +153,7 @@ def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterato
                 kind=_plain_type(hints[field.name]),
                 default=field.default,
                 help=field.metadata.get("help") or comments.get(field.name, ""),
-                aliases=field.metadata.get("aliases")
-                or OPTION_ALIASES.get(prefix + field.name, ()),
+                aliases=field.metadata.get("aliases", ()),
                 choices=field.metadata.get("choices"),
                 is_secret=field.metadata.get("secret", False),
             )

@@ -8,7 +8,6 @@ unified cache.
 from __future__ import annotations
 
 import ctypes
-import os
 from itertools import pairwise
 from typing import Any
 
@@ -18,9 +17,12 @@ from numpy.typing import NDArray
 from headstart.config import CACHE_TYPES, EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
+from headstart.engine.machine import available_memory, default_threads
 from headstart.engine.model import Model
+from headstart.engine.sequences import CacheRules, Sequences
 from headstart.errors import ConfigError, EngineError, ModelError
 from headstart.sampling.params import SamplingParams
+from headstart.structures.checkpoints import Checkpoints
 from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
 
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
@@ -72,10 +74,14 @@ class LlamaEngine:
         self._memory = api.llama_get_memory(self.handle)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
         self.num_cells: int = self.context_size * (num_sequences if self.deterministic else 1)
-        self.memory, self.max_rollback = self._memory_kind()
+        rules = self._rules(config)
+        self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        self._sequences = Sequences(
+            self.handle,
+            rules,
+            Checkpoints(config.ctx_checkpoints, available_memory() // 4),
+        )
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
-        self._last_rows: dict[int, int] = {}
-        self._lengths: dict[int, int] = {}
         if self.deterministic:
             use_reference_kernels(self.handle)
             self._staging = Batch(self.max_batch_tokens)
@@ -90,6 +96,12 @@ class LlamaEngine:
         params.n_ubatch = (
             params.n_batch if config.deterministic else min(config.ubatch, params.n_batch)
         )
+        # libllama does not tell how far back the windows of a hybrid model reach.
+        params.swa_full = config.swa_full or self.model.is_recurrent
+        if self.model.window and not params.swa_full:
+            # Rows of one decode that libllama computes later may take cells that a draft before
+            # them needs when it is rejected; in one micro-batch there is no later.
+            params.n_batch = params.n_ubatch
         params.n_outputs_max = max(self.num_sequences, min(max_outputs, params.n_batch))
         params.n_rs_seq = max_draft if self.model.is_recurrent else 0
         params.n_threads = config.threads or default_threads()
@@ -106,11 +118,27 @@ class LlamaEngine:
             raise ConfigError("--deterministic needs flash attention; drop --flash-attn off")
         return params
 
-    def _memory_kind(self) -> tuple[MemoryKind, int]:
-        if not self.model.is_recurrent:
-            return MemoryKind.CUT, _UNLIMITED
-        limit = int(api.llama_n_rs_seq(self.handle))
-        return (MemoryKind.ROLLBACK, limit) if limit > 0 else (MemoryKind.CHECKPOINT, 0)
+    def _rules(self, config: EngineConfig) -> CacheRules:
+        """What libllama made of the parameters: it clamps some that the model cannot have."""
+        window = self._window(config)
+        num_snapshots = int(api.llama_n_rs_seq(self.handle))
+        kind, max_rollback = MemoryKind.CUT, _UNLIMITED
+        if num_snapshots:
+            kind, max_rollback = MemoryKind.ROLLBACK, num_snapshots
+        elif self.model.is_recurrent:
+            kind, max_rollback = MemoryKind.CHECKPOINT, 0
+        elif window:
+            kind = MemoryKind.WINDOW
+        return CacheRules(kind, max_rollback, window, is_split=self.deterministic)
+
+    def _window(self, config: EngineConfig) -> int:
+        """Tokens that sliding windows keep; 0 if all layers keep the whole context."""
+        if config.swa_full or self.model.is_recurrent or self.model.window >= self.context_size:
+            return 0
+        # Some models name a window that their layers do not have. Only in a cache with windows is
+        # the part that cannot be cut smaller than all of it, also of an empty sequence.
+        whole, partial = (api.llama_state_seq_get_size_ext(self.handle, 0, f) for f in (0, 1))
+        return self.model.window if partial < whole else 0
 
     def decode(self, batch: Batch) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
@@ -123,11 +151,12 @@ class LlamaEngine:
                 "limits "
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
-        if self.deterministic:
-            return self._decode_invariant(batch)
+        logits = self._decode_invariant(batch) if self.deterministic else self._decode(batch)
         if self.memory is not MemoryKind.CUT:
-            self._note_rows(batch)
-        return self._decode(batch)
+            for start, end, _ in _runs(batch):
+                length = int(batch.positions[end - 1]) + 1
+                self._sequences.note_rows(int(batch.seq_ids[start]), end - start, length)
+        return logits
 
     def _decode(self, batch: Batch) -> Logits:
         known = self._batches.get(id(batch))
@@ -187,49 +216,29 @@ class LlamaEngine:
         staging.wants_logits[first : first + end - start] = batch.wants_logits[start:end]
         staging.num_outputs += int(batch.wants_logits[start:end].sum())
 
-    def _note_rows(self, batch: Batch) -> None:
-        """Remember each sequence's rows in this decode: recurrent rollback is limited to them."""
-        for start, end, _ in _runs(batch):
-            seq_id = int(batch.seq_ids[start])
-            self._last_rows[seq_id] = end - start
-            self._lengths[seq_id] = int(batch.positions[end - 1]) + 1
-
     def truncate(self, seq_id: int, length: int) -> bool:
-        """Keep the first `length` tokens. False (and nothing changed) if this memory cannot."""
-        if self.memory is not MemoryKind.CUT and not self._can_roll_back(seq_id, length):
-            return False
-        return bool(api.llama_memory_seq_rm(self._memory, seq_id, length, -1))
+        return self._sequences.truncate(seq_id, length)
 
-    def _can_roll_back(self, seq_id: int, length: int) -> bool:
-        """libllama says yes to some rollbacks that silently corrupt the state; allow only the sound
-        ones.
-        """
-        dropped = self._lengths.get(seq_id, 0) - length
-        if length == 0 or dropped <= 0:
-            self._lengths[seq_id] = min(length, self._lengths.get(seq_id, 0))
-            return True
-        if dropped > min(self.max_rollback, self._last_rows.get(seq_id, 0) - 1):
-            return False
-        self._lengths[seq_id] = length
-        self._last_rows[seq_id] = 0  # a second rollback of the same decode is not possible
-        return True
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        return self._sequences.reusable(seq_id, length, by_copy=by_copy)
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        return self._sequences.rewind(seq_id, length)
+
+    def checkpoint(self, seq_id: int) -> None:
+        self._sequences.checkpoint(seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        """Make `target` share the first `length` tokens of `source`; its own are dropped."""
-        if self.memory is not MemoryKind.CUT:
-            return False
-        self.clear(target)
-        if self.deterministic:  # caches of their own: only whole sequences can be copied
-            api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-            api.llama_memory_seq_rm(self._memory, target, length, -1)
-        else:
-            api.llama_memory_seq_cp(self._memory, source, target, 0, length)
-        return True
+        return self._sequences.copy_prefix(source, target, length)
 
     def clear(self, seq_id: int) -> None:
-        """Forget the sequence and free its cells."""
-        self._lengths.pop(seq_id, None)
-        api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
+        self._sequences.clear(seq_id)
+
+    def save_sequence(self, seq_id: int) -> bytearray:
+        return self._sequences.save(seq_id)
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        return self._sequences.restore(seq_id, data)
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.train_context, params)
@@ -243,30 +252,9 @@ class LlamaEngine:
         self.close()
 
 
-def default_threads() -> int:
-    """Physical cores this process may use; siblings of one core slow each other down."""
-    allowed = (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
-    cores = set()
-    for cpu in allowed:
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-                cores.add(file.read().strip())
-        except OSError:
-            return max(1, len(allowed) // 2) if len(allowed) > 4 else len(allowed)
-    return max(1, len(cores))
-
-
 def automatic_context(model: Model, copies: int) -> int:
     """The trained context, or what fits `copies` times into half of the memory free now."""
-    try:
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        available = 8 << 30
-    fitting = available // 2 // (model.kv_bytes_per_token * copies)
+    fitting = available_memory() // 2 // (model.kv_bytes_per_token * copies)
     return max(512, min(model.train_context, fitting // 256 * 256))
 
 

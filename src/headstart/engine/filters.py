@@ -16,6 +16,7 @@ from headstart.sampling.params import SamplingParams
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 # XTC's own coin is never thrown: the sampler decides per position whether it applies
 _CERTAIN = 1.0
+_MAX_DRY_SAMPLERS = 8  # kept for the next request with the same settings
 
 
 class LlamaFilters:
@@ -44,7 +45,7 @@ class LlamaFilters:
     def _sampler(self, name: str, p: SamplingParams, context_size: int) -> Any:
         """One libllama sampler, or None if the parameters switch it off."""
         if name == "penalties" and p.has_penalties:
-            last_n = context_size if p.repeat_last_n < 0 else p.repeat_last_n
+            last_n = _window(p.repeat_last_n, context_size)
             return self._reading(
                 api.llama_sampler_init_penalties(
                     self._vocab.size,
@@ -89,19 +90,29 @@ class LlamaFilters:
         return api.llama_sampler_init_infill(self._vocab.handle)
 
     def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
-        breakers = [b.encode() for b in p.dry_sequence_breakers]
+        """A copy: the engine waits while the breakers are looked up, 20 ms each."""
+        last_n = _window(p.dry_penalty_last_n, context_size)
+        key = (
+            p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n, p.dry_sequence_breakers,
+        )  # fmt: skip
+        known = self._vocab.dry_samplers
+        if key not in known:
+            while len(known) >= _MAX_DRY_SAMPLERS:
+                api.llama_sampler_free(known.pop(next(iter(known))))
+            known[key] = self._new_dry_sampler(p, last_n)
+        return self._reading(api.llama_sampler_clone(known[key]))
+
+    def _new_dry_sampler(self, p: SamplingParams, last_n: int) -> Any:
+        breakers = [b.encode("utf-8", "replace") for b in p.dry_sequence_breakers]
         array = (ctypes.c_char_p * len(breakers))(*breakers)
-        last_n = context_size if p.dry_penalty_last_n < 0 else p.dry_penalty_last_n
-        return self._reading(
-            api.llama_sampler_init_dry(
-                self._vocab.handle,
-                p.dry_multiplier,
-                p.dry_base,
-                p.dry_allowed_length,
-                last_n,
-                array,
-                len(breakers),
-            )
+        return api.llama_sampler_init_dry(
+            self._vocab.handle,
+            p.dry_multiplier,
+            p.dry_base,
+            p.dry_allowed_length,
+            last_n,
+            array,
+            len(breakers),
         )
 
     def _reading(self, sampler: Any) -> Any:
@@ -151,3 +162,10 @@ class LlamaFilters:
         }
         for chain in chains.values():
             api.llama_sampler_free(chain)
+
+
+def _window(last_n: int, context_size: int) -> int:
+    """Tokens that a sampler looks back. It allocates all of them, and no text is longer than the
+    context.
+    """
+    return context_size if last_n < 0 else min(last_n, context_size)

@@ -64,6 +64,11 @@ class Model:
         )
 
     @property
+    def window(self) -> int:
+        """Tokens that layers with a sliding window see; 0 without such layers."""
+        return int(api.llama_model_n_swa(self.handle))
+
+    @property
     def train_context(self) -> int:
         return int(api.llama_model_n_ctx_train(self.handle))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Hashable
 from typing import Any
 
 from headstart.engine.library import api
@@ -32,6 +33,7 @@ class LlamaVocab:
         self.type: int = api.llama_vocab_type(vocab)
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
+        self.dry_samplers: dict[Hashable, Any] = {}  # oldest first; see filters.py
         self._longest: int | None = None  # bytes of the longest token that may be too long
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -11,9 +11,20 @@ from fastapi import FastAPI
 
 from headstart.config import ServerConfig
 from headstart.scheduler.worker import Worker
-from headstart.server import chat, completions, errors, infill, metrics, native, status, text
+from headstart.server import (
+    chat,
+    completions,
+    errors,
+    events,
+    infill,
+    metrics,
+    native,
+    status,
+    text,
+)
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
+from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Prefixed
 
 logger = logging.getLogger(__name__)
@@ -55,9 +66,12 @@ def create_app(
     )
     app.state.service = service
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
+    # another page brings its own rules along
+    policy = POLICY if config.path is None else None
+    app.add_middleware(Page, files=page_files(config), policy=policy)
     if config.api_prefix:
         app.add_middleware(Prefixed, prefix=config.api_prefix.rstrip("/"))
-    for family in (status, chat, completions, native, infill, text, metrics):
+    for family in (status, events, chat, completions, native, infill, text, metrics):
         app.include_router(family.router)
     errors.install(app)
     return app

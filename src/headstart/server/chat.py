@@ -11,7 +11,7 @@ from starlette.responses import Response
 from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import END, Choice, Dialect, OpenAIDialect, Piece
-from headstart.server.errors import ApiError
+from headstart.server.errors import ApiError, not_supported
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat
 from headstart.server.routing import post
@@ -28,6 +28,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     """Answer chat messages."""
     service = service_of(http)
     body = await read_body(http, ChatBody)
+    _refuse_tools(body)
     call = new_call(http, service, "chatcmpl", stop=service.served.template.stop)
 
     def prepare() -> Dialect:
@@ -35,6 +36,13 @@ async def chat_completions(http: HttpRequest) -> Response:
         return ChatDialect(call, body, make_choices(body, prompts, call, _num_logprobs(body, call)))
 
     return await answer(http, service, prepare)
+
+
+def _refuse_tools(body: ChatBody) -> None:
+    if body.tools and body.tool_choice != "none":
+        raise not_supported(
+            'tools are not supported yet; leave them out or set "tool_choice": "none"'
+        )
 
 
 def _num_logprobs(body: ChatBody, call: Call) -> int | None:
@@ -77,5 +85,5 @@ class ChatDialect(OpenAIDialect):
             "index": choice.index,
             **said,
             "finish_reason": None,
-            **self.extras(piece.tokens, piece.sources),
+            **self.extras(piece),
         }

@@ -12,16 +12,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError
 from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
-from headstart.server.model import ServedModel
+from headstart.server.connections import ConnectionLimits, LimitedProtocol
+from headstart.server.model import ServedModel, Service
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +40,7 @@ def serve(
     load_model: Callable[[], ServedModel],
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until stopped; `announce` gets the first address once requests can be
-    answered.
+    """Serve until stopped; `announce` gets the first address once requests can be answered.
 
     Raises:
         ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
@@ -56,21 +59,7 @@ def serve(
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded)
-    server = _Server(
-        worker,
-        uvicorn.Config(
-            app,
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            headers=[("server", "headstart")],
-            timeout_keep_alive=config.timeout,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS + SEND_SECONDS,
-            ssl_keyfile=config.ssl_key_file,
-            ssl_certfile=config.ssl_cert_file,
-        ),
-    )
+    server = _Server(worker, app.state.service, uvicorn_config(app, config))
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
         stack.enter_context(_sigterm_is_no_failure(server))
@@ -79,12 +68,36 @@ def serve(
         raise failures[0]
 
 
+def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+    """How uvicorn serves the app.
+
+    Raises:
+        ConfigError: the system lets this process open too few files.
+    """
+    protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits.of(config))
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("server", "headstart")],
+        timeout_keep_alive=config.timeout,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS + SEND_SECONDS,
+        ssl_keyfile=config.ssl_key_file,
+        ssl_certfile=config.ssl_cert_file,
+    )
+
+
 class _Server(uvicorn.Server):
     """Tells answers in flight that it ends, where uvicorn would cut their connections."""
 
-    def __init__(self, worker: Worker, config: uvicorn.Config) -> None:
+    def __init__(self, worker: Worker, service: Service, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._worker = worker
+        self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The second signal does not wait for a long step, as the first does."""
@@ -93,6 +106,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.is_stopping = True
         closing = asyncio.create_task(self._close_worker())
         await super().shutdown(sockets)
         closing.cancel()

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Choice, Dialect, Piece
+from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.model import service_of
 from headstart.server.prompts import read_prompts
 from headstart.server.results import speculative_metrics, timings
@@ -60,6 +61,7 @@ class NativeDialect(Dialect):
 
     def __init__(self, call: Call, body: NativeBody, choices: list[Choice]) -> None:
         super().__init__(call, body, choices)
+        check_length("response_fields", body.response_fields, MAX_NAMES)
         self._fields = body.response_fields
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
@@ -77,7 +79,7 @@ class NativeDialect(Dialect):
         }
         if piece.logprobs:
             chunk["completion_probabilities"] = self.probabilities(choice, piece.logprobs)
-        return chunk | self.extras(piece.tokens, piece.sources)
+        return chunk | self.extras(piece)
 
     def closing(self, choice: Choice) -> list[dict[str, Any]]:
         return [self._final(choice, "", ())]
@@ -86,9 +88,8 @@ class NativeDialect(Dialect):
         finals = []
         for choice in self.choices:
             tokens = choice.tokens if self.body.return_tokens else ()
-            final = self._final(choice, self.full_text(choice), tokens) | self.extras(
-                choice.tokens, choice.sources
-            )
+            final = self._final(choice, self.full_text(choice), tokens)
+            final |= self.extras(choice.everything(choice.text))
             if choice.logprobs:
                 final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
             finals.append(pick_fields(final, self._fields) if self._fields else final)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.limits import MAX_PROMPTS
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
-from headstart.text.chat_template import content_text
 from headstart.types import Vocab
-
-MAX_PROMPTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,95 +97,14 @@ def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
 
 def read_chat(body: ChatBody, model: ServedModel) -> Prompt:
     """Render and tokenize the messages."""
-    text, prefill = render_chat(body, model)
-    return _prompt(model.vocab.tokenize(text, add_special=True, parse_special=True), text, prefill)
+    chat = render_messages(body, model)
+    tokens = model.vocab.tokenize(chat.text, add_special=True, parse_special=True)
+    return _prompt(tokens, chat.text, chat.content)
 
 
-def render_chat(body: ChatBody, model: ServedModel) -> tuple[str, str]:
-    """The prompt text, and the beginning of the answer that the last message fixes.
-
-    Without the start token if tokenizing adds it.
-    """
-    _refuse_tools(body)
-    messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
-    if not messages:
-        raise ApiError(400, "messages is empty; give at least one message")
-    prefill = ""
-    if is_continued := _continues(body):
-        prefill = content_text(messages.pop().get("content"))
-    template = model.template
-    text = template.render(
-        messages,
-        add_generation_prompt=is_continued or body.add_generation_prompt is not False,
-        arguments=_template_arguments(body),
-    )
-    if model.vocab.add_bos and template.bos_token:
-        text = text.removeprefix(template.bos_token)
-    return text + prefill, prefill
-
-
-def _refuse_tools(body: ChatBody) -> None:
-    if body.tools and body.tool_choice != "none":
-        raise not_supported(
-            'tools are not supported yet; leave them out or set "tool_choice": "none"'
-        )
-
-
-def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message if it has a role and nothing but text."""
-    where, role, content = f"messages.{index}", message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise ApiError(400, f"{where}.role is required and must be a text, for instance user")
-    if content is None and role != "assistant":
-        raise ApiError(400, f"{where}.content is required")
-    if content is None or isinstance(content, str):
-        return message
-    if not isinstance(content, list):
-        raise ApiError(
-            400, f"{where}.content must be a text or a list of parts, not {shorten(content)}"
-        )
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise not_supported(
-                f"{where}.content has a part of type {shorten(kind)}: this server reads text only"
-            )
-        if not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{where}.content has a text part without a text")
-    return message
-
-
-def _continues(body: ChatBody) -> bool:
-    """Whether the answer goes on where the last message ends."""
-    wish = body.continue_final_message
-    if wish not in (None, True, False, "content"):
-        raise not_supported(
-            f"continue_final_message is {shorten(wish)} but must be true, false or content"
-        )
-    roles = [message.get("role") for message in body.messages]
-    if wish and roles[-1:] != ["assistant"]:
-        raise ApiError(400, "continue_final_message needs a last message of role assistant")
-    if wish and body.add_generation_prompt:
-        raise ApiError(
-            400,
-            "add_generation_prompt and continue_final_message exclude each other; set one of them",
-        )
-    if wish is False or roles[-1:] != ["assistant"]:
-        return False
-    if roles[-2:] == ["assistant", "assistant"]:
-        raise ApiError(400, "the last two messages are both of role assistant; join them")
-    if body.messages[-1].get("tool_calls"):
-        raise ApiError(400, "an assistant message with tool_calls cannot be continued")
-    return True
-
-
-def _template_arguments(body: ChatBody) -> dict[str, Any]:
-    arguments = dict(body.chat_template_kwargs)
-    if body.reasoning_effort == "none":
-        arguments["enable_thinking"] = False
-    elif body.reasoning_effort:
-        arguments["reasoning_effort"] = body.reasoning_effort
-    return arguments
+def render_messages(body: ChatBody, model: ServedModel) -> RenderedChat:
+    """The prompt text, without the start token if tokenizing adds it."""
+    return render_chat(body, model.template, model.chat, adds_bos=model.vocab.add_bos)
 
 
 def _is_id(value: Any) -> bool:

@@ -136,6 +136,10 @@ class GenerationBody(SamplingBody):
     return_draft_info: bool = Field(
         default=False, description="`sources`: which speculator guessed each token"
     )
+    provenance: bool = Field(
+        default=False,
+        description="`provenance`: who guessed each token, and what each step verified",
+    )
     sse_ping_interval: Int | None = Field(
         default=None, description="seconds between comments in a silent stream; -1 none"
     )
@@ -182,9 +186,13 @@ class ChatBody(GenerationBody):
     top_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: Any = Field(
-        None, description='true or "content"; default: if the last message is the assistant\'s'
+        None,
+        description='true, "content" or "reasoning_content"; default: if the last message is the '
+        "assistant's",
     )
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="variables for the template, such as enable_thinking"
+    )
     reasoning_effort: str | None = None
     tools: list[Any] | None = Field(default=None, description="only with tool_choice none")
     tool_choice: Any = None

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.model import service_of
-from headstart.server.prompts import check_token, render_chat, tokenize_mixed, tokens_text
+from headstart.server.prompts import check_token, render_messages, tokenize_mixed, tokens_text
 from headstart.server.routing import post
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody, read_body
 from headstart.text.utf8 import text_or_bytes
@@ -55,5 +55,5 @@ async def detokenize(http: HttpRequest) -> Response:
 async def apply_template(http: HttpRequest) -> Response:
     """Return the prompt that chat messages become."""
     body = await read_body(http, ChatBody)
-    text, _ = await run_in_threadpool(render_chat, body, service_of(http).served)
-    return JSONResponse({"prompt": text})
+    chat = await run_in_threadpool(render_messages, body, service_of(http).served)
+    return JSONResponse({"prompt": chat.text})

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +14,24 @@ from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
 from headstart.server.defaults import sampler_letters, sampler_names, soften
 from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.limits import (
+    MAX_BREAKER_BYTES,
+    MAX_BREAKERS,
+    MAX_NAMES,
+    MAX_PROBS,
+    MAX_PROMPTS,
+    MAX_SAMPLERS,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    check_bytes,
+    check_length,
+)
+from headstart.server.logit_bias import read_logit_bias
 from headstart.server.model import RequestDefaults, ServedModel
-from headstart.server.prompts import MAX_PROMPTS, Prompt, check_token
+from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody, SpeculativeBody
 from headstart.types import SequenceMode, Vocab
 
-MAX_STOPS = 64
-MAX_STOP_BYTES = 1024
 RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
 _PLAIN_FIELDS = tuple(
     field.name for field in dataclasses.fields(SamplingParams)
@@ -76,6 +85,7 @@ def make_requests(
         speculative=speculative_params(body.speculative),
         namespace=call.namespace,
         wants_progress=body.return_progress or body.timings_per_token,
+        wants_provenance=body.provenance,
     )
     return [
         dataclasses.replace(
@@ -96,7 +106,7 @@ def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:
     given["seed"] = _seed(call.model.defaults.seed if body.seed is None else body.seed)
     given["samplers"] = None if body.samplers is None else _samplers(body.samplers)
     given["logit_bias"] = (
-        {} if body.logit_bias is None else _logit_bias(body.logit_bias, call.model.vocab)
+        None if body.logit_bias is None else read_logit_bias(body.logit_bias, call.model.vocab)
     )
     if body.dry_sequence_breakers is not None:
         if not body.dry_sequence_breakers:
@@ -104,6 +114,9 @@ def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:
                 400,
                 "dry_sequence_breakers is an empty list; give at least one text or leave it out",
             )
+        check_length("dry_sequence_breakers", body.dry_sequence_breakers, MAX_BREAKERS, "texts")
+        for breaker in body.dry_sequence_breakers:
+            check_bytes("dry_sequence_breakers", breaker, MAX_BREAKER_BYTES)
         given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     changes = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(call.model.defaults.sampling, **soften(changes))
@@ -142,11 +155,9 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
 
 def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | None:
     """Return the number of alternatives if it makes sense."""
-    if value is not None and not 0 <= value <= vocab.size:
-        raise ApiError(
-            400,
-            f"{field} is {value} but must be from 0 to {vocab.size}, the size of the vocabulary",
-        )
+    limit = min(MAX_PROBS, vocab.size)
+    if value is not None and not 0 <= value <= limit:
+        raise ApiError(400, f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
     return value
 
 
@@ -249,9 +260,8 @@ def _stop(stop: Any) -> tuple[bytes, ...]:
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
         raise ApiError(400, "stop must be a text or a list of texts")
+    check_length("stop", stops, MAX_STOPS, "texts")
     encoded = tuple(text.encode() for text in stops if text)
-    if len(encoded) > MAX_STOPS:
-        raise ApiError(400, f"stop holds {len(encoded)} texts but at most {MAX_STOPS} are taken")
     if longest := max((len(text) for text in encoded if len(text) > MAX_STOP_BYTES), default=0):
         raise ApiError(
             400, f"stop holds a text of {longest} bytes but at most {MAX_STOP_BYTES} are taken"
@@ -261,6 +271,8 @@ def _stop(stop: Any) -> tuple[bytes, ...]:
 
 def _samplers(samplers: Any) -> tuple[str, ...]:
     """Names from a list, or from a string of letters as on llama-server's command line."""
+    if isinstance(samplers, str | list):
+        check_length("samplers", samplers, MAX_SAMPLERS)
     if isinstance(samplers, str):
         return sampler_letters(samplers)
     names = _names("samplers", samplers) or ()
@@ -269,9 +281,13 @@ def _samplers(samplers: Any) -> tuple[str, ...]:
 
 def _names(field: str, value: Any) -> tuple[str, ...] | None:
     """A list of names, or one string with commas between them."""
+    if isinstance(value, str):
+        check_length(field, value, 64 * MAX_NAMES, "characters")
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if names is None:
         return None
+    if isinstance(names, list):
+        check_length(field, names, MAX_NAMES)
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise ApiError(
             400,
@@ -300,45 +316,6 @@ def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
                 f"speculative.types names {name}: multi-token heads are not supported yet"
             )
     return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in types))
-
-
-def _logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
-    """Read both forms; a text biases every token of it."""
-    pairs = list(value.items()) if isinstance(value, Mapping) else value
-    if not isinstance(pairs, list) or not all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
-    ):
-        raise ApiError(400, "logit_bias must be an object {token: bias} or a list of [token, bias]")
-    biases: dict[int, float] = {}
-    for token, bias in pairs:
-        number = _bias(token, bias)
-        for token_id in _bias_tokens(token, vocab, isinstance(value, Mapping)):
-            biases[token_id] = biases.get(token_id, 0.0) + number
-    return biases
-
-
-def _bias(token: Any, bias: Any) -> float:
-    if bias is False:
-        return -math.inf
-    if isinstance(bias, bool) or not isinstance(bias, int | float):
-        raise ApiError(
-            400,
-            f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to "
-            "ban it",
-        )
-    return float(bias)
-
-
-def _bias_tokens(token: Any, vocab: Vocab, is_key: bool) -> list[int]:
-    if is_key and re.fullmatch(r"-?[0-9]{1,12}", token):  # JSON keys are strings, ids included
-        token = int(token)
-    if isinstance(token, str):
-        return vocab.tokenize(token, add_special=False, parse_special=False)
-    if isinstance(token, bool) or not isinstance(token, int):
-        raise ApiError(
-            400, f"logit_bias names the token {shorten(token)} but must name an id or a text"
-        )
-    return [check_token(token, vocab, "logit_bias")]
 
 
 def _finite(value: float) -> float | bool:

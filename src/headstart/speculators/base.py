@@ -38,7 +38,14 @@ class Speculator(ABC):
     # may set Draft.num_granted: for measurements, the text is not valid
     skips_verification: ClassVar[bool] = False
 
-    # a frozen dataclass; its fields become flags --spec-<name>-<field>
+    # is handed the engine of --draft-model, and is refused where none is given
+    needs_draft_model: ClassVar[bool] = False
+
+    # A frozen dataclass; its fields become flags --spec-<name>-<field>, and the comment on a field
+    # is its help. `config.option` gives a field further spellings and these marks:
+    #   limits_draft   the longest draft; told if --draft-max is less
+    #   keeps_texts    a file with texts that later requests draft from; refused if texts are
+    #                  not valid
     Options: ClassVar[type | None] = None
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:

@@ -2,7 +2,7 @@
 
 It may draft with the request's own random numbers ("coupled": when the two models nearly agree,
 they draw the same token) or its likeliest token ("argmax"); the one that is accepted more is used.
-A model of another vocabulary drafts through a `VocabularyBridge`.
+A model of another vocabulary drafts through a `VocabularyTranslator`.
 
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192 (draft models);
 Daliri et al. 2024, https://arxiv.org/abs/2408.07978 (coupling);
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.prefix import common_prefix_length
@@ -42,7 +43,7 @@ class _CachedSequence:
     tokens: list[int] = field(default_factory=list)
     synced: int = 0
     num_history: int = 0  # target tokens of the history, as far as accepted
-    # of them, told to the voice; what it heard beyond may be a draft that was rejected
+    # of them, given to the tokenizer; what it was given beyond may be a rejected draft
     num_translated: int = 0
     num_caught_up: int = 0  # of them, in the cache; an estimate where the vocabularies differ
     is_new: bool = True  # nothing was drafted for this request yet
@@ -59,12 +60,19 @@ class DraftModelSpeculator(Speculator):
     name = "draft-model"
     scores_are_probabilities = True
     is_model = True
+    needs_draft_model = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
         """How it drafts."""
 
-        sampling: str = "auto"  # auto, coupled or argmax; as --draft-sampling
+        sampling: str = option(
+            "auto",
+            "how a draft model picks: coupled shares the request's random numbers, argmax takes "
+            "the likeliest, auto uses what was accepted more",
+            "--draft-sampling",
+            choices=("auto", "coupled", "argmax"),
+        )
         catch_up: int = 256  # most history tokens read in one step, so that others do not wait
 
         def __post_init__(self) -> None:
@@ -80,7 +88,7 @@ class DraftModelSpeculator(Speculator):
         options: Options | None = None,
         translator: VocabularyTranslator | None = None,
     ) -> None:
-        """Draft with `engine`; without a bridge its token ids are the target's."""
+        """Draft with `engine`; without a translator its token ids are the target's."""
         self.engine = engine
         self.options = options or self.Options()
         self.num_decoded = 0  # rows

@@ -25,11 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.counted_history import CountedHistory
+from headstart.speculators.ngram_cache_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
+from headstart.speculators.ngram_cache_history import CountedHistory
 from headstart.structures.match_scores import conditional
-from headstart.structures.ngram_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 
@@ -57,11 +58,21 @@ class NgramCacheSpeculator(Speculator):
     class Options:
         """Counts in tokens or n-grams, as they say."""
 
-        n_max: int = 8  # longest draft, in tokens
+        n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
         min_share: float = 0.1  # a draft ends before its score (0 to 1) falls below this
-        lookup_cache_static: str | None = None  # lookup file made from a text collection; only read
-        # lookup file of past answers; read, and written as they come
-        lookup_cache_dynamic: str | None = None
+        lookup_cache_static: str | None = option(
+            None,
+            "lookup file made from a text collection; only read",
+            "-lcs",
+            "--lookup-cache-static",
+        )
+        lookup_cache_dynamic: str | None = option(
+            None,
+            "lookup file of past answers; read, and written as they come",
+            "-lcd",
+            "--lookup-cache-dynamic",
+            keeps_texts=True,
+        )
         save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
         max_ngrams: int = 500_000  # most n-grams kept of past answers
 
@@ -76,7 +87,7 @@ class NgramCacheSpeculator(Speculator):
                     )
 
     def __init__(
-        self, options: Options | None = None, vocabulary: VocabularyId | None = None
+        self, options: Options | None = None, vocabulary_id: VocabularyId | None = None
     ) -> None:
         self._options = options = options or self.Options()
         self._static = NgramCounts()
@@ -84,7 +95,7 @@ class NgramCacheSpeculator(Speculator):
         self._dynamic_path = (
             Path(options.lookup_cache_dynamic) if options.lookup_cache_dynamic else None
         )
-        self._vocabulary = vocabulary
+        self._vocabulary = vocabulary_id
         # the dynamic file as it was read or written last
         self._seen: tuple[int, int, int] | None = None
         self._num_unsaved = 0
@@ -92,16 +103,16 @@ class NgramCacheSpeculator(Speculator):
         self._has_warned = False
         self._histories: dict[int, CountedHistory] = {}
         if options.lookup_cache_static or self._dynamic_path:
-            if vocabulary is None:
+            if vocabulary_id is None:
                 raise ConfigError(
                     "lookup cache files need to know the vocabulary: their tokens mean nothing "
                     "without"
                 )
-            self._load(vocabulary)
+            self._load(vocabulary_id)
 
-    def _load(self, vocabulary: VocabularyId) -> None:
+    def _load(self, vocabulary_id: VocabularyId) -> None:
         if self._options.lookup_cache_static:
-            self._static = NgramCounts.load(Path(self._options.lookup_cache_static), vocabulary)
+            self._static = NgramCounts.load(Path(self._options.lookup_cache_static), vocabulary_id)
             if not len(self._static):
                 raise ConfigError(
                     f"lookup cache {self._options.lookup_cache_static} is empty; leave it out"
@@ -120,7 +131,7 @@ class NgramCacheSpeculator(Speculator):
                 "with --lookup-cache-static"
             )
         if path.exists():
-            self._dynamic = _load_whole(path, vocabulary, self._options.max_ngrams)
+            self._dynamic = _load_whole(path, vocabulary_id, self._options.max_ngrams)
         self._seen = _state_of(path)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
@@ -217,8 +228,8 @@ class NgramCacheSpeculator(Speculator):
         }
 
 
-def _load_whole(path: Path, vocabulary: VocabularyId, limit: int) -> NgramCounts:
-    counts = NgramCounts.load(path, vocabulary, limit)
+def _load_whole(path: Path, vocabulary_id: VocabularyId, limit: int) -> NgramCounts:
+    counts = NgramCounts.load(path, vocabulary_id, limit)
     size = len(counts)
     if size > limit:
         raise ConfigError(

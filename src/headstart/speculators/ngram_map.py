@@ -20,9 +20,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.adaptive_length import AdaptiveLength
+from headstart.speculators.ngram_map_adaptive_length import AdaptiveLength
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing, conditional
 from headstart.structures.suffix_index import Place, SuffixIndex
@@ -36,8 +37,11 @@ class NgramMapOptions:
     """Lengths in tokens."""
 
     size_n: int = 12  # tokens of a key
-    # longest draft, in tokens; ngram-map-k4v compares continuations of this length
-    size_m: int = 48
+    size_m: int = option(
+        48,
+        "longest draft, in tokens; ngram-map-k4v compares continuations of this length",
+        limits_draft=True,
+    )
     min_hits: int = 1  # places where a key must have occurred before
 
     def __post_init__(self) -> None:

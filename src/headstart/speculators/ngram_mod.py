@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.speculators.ngram_mod_table import NgramTable
 from headstart.structures.match_scores import conditional
-from headstart.structures.ngram_table import NgramTable
 from headstart.structures.rolling import key_of, leaving_factor, salt_of, slide
 from headstart.types import Draft, DraftRequest
 
@@ -46,7 +47,7 @@ class NgramModSpeculator(Speculator):
         """Lengths in tokens."""
 
         n_match: int = 24  # last tokens that must have occurred before
-        n_max: int = 64  # longest draft, in tokens
+        n_max: int = option(64, "longest draft, in tokens", limits_draft=True)
         n_min: int = 0  # drafts of fewer tokens than this are dropped
         table_bits: int = 22  # 2^bits entries of 8 bytes: 22 = 32 MiB
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.histories import Histories
@@ -32,7 +33,7 @@ class NgramSimpleSpeculator(Speculator):
         """Lengths in tokens."""
 
         size_n: int = 12  # last tokens that must have occurred before
-        size_m: int = 48  # longest draft, in tokens
+        size_m: int = option(48, "longest draft, in tokens", limits_draft=True)
 
         def __post_init__(self) -> None:
             if self.size_n < 1 or self.size_m < 1:

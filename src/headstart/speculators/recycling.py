@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.speculators.recycling_table import NextTokenTable
 from headstart.structures.match_scores import conditional
-from headstart.structures.next_token_table import NextTokenTable
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 
 _MAX_NAMESPACES = 16
@@ -37,7 +38,7 @@ class RecyclingSpeculator(Speculator):
         """Counts in tokens."""
 
         width: int = 8  # likely successors kept per token
-        n_max: int = 8  # longest draft, in tokens
+        n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
         min_share: float = 0.1  # a draft ends before its score (0 to 1) falls below this
 
         def __post_init__(self) -> None:

@@ -31,9 +31,10 @@ from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.structures.alignment import Alignment
+from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores, worth
@@ -85,7 +86,12 @@ class SuffixSpeculator(Speculator):
         min_share: float = 0.1
         max_places: int = 3  # places that vote on the next token
         corpus_tokens: int = 2_000_000  # tokens of past texts kept, over all namespaces; 0: none
-        file: str | None = None  # file that keeps the corpus of past texts over restarts
+        file: str | None = option(
+            None,
+            "file that keeps the corpus of past texts over restarts",
+            "--spec-corpus",
+            keeps_texts=True,
+        )
 
         def __post_init__(self) -> None:
             if (
@@ -121,8 +127,10 @@ class SuffixSpeculator(Speculator):
                 raise ConfigError(
                     "a corpus file needs to know the vocabulary: its tokens mean nothing without"
                 )
+            vocabulary, tokens = VocabularyId.of(vocab), options.corpus_tokens
+            # a server starts with what can be read of it; the command refuses it
             self.corpus = SuffixCorpus.open(
-                Path(options.file), VocabularyId.of(vocab), options.corpus_tokens
+                Path(options.file), vocabulary, tokens, keeps_damaged=True
             )
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:

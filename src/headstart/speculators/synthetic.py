@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.types import Draft, DraftRequest
@@ -33,7 +34,7 @@ class SyntheticSpeculator(Speculator):
         rate: float = 0.8
         # instead: tokens emitted per step on average, the target's own included
         length: float | None = None
-        n_max: int = 8  # longest draft, in tokens
+        n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
         seed: int = 0  # seed of the coin that decides
 
         def __post_init__(self) -> None:

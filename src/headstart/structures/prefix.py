@@ -1,14 +1,19 @@
-"""Common prefixes of token lists, at C speed."""
+"""Common prefixes of token lists and texts, at C speed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
+Tokens = TypeVar("Tokens", bound=Sequence[object])
 _CHUNK = 256
 
 
-def common_prefix_length(a: Sequence[int], b: Sequence[int], start: int = 0) -> int:
-    """How many leading tokens agree, given that the first `start` do."""
+def common_prefix_length(a: Tokens, b: Tokens, start: int = 0) -> int:
+    """How many leading tokens agree, given that the first `start` do.
+
+    Both must be of one type: an array never equals a list.
+    """
     limit = min(len(a), len(b))
     at = min(start, limit)
     while at < limit and a[at : at + _CHUNK] == b[at : at + _CHUNK]:

@@ -20,6 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.structures.prefix import common_prefix_length
+
 SEPARATOR = -1  # between documents: no token equals it
 _MIN_BITS = 10
 _MAX_STRANGERS = 4
@@ -45,7 +47,7 @@ class Tail:
         self.number = int.from_bytes(self.text, "little")  # the last token is the most significant
 
 
-def _keys_of(text: NDArray[np.int32], n: int) -> NDArray[np.int64]:
+def _numbers_of(text: NDArray[np.int32], n: int) -> NDArray[np.int64]:
     """All n-grams of a text, of which there must be one, as numbers like `Tail.number` modulo
     `_PRIME`.
     """
@@ -74,7 +76,7 @@ class _Chains:
 
     def slots(self, text: NDArray[np.int32]) -> NDArray[np.int64]:
         """Where in `head` the places after each n tokens of `text` belong; needs n tokens."""
-        return _keys_of(text, self.n) & self.mask
+        return _numbers_of(text, self.n) & self.mask
 
     def append(self, tokens: array[int]) -> None:
         """Link all places of the text that are not linked yet."""
@@ -193,7 +195,7 @@ class SuffixIndex:
                 if size < len(history):
                     self.extend(history[size:])
                 return
-        common = common_prefix(self.tokens, history)
+        common = common_prefix_length(self.tokens, array("i", history))
         self.truncate(common)
         self.extend(history[common:])
 
@@ -278,12 +280,3 @@ class SuffixIndex:
             return copied[: copied.index(SEPARATOR)]
         period = len(copied)
         return copied if period == size else (copied * (size // period + 1))[:size]
-
-
-def common_prefix(one: array[int], other: Sequence[int]) -> int:
-    """Number of equal tokens at the start. O(n) in numpy."""
-    size = min(len(one), len(other))
-    if not size:
-        return 0
-    differs = np.frombuffer(one, np.int32, size) != np.array(other[:size], np.int32)
-    return int(differs.argmax()) if differs.any() else size

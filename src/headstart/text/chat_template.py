@@ -1,41 +1,34 @@
-"""Chat messages to prompt text, with the Jinja template that came with the model.
-
-The environment is the one templates are written for (Hugging Face's recipe), sandboxed because a
-template is code from a stranger.
-
-Source: https://huggingface.co/docs/transformers/chat_templating_writing
-"""
+"""Chat messages to prompt text, with the Jinja template that came with the model."""
 
 from __future__ import annotations
 
-import json
+import copy
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta
 
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError, InvalidParameterError, ModelError
-
-Message = Mapping[str, Any]
-"""role, content (text, or a list of {"type": "text", "text": ...}) and whatever else the template
-reads.
-"""
-
-CHATML_NAME = "chatml"  # as at llama-server
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+from headstart.structures.prefix import common_prefix_length
+from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
+from headstart.text.capabilities import (
+    Capabilities,
+    find_capabilities,
+    is_text,
+    preserve_reasoning,
 )
+from headstart.text.environment import chat_environment
+from headstart.text.messages import Message, adapt_messages, adapt_tools
+from headstart.text.quirks import answer_opening, find_quirk, finish_prompt, patch_source
+from headstart.text.thinking import Thinking, find_thinking
+
+CHATML = BUILT_IN_TEMPLATES["chatml"]
+_OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
 def template_by_hand(config: ServerConfig) -> str | None:
@@ -60,9 +53,8 @@ def template_by_hand(config: ServerConfig) -> str | None:
         return None
     if not source or not ChatTemplate(source).shows_messages:
         raise ConfigError(
-            f"{flag}: the chat template shows no message; --chat-template takes Jinja text, or "
-            f"{CHATML_NAME}, "
-            "--chat-template-file a file"
+            f"{flag}: the chat template shows no message; --chat-template takes Jinja text or one "
+            f"of the names {', '.join(sorted(BUILT_IN_TEMPLATES))}, --chat-template-file a file"
         )
     return source
 
@@ -78,131 +70,157 @@ class ChatTemplate:
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile the template; `None`, an empty one and the name chatml stand for ChatML.
+        """Compile the template, or the one of this name; `None` and "" stand for ChatML.
 
         Raises:
             ModelError: the template is not valid Jinja.
         """
         self.is_fallback = not source
-        self.source = source or CHATML_NAME
-        self.stop: tuple[str, ...] = ()
-        if self.source.strip() == CHATML_NAME:
-            # a model of another template may not know ChatML's markers as tokens and spell them
-            # instead
-            self.source, self.stop = CHATML, ("<|im_end|>",)
+        self.source = source or CHATML
+        self.source = BUILT_IN_TEMPLATES.get(self.source.strip(), self.source)
+        # a model of another template may not know ChatML's markers as tokens and spell them instead
+        self.stop: tuple[str, ...] = ("<|im_end|>",) if self.source == CHATML else ()
         self.bos_token = bos_token
         self.eos_token = eos_token
-        self._has_developer_role = "developer" in self.source
+        self._now = now
+        self._adapt = find_quirk(self.source)
+        self._compile()
+        self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
+        self.thinking: Thinking | None = None
+        self.thinking = find_thinking(self.source, self._probe_thinking)
+        self.shows_messages = self._shows_messages()
+
+    def _compile(self) -> None:
+        environment = chat_environment(self._now)
+        environment.tests["string"] = is_text
         try:
-            self._template = _environment(now).from_string(self.source)
+            tree = environment.parse(patch_source(self.source))
+            self._variables = frozenset(meta.find_undeclared_variables(tree))
+            self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
                 f"line {error.lineno} of the chat template is not valid Jinja: {error.message}"
             ) from error
-        self._probe()
 
     def render(
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt text; `arguments` are further variables for the template.
 
+        A model that thinks does so unless the argument enable_thinking is false; thoughts of all
+        answers are kept where the template knows how, unless preserve_reasoning is false.
+
         Raises:
             InvalidParameterError: the template refuses these messages.
         """
-        variables = {
-            **(arguments or {}),
-            "messages": [self._adapt(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
+        variables = self._arguments(arguments or {}) | {
+            "messages": self._adapt(
+                adapt_messages(
+                    messages,
+                    self.capabilities,
+                    knows_developers="<|channel|>" in self.source,
+                )
+            ),
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
         }
+        if tools:
+            variables["tools"] = adapt_tools(tools)
+        if add_generation_prompt:
+            variables["add_generation_prompt"] = True
         try:
-            return self._template.render(variables)
+            text = self._template.render(variables)
         # a stranger's code: whatever it raises is its answer to these messages
         except Exception as error:
             raise InvalidParameterError(
                 f"the chat template cannot render these messages: {error}"
             ) from error
+        return finish_prompt(text, add_generation_prompt=add_generation_prompt, source=self.source)
 
-    def _adapt(self, message: Message) -> dict[str, Any]:
-        """Bring role and content into the form that the template reads."""
-        adapted = dict(message)
-        if adapted.get("role") == "developer" and not self._has_developer_role:
-            adapted["role"] = "system"
-        content = adapted.get("content")
-        if self._wants_parts and isinstance(content, str):
-            adapted["content"] = [{"type": "text", "text": content}]
-        elif not self._wants_parts:
-            adapted["content"] = content_text(content)
-        return adapted
+    def generation_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """What the template writes after the messages for the model to go on from."""
+        without, with_prompt = (
+            self.render(messages, tools=tools, arguments=arguments, add_generation_prompt=is_added)
+            for is_added in (False, True)
+        )
+        return with_prompt[common_prefix_length(without, with_prompt) :]
 
-    def _probe(self) -> None:
-        """Find out whether text is lost as a string but shown as a list of parts, or is lost as
-        both.
+    def begun_thoughts(self, prompt: str) -> str:
+        """The marker with which the prompt opens the answer's thoughts; "" if it does not."""
+        start = self.thinking.start.strip() if self.thinking else ""
+        return start if start and prompt.rstrip().endswith(start) else ""
+
+    def continuation(self, generation_prompt: str, *, thoughts: str, content: str | None) -> str:
+        """The beginning of an answer that goes on where a message ends.
+
+        Args:
+            generation_prompt: of the messages before that one.
+            thoughts: of the message.
+            content: of the message; None if the answer goes on with its thoughts.
         """
-        self._wants_parts = False
-        as_text = self._shows_probe()
-        self._wants_parts = not as_text
-        self._wants_parts = self._wants_parts and bool(self._shows_probe())
-        # a template that refuses the probe may show other messages
-        self.shows_messages = as_text is not False or self._wants_parts
+        if self.thinking:
+            return self.thinking.continued(generation_prompt, thoughts, content)
+        return generation_prompt + answer_opening(self.source) + (content or "")
 
-    def _shows_probe(self) -> bool | None:
-        """Whether a message of a user is in the text; None if the template refuses it."""
+    def _arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """All variables that are not the conversation itself."""
+        now = self._now()
+        given = {
+            name: copy.deepcopy(value) for name, value in arguments.items() if name not in _OURS
+        }
+        variables: dict[str, Any] = {
+            "enable_thinking": self.thinking is not None,
+            "preserve_reasoning": True,
+            "datetime": now.strftime("%b %d %Y"),
+            "date_string": now.strftime("%d %b %Y"),
+        }
+        if isinstance(keep := given.get("preserve_reasoning", True), bool):
+            variables |= preserve_reasoning(is_enabled=keep)
+        if isinstance(effort := given.get("reasoning_effort"), str) and effort:
+            variables["reasoning_strength"] = effort
+        return variables | given
+
+    def _probe(self, variables: Mapping[str, Any]) -> str | None:
+        """Render without any adapting; None if the template refuses."""
+        constants = {"bos_token": "", "eos_token": "", "add_generation_prompt": True}
         try:
-            return "probe-5d1c" in self.render([{"role": "user", "content": "probe-5d1c"}]).lower()
+            return self._template.render({"tools": [], **constants, **variables})
+        except Exception:  # the refusal is what is asked for
+            return None
+
+    def _probe_thinking(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        enable_thinking: bool = True,
+        add_generation_prompt: bool = False,
+    ) -> str | None:
+        try:
+            return self.render(
+                messages,
+                tools=tools or (),
+                add_generation_prompt=add_generation_prompt,
+                arguments={"enable_thinking": enable_thinking},
+            )
         except InvalidParameterError:
             return None
 
-
-def content_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """Join a message's text parts, one a line."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part["text"] for part in content)
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks text for training; here it only shows its body."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
-
-    def parse(self, parser: Parser) -> Node | list[Node]:
-        parser.stream.skip(1)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
-    return environment
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Like `json.dumps` rather than Jinja's filter, which escapes HTML; generators become lists."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=list,
-    )
+    def _shows_messages(self) -> bool:
+        """Whether a message of a user is in the text; also true if the template refuses it."""
+        try:
+            text = self.render([{"role": "user", "content": "probe-5d1c"}])
+        except InvalidParameterError:
+            return True  # it may show other messages
+        return "probe-5d1c" in text.lower()

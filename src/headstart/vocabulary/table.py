@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ class VocabTable:
     eos_id: int | None
     add_bos: bool
     word_ends: bytes  # by (byte << 8 | next byte): 1 where a word ends that no token reaches over
-    digest: str  # sha256 over bytes and marks of all tokens
 
     @property
     def size(self) -> int:
@@ -63,7 +61,6 @@ def read_table(vocab: Vocab) -> VocabTable:
         eos_id=vocab.eos_id,
         add_bos=vocab.add_bos,
         word_ends=_word_ends(pieces),
-        digest=_digest(vocab, pieces, controls),
     )
 
 
@@ -94,15 +91,3 @@ def _word_ends(pieces: list[bytes]) -> bytes:
     table = np.outer(letters, marks).ravel()
     table[pairs[is_inside[1 : len(text)]]] = False
     return table.tobytes()
-
-
-def _digest(vocab: Vocab, pieces: list[bytes], controls: Mapping[int, bytes]) -> str:
-    texts = [controls.get(token) or piece for token, piece in enumerate(pieces)]
-    marks = np.zeros(len(texts), np.uint8)
-    marks[list(controls)] |= 1
-    marks[list(vocab.eog_ids)] |= 2
-    digest = hashlib.sha256(np.fromiter(map(len, texts), np.int32, len(texts)).tobytes())
-    digest.update(marks.tobytes())
-    digest.update(b"".join(texts))
-    digest.update(repr((vocab.bos_id, vocab.eos_id, vocab.add_bos)).encode())
-    return digest.hexdigest()

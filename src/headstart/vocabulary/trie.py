@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 class ByteTrie:
     """Tokens sorted by their bytes, so that those with a common prefix are one range."""
 
-    def __init__(self, pieces: Sequence[bytes], order: NDArray[np.int32]) -> None:
-        """Take the tokens with their sorting order, as `sort_pieces` returns it."""
-        self._order = order
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        """Sort the tokens that have bytes by them; equal bytes by id."""
+        with_bytes = [token for token, piece in enumerate(pieces) if piece]
+        order = sorted(with_bytes, key=pieces.__getitem__)
+        self._order = np.array(order, np.int32)
         self._sorted = [pieces[token] for token in order]
 
     def continuations(self, prefix: bytes) -> NDArray[np.int32]:
@@ -41,9 +43,3 @@ class ByteTrie:
     def allowed(self, pending: bytes) -> NDArray[np.int32]:
         """Ids of tokens that agree with bytes already fixed: they continue or begin them."""
         return np.concatenate([self.continuations(pending), self.prefixes_of(pending)])
-
-
-def sort_pieces(pieces: Sequence[bytes]) -> NDArray[np.int32]:
-    """Ids of all tokens that have bytes, sorted by them; equal bytes by id."""
-    with_bytes = [token for token, piece in enumerate(pieces) if piece]
-    return np.array(sorted(with_bytes, key=pieces.__getitem__), np.int32)

@@ -7,14 +7,17 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.types import Vocab
-from headstart.vocabulary.cache import load_or_build
-from headstart.vocabulary.comparison import Comparison, TranslationMode, pair_controls
+from headstart.vocabulary.comparison import (
+    Comparison,
+    TranslationMode,
+    compare_tables,
+    pair_controls,
+)
 from headstart.vocabulary.encoder import Encoder
 from headstart.vocabulary.replacements import Pair, Replacements
 from headstart.vocabulary.table import VocabTable, read_table
@@ -30,8 +33,6 @@ class TranslationOptions:
 
     # markers of the target, markers of the draft; the first match counts
     replacements: tuple[Pair, ...] = ()
-    # where comparisons are kept; None computes them at every start
-    cache_folder: Path | None = None
     heals: bool = True  # take the last draft token back where the vocabularies do not end alike
 
 
@@ -213,7 +214,7 @@ class VocabularyTranslator:
     def __init__(
         self, target: Vocab, draft: Vocab, options: TranslationOptions | None = None
     ) -> None:
-        """Compare the vocabularies, from the cache if it knows them.
+        """Compare the vocabularies: 0.2 to 0.4 s where one has 262,000 tokens.
 
         Raises:
             ConfigError: a replacement pair has no left side.
@@ -221,8 +222,7 @@ class VocabularyTranslator:
         options = options or TranslationOptions()
         self.target: VocabTable = read_table(target)
         self.draft: VocabTable = read_table(draft)
-        data = load_or_build(options.cache_folder, self.target, self.draft)
-        self.comparison: Comparison = data.comparison
+        self.comparison: Comparison = compare_tables(self.target, self.draft)
         self._heals = options.heals
         self._replacements = Replacements(options.replacements, self.target, self.draft)
         self._target_encoder = Encoder(target, self.target)
@@ -235,8 +235,9 @@ class VocabularyTranslator:
             self.draft,
             controls=pair_controls(self.draft, self.target, backward),
         )
-        self._trie = ByteTrie(self.draft.pieces, data.order)
-        self._allowed = lru_cache(maxsize=128)(self._trie.allowed)
+        is_identical = self.comparison.mode is TranslationMode.IDENTICAL
+        trie = ByteTrie(() if is_identical else self.draft.pieces)  # nothing is translated then
+        self._allowed = lru_cache(maxsize=128)(trie.allowed)
         self._partners = _partners(self.comparison)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.lib.workloads import parse_cells
 from headstart.errors import ConfigError, HeadstartError
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.request import Request, RequestStats
+from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.speculators import Speculator
 from headstart.testing import ByteVocab, FakeEngine
 from headstart.types import Draft, DraftRequest
@@ -113,8 +115,8 @@ def test_a_speculator_that_fails_fails_the_measurement(caplog: pytest.LogCapture
 
 def test_a_tally_sums_up_its_runs() -> None:
     stats = [
-        RequestStats(num_steps=5, num_drafted=8, num_accepted=6),
-        RequestStats(num_steps=5, num_drafted=2),
+        RequestStats(num_steps=5, drafts=SpeculationStats(verified=Counter({(0, 8, 6): 1}))),
+        RequestStats(num_steps=5, drafts=SpeculationStats(verified=Counter({(0, 2, 0): 1}))),
     ]
     runs = [
         Run(2.0, ((1, 2), (3,)), (stats[0],), ()),

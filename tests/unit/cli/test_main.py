@@ -96,7 +96,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_errors_become_exit_codes(
     assemble: ModuleType, error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def serve(config: Config) -> int:
+    def serve(config: Config, settings: object) -> int:
         raise error
 
     vars(assemble).update(serve=serve)
@@ -107,7 +107,7 @@ def test_errors_become_exit_codes(
 def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) -> None:
     seen: list[Config] = []
 
-    def serve(config: Config) -> int:
+    def serve(config: Config, settings: object) -> int:
         seen.append(config)
         return 7
 
@@ -119,7 +119,7 @@ def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) 
 @pytest.mark.parametrize("argv", [["serve", "--port", "81"], ["--port", "81"]])
 def test_serve_may_be_left_out(assemble: ModuleType, argv: list[str]) -> None:
     seen: list[Config] = []
-    vars(assemble).update(serve=seen.append)
+    vars(assemble).update(serve=lambda config, settings: seen.append(config))
     main(argv)
     assert seen[0].server.port == 81
 

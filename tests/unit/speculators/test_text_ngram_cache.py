@@ -12,7 +12,7 @@ from tests.unit.speculators.text_support import VOCABULARY, accept, propose, tok
 
 from headstart.errors import ConfigError, ModelError
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
-from headstart.structures.ngram_counts import NgramCounts, pack
+from headstart.speculators.ngram_cache_counts import NgramCounts, pack
 from headstart.structures.token_log import VocabularyId
 
 

@@ -9,8 +9,10 @@ import pytest
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.errors import ConfigError
-from headstart.speculation import capped_options, wanted_types
+from headstart.speculation import capped_options, make_speculator, wanted_types
 from headstart.speculators import SPECULATORS
+from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.speculators.suffix import SuffixSpeculator
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,33 @@ def test_synthetic_runs_only_when_it_is_named() -> None:
     assert wanted_types(SpeculationConfig(spec_type="synthetic"), has_draft_model=False) == (
         "synthetic",
     )
+
+
+def test_a_speculator_of_another_package_may_use_the_draft_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Second(DraftModelSpeculator):
+        name = "second"
+
+    monkeypatch.setitem(SPECULATORS, "second", Second)
+    config = SpeculationConfig(spec_type="second")
+    assert wanted_types(config, has_draft_model=True) == ("second",)
+    with pytest.raises(ConfigError, match="names second but no draft model is given"):
+        wanted_types(config, has_draft_model=False)
+
+
+def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A default value would otherwise hide that the part never comes."""
+
+    class Curious(SuffixSpeculator):
+        def __init__(self, weather: object = None) -> None:
+            super().__init__()
+
+    monkeypatch.setitem(SPECULATORS, "curious", Curious)
+    with pytest.raises(ConfigError, match=r"curious asks for weather.*options, engine, vocab$"):
+        make_speculator("curious", {}, {"engine": object, "vocab": object})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headstart.structures import suffix_index
 from headstart.structures.histories import Histories
-from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex, common_prefix
+from headstart.structures.prefix import common_prefix_length
+from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
 SIZES = (2, 4)
 MAX_MATCH = 6
@@ -171,7 +172,8 @@ def test_common_prefix_counts_equal_tokens(one: list[int], other: list[int]) -> 
     expected = 0
     while expected < min(len(one), len(other)) and one[expected] == other[expected]:
         expected += 1
-    assert common_prefix(array("i", one), other) == expected
+    assert common_prefix_length(one, other) == expected
+    assert common_prefix_length(array("i", one), array("i", other)) == expected
 
 
 def test_a_sequence_id_used_again_starts_anew() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError, InvalidParameterError, ModelError
-from headstart.text.chat_template import CHATML, ChatTemplate, content_text, template_by_hand
+from headstart.text.chat_template import CHATML, ChatTemplate, template_by_hand
+from headstart.text.messages import content_text
 
 USER = {"role": "user", "content": "hi <b>"}
 
@@ -41,7 +42,8 @@ def test_the_name_chatml_means_that_template_and_not_the_word():
         ("{{ messages[0].content | upper }}", True),
         ("{% for p in messages[0].content %}{{ p.text }}{% endfor %}", True),
         ("{{ raise_exception('a system message first') }}", True),  # it may show others
-        ("llama3", False),
+        ("llama3", True),
+        ("llama9", False),
         ("{{ messages[0].role }}", False),
     ],
 )
@@ -52,11 +54,11 @@ def test_a_template_that_loses_every_message_is_noticed(source, shows):
 def test_a_template_by_hand_that_shows_no_message_is_refused(tmp_path):
     (tmp_path / "empty").touch()
     for config in (
-        ServerConfig(chat_template="llama3"),
+        ServerConfig(chat_template="llama9"),
         ServerConfig(chat_template_file=str(tmp_path / "empty")),
     ):
         with pytest.raises(
-            ConfigError, match="shows no message; --chat-template takes Jinja text, or chatml"
+            ConfigError, match=r"takes Jinja text or one of the names bailing, .*, chatml, "
         ):
             template_by_hand(config)
     with pytest.raises(ModelError, match="line 1"):
@@ -119,7 +121,6 @@ def test_the_clock_is_the_callers():
         "{{ messages[9].content.x }}",
         "{{ 1 // 0 }}",
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
         "{% for i in range(10**9) %}{% endfor %}",
         "{{ 'x'.format.__globals__.os }}",
     ],
@@ -140,7 +141,7 @@ def test_a_template_that_is_not_jinja_is_a_model_error():
 
 
 def test_arguments_reach_the_template_but_cannot_replace_the_messages():
-    source = "{{ enable_thinking }}{{ messages | length }}{{ add_generation_prompt }}"
+    source = "{{ enable_thinking }}{{ messages | length }}{{ add_generation_prompt is defined }}"
     arguments = {"enable_thinking": False, "messages": [], "add_generation_prompt": 5}
     assert render(source, add_generation_prompt=False, arguments=arguments) == "False1False"
 
@@ -158,7 +159,46 @@ def test_text_parts_are_joined_unless_the_template_reads_parts():
     assert content_text(None) == ""
 
 
-def test_developers_are_systems_where_the_template_does_not_know_them():
+def test_developers_are_systems_but_for_gpt_oss():
     developer = {"role": "developer", "content": "x"}
-    assert render("{{ messages[0].role }}", [developer]) == "system"
-    assert render("{{ messages[0].role }}{# developer #}", [developer]) == "developer"
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    assert render(source, [developer]) == "system: x"
+    assert render(source + "{# <|channel|> #}", [developer]) == "developer: x"
+
+
+def test_a_template_may_change_its_lists_without_changing_the_callers():
+    messages = [dict(USER)]
+    source = "{% set _ = messages.append(messages[0]) %}{{ messages | length }}"
+    assert render(source, messages) == "2"
+    assert messages == [USER]
+
+
+def test_none_and_undefined_add_nothing_to_a_text():
+    assert render("{{ 'a' + none + missing + 1 }}") == "a1"
+    with pytest.raises(InvalidParameterError):
+        render("{{ 1 + none }}")
+
+
+def test_dates_are_given_in_the_forms_that_templates_know():
+    template = ChatTemplate("{{ date_string }}, {{ datetime }}", now=lambda: datetime(2024, 2, 29))
+    assert template.render([USER]) == "29 Feb 2024, Feb 29 2024"
+
+
+def test_arguments_that_are_json_text_become_objects_where_the_template_reads_them():
+    call = {"function": {"name": "f", "arguments": '{"arg": [1]}'}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}]
+    reads = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments"
+    end = " }}{% endfor %}{% endfor %}"
+    assert render(f"{reads}.arg[0]{end}", messages) == "1"
+    assert render(f"{reads} + '!'{end}", messages) == '{"arg": [1]}!'
+    call["function"]["arguments"] = "{"
+    with pytest.raises(InvalidParameterError, match="arguments of a call of f are not valid JSON"):
+        render(f"{reads}.arg[0]{end}", messages)
+
+
+def test_a_system_message_that_is_refused_is_put_before_the_users():
+    source = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    )
+    assert render(source, [{"role": "system", "content": "S"}, USER]) == "[S\nhi <b>]"

@@ -1,0 +1,118 @@
+"""What this machine lets the process use: processors and main memory, containers included."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_GROUPS = Path("/sys/fs/cgroup")
+_UNKNOWN_BYTES = 8 << 30  # assumed where the system does not tell
+# A core of less than this share of the fastest one's clock rate or capacity is an efficiency core:
+# all threads wait for the slowest.
+_FAST = 0.8
+
+
+def default_threads(cpus: Path = _CPUS, groups: Path = _GROUPS) -> int:
+    """Physical cores this process may use: fast ones, no more than its container's quota.
+
+    Siblings of one core slow each other down, and with more threads than the quota pays for, all
+    are stopped for the rest of each period.
+    """
+    allowed = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
+    num_cores = _num_cores(_fast(allowed, cpus), cpus)
+    quota = cpu_quota(groups)
+    return max(1, num_cores if quota is None else min(num_cores, int(quota + 0.5)))
+
+
+def cpu_quota(groups: Path = _GROUPS) -> float | None:
+    """Processors that the container pays for; None without a limit."""
+    limits = []
+    for folder in _group_folders(groups, "cpu"):
+        if (line := _read(folder / "cpu.max")) is not None:
+            quota, _, period = line.partition(" ")
+        else:
+            quota = _read(folder / "cpu.cfs_quota_us") or ""
+            period = _read(folder / "cpu.cfs_period_us") or ""
+        if quota.isdigit() and period.isdigit() and int(period):
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = _GROUPS) -> int:
+    """Bytes of main memory that can be used now; what only caches files counts as available."""
+    available = _meminfo(meminfo)
+    for folder in _group_folders(groups, "memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes") or ""
+        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes") or ""
+        if limit.isdigit() and used.isdigit():
+            cached = _statistic(folder / "memory.stat", "inactive_file")
+            available = min(available, max(0, int(limit) - int(used) + cached))
+    return available
+
+
+def _meminfo(path: Path) -> int:
+    if not path.exists():
+        return _from_sysconf()
+    kilobytes = _statistic(path, "MemAvailable:")
+    return 1024 * kilobytes if kilobytes else _from_sysconf()
+
+
+def _from_sysconf() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
+    except (ValueError, OSError, AttributeError):
+        return _UNKNOWN_BYTES
+
+
+def _group_folders(groups: Path, controller: str) -> list[Path]:
+    """Folders that may hold this process' limits: its own group and all above it."""
+    found = [groups, groups / controller]
+    for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
+        _, names, path = ([*line.split(":", 2), "", ""])[:3]
+        base = groups / controller if controller in names.split(",") else groups
+        if names == "" or controller in names.split(","):
+            parts = Path(path.lstrip("/"))
+            found += [base / parts, *(base / parent for parent in parts.parents)]
+    return list(dict.fromkeys(found))
+
+
+def _fast(allowed: set[int], cpus: Path) -> set[int]:
+    """Those that are no efficiency cores, by the system's own measure."""
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        speeds = {cpu: _read(cpus / f"cpu{cpu}" / name) or "" for cpu in allowed}
+        if all(value.isdigit() for value in speeds.values()):
+            most = max(int(value) for value in speeds.values())
+            return {cpu for cpu, value in speeds.items() if int(value) >= _FAST * most}
+    return allowed
+
+
+def _num_cores(allowed: set[int], cpus: Path) -> int:
+    cores = set()
+    for cpu in allowed:
+        siblings = _read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+        if siblings is None:
+            return max(1, len(allowed) // 2) if len(allowed) > 4 else len(allowed)
+        cores.add(siblings)
+    return len(cores)
+
+
+def _statistic(path: Path, name: str) -> int:
+    for line in (_read(path) or "").splitlines():
+        if line.startswith(name + " "):
+            return int(line.split()[1])
+    return 0
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return None
+
+
+__all__ = ["available_memory", "cpu_quota", "default_threads"]

@@ -1,0 +1,235 @@
+"""The sequences in the cache of one context, and how far back each can be taken.
+
+libllama says yes to some cuts that silently leave a wrong state, and aborts on others; the rules
+here allow only the sound ones. They follow from how each kind of cache works:
+
+- CUT: every token has cells of its own, so that any tail can go.
+- WINDOW: layers with a sliding window reuse the cells of tokens that no later token can see. A
+  sequence can be cut where the window that ends there is still held.
+- ROLLBACK: recurrent layers keep one state, and a snapshot after each of the last tokens of one
+  decode.
+- CHECKPOINT: recurrent layers keep one state.
+
+For all but CUT, checkpoints take a sequence further back, to the lengths where they were made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.engine.library import api, take_errors
+from headstart.errors import EngineError
+from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, pack, unpack
+from headstart.types import MemoryKind
+
+_WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """What kind of cache a context has."""
+
+    kind: MemoryKind
+    max_rollback: int  # tokens of one decode that ROLLBACK can drop
+    window: int = 0  # tokens that sliding windows see, where they are not kept whole; 0: none
+    is_split: bool = False  # each sequence has a cache of its own
+
+    @property
+    def is_recurrent(self) -> bool:
+        return self.kind in (MemoryKind.ROLLBACK, MemoryKind.CHECKPOINT)
+
+
+class Sequences:
+    """What a context's cache holds. One thread at a time."""
+
+    def __init__(self, context: Any, rules: CacheRules, checkpoints: Checkpoints) -> None:
+        self.rules, self.checkpoints = rules, checkpoints
+        self._context = context
+        self._memory = api.llama_get_memory(context)
+        self._last_rows: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
+
+    def note_rows(self, seq_id: int, num_rows: int, length: int) -> None:
+        """Remember a sequence's rows in the last decode: recurrent rollback is limited to them."""
+        self._last_rows[seq_id] = num_rows
+        self._lengths[seq_id] = length
+
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        """How many of the first `length` tokens `rewind` would keep, or `copy_prefix` can copy."""
+        if self._can_copy(seq_id, length) if by_copy else self._can_cut(seq_id, length):
+            return length
+        checkpoint = self.checkpoints.best(seq_id, length)
+        return checkpoint.length if checkpoint else 0
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        """Keep the first `length` tokens. False (and nothing changed) if this cache cannot."""
+        if not self._can_cut(seq_id, length):
+            return False
+        if not api.llama_memory_seq_rm(self._memory, seq_id, length, -1):
+            return False
+        if self.rules.kind is not MemoryKind.CUT:
+            if self._lengths.get(seq_id, 0) > length > 0:
+                self._last_rows[seq_id] = 0  # the same decode cannot be rolled back twice
+            self._set_length(seq_id, min(length, self._lengths.get(seq_id, 0)))
+        return True
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        """Keep as many of the first `length` tokens as can be had back; returns how many."""
+        if length and self.truncate(seq_id, length):
+            return length
+        checkpoint = self.checkpoints.best(seq_id, length)
+        if checkpoint is not None and self._apply(seq_id, checkpoint):
+            return checkpoint.length
+        self.clear(seq_id)
+        return 0
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        """Make `target` (emptied first) hold the first `length` tokens of `source`."""
+        self.clear(target)
+        if self.rules.kind is MemoryKind.CUT:
+            self._copy(source, target, length)
+            return True
+        if self.rules.is_split:
+            if not self._can_copy(source, length):
+                return False
+            self._copy(source, target, length)
+        elif not self._copy_with_state(source, target, length):
+            self.clear(target)
+            return False
+        self._last_rows[target] = 0
+        self._set_length(target, length)
+        self.checkpoints.share(source, target, length)
+        return True
+
+    def clear(self, seq_id: int) -> None:
+        """Forget the sequence and free its cells."""
+        self._lengths.pop(seq_id, None)
+        self._last_rows.pop(seq_id, None)
+        self.checkpoints.drop(seq_id)
+        api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
+
+    def checkpoint(self, seq_id: int) -> None:
+        """Make it possible to rewind the sequence to the length that it has now."""
+        length = self._lengths.get(seq_id, 0)
+        if (
+            self.rules.kind is MemoryKind.CUT
+            or not length
+            or not self.checkpoints.per_sequence
+            or self.checkpoints.has(seq_id, length)
+        ):
+            return
+        self.checkpoints.add(seq_id, Checkpoint(length, self._get(seq_id, _PARTIAL)))
+
+    def save(self, seq_id: int) -> bytearray:
+        """All that the cache holds of the sequence, its checkpoints included."""
+        return pack(self._get(seq_id, _WHOLE), self.checkpoints.of(seq_id))
+
+    def restore(self, seq_id: int, data: Data) -> bool:
+        """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
+        self.clear(seq_id)
+        if (parts := unpack(data)) is None or not self._set(seq_id, parts[0], _WHOLE):
+            self.clear(seq_id)
+            return False
+        self._last_rows[seq_id] = 0  # nothing of it can be rolled back
+        self._lengths[seq_id] = api.llama_memory_seq_pos_max(self._memory, seq_id) + 1
+        self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= self._lengths[seq_id]))
+        return True
+
+    def _can_cut(self, seq_id: int, length: int) -> bool:
+        dropped = self._lengths.get(seq_id, 0) - length
+        if self.rules.kind is MemoryKind.CUT or length == 0 or dropped <= 0:
+            return True
+        if self.rules.is_recurrent:
+            last_rows = self._last_rows.get(seq_id, 0)
+            if dropped > min(self.rules.max_rollback, last_rows - 1):
+                return False
+        if not self.rules.window:
+            return True
+        # libllama purges the oldest tokens of a window in order: what is left has no gaps.
+        oldest = int(api.llama_memory_seq_pos_min(self._memory, seq_id))
+        return oldest <= max(0, length - self.rules.window + 1)
+
+    def _can_copy(self, seq_id: int, length: int) -> bool:
+        """Whether another sequence can begin with these tokens, without a checkpoint."""
+        if self.rules.is_recurrent:
+            return length == self._lengths.get(seq_id, 0)
+        return self._can_cut(seq_id, length)
+
+    def _set_length(self, seq_id: int, length: int) -> None:
+        self._lengths[seq_id] = length
+        self.checkpoints.cut(seq_id, length)
+
+    def _copy(self, source: int, target: int, length: int) -> None:
+        if self.rules.is_split:
+            api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+            api.llama_memory_seq_rm(self._memory, target, length, -1)
+        else:
+            api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def _copy_with_state(self, source: int, target: int, length: int) -> bool:
+        """Share the cells that can be shared and give `target` a state of its own for the rest.
+
+        Cells of windows are not shared either: libllama reuses only cells with one owner, so the
+        shared ones would fill the cache when both sequences have moved on.
+        """
+        if length == self._lengths.get(source, 0):
+            data: Data | None = self._get(source, _PARTIAL)
+        else:
+            checkpoint = self.checkpoints.best(source, length)
+            is_here = checkpoint is not None and checkpoint.length == length
+            data = checkpoint.data if checkpoint is not None and is_here else None
+        if data is None and not self._can_copy(source, length):
+            return False
+        self._copy(source, target, length)
+        if data is None:
+            data = self._get(target, _PARTIAL)
+        return self._set(target, data, _PARTIAL) and bool(
+            api.llama_memory_seq_rm(self._memory, target, length, -1)
+        )
+
+    def _apply(self, seq_id: int, checkpoint: Checkpoint) -> bool:
+        length = checkpoint.length
+        if not self._set(seq_id, checkpoint.data, _PARTIAL) or not api.llama_memory_seq_rm(
+            self._memory, seq_id, length, -1
+        ):
+            return False
+        self._last_rows[seq_id] = 0
+        self._set_length(seq_id, length)
+        return True
+
+    def _get(self, seq_id: int, flags: int) -> bytearray:
+        size = int(api.llama_state_seq_get_size_ext(self._context, seq_id, flags))
+        data = bytearray(size)
+        written = api.llama_state_seq_get_data_ext(
+            self._context, _bytes_of(data), size, seq_id, flags
+        )
+        if written != size:
+            raise EngineError(
+                f"libllama wrote {written} of {size} bytes of sequence {seq_id}: "
+                f"{take_errors() or 'no reason given'}"
+            )
+        return data
+
+    def _set(self, seq_id: int, data: Data, flags: int) -> bool:
+        if not len(data):
+            return False
+        read = api.llama_state_seq_set_data_ext(
+            self._context, _bytes_of(data), len(data), seq_id, flags
+        )
+        if read != len(data):
+            take_errors()
+        return bool(read == len(data))
+
+
+def _bytes_of(data: Data) -> Any:
+    """A pointer into the caller's memory: valid as long as `data` lives."""
+    array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+
+
+__all__ = ["CacheRules", "Sequences"]

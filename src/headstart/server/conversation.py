@@ -1,0 +1,205 @@
+"""A chat body's messages and tools: checked, and rendered as the text of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headstart.config import ChatConfig
+from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.schemas import ChatBody
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.messages import content_text
+
+Part = Literal["content", "reasoning_content"]
+CONTINUED_JOIN = "\n\n"  # between the parts of a continued message, as at llama-server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatDefaults:
+    """What a chat body that does not say otherwise gets."""
+
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    continues_answers: bool = True  # a last message of the assistant is continued
+
+
+def chat_defaults(config: ChatConfig) -> ChatDefaults:
+    """What the command line says about chats."""
+    return ChatDefaults(
+        template_arguments=config.template_arguments,
+        continues_answers=config.prefill_assistant,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A prompt, and how the answer has begun in it."""
+
+    text: str
+    # the end of the text that belongs to the answer, markers of thoughts included
+    begun: str = ""
+    # of it, what is the content of a message that the body wants to be continued
+    content: str = ""
+
+
+def render_chat(
+    body: ChatBody, template: ChatTemplate, defaults: ChatDefaults, *, adds_bos: bool
+) -> RenderedChat:
+    """The prompt of a chat body.
+
+    Args:
+        adds_bos: tokenizing adds the start token, so the text must not have it.
+    """
+    tools = read_tools(body.tools)
+    if not body.messages:
+        raise ApiError(400, "messages is empty; give at least one message")
+    messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
+    arguments = _template_arguments(body, defaults)
+    part = _continued_part(body, defaults)
+    if part is None:
+        text = template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            arguments=arguments,
+        )
+        rendered = RenderedChat(text, template.begun_thoughts(text))
+    else:
+        rendered = _continue(template, messages, tools, arguments, part)
+    if adds_bos and template.bos_token:
+        text = rendered.text.removeprefix(template.bos_token)
+        return RenderedChat(text, rendered.begun, rendered.content)
+    return rendered
+
+
+def _continue(
+    template: ChatTemplate,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    arguments: Mapping[str, Any],
+    part: Part,
+) -> RenderedChat:
+    """Render all messages but the last one, and the beginning of an answer that it makes."""
+    *before, last = messages
+    text = template.render(before, tools=tools, add_generation_prompt=False, arguments=arguments)
+    prompt = template.generation_prompt(before, tools=tools, arguments=arguments)
+    content = content_text(last.get("content"), CONTINUED_JOIN)
+    thoughts = last.get("reasoning_content") or ""
+    begun = template.continuation(
+        prompt, thoughts=thoughts, content=None if part == "reasoning_content" else content
+    )
+    return RenderedChat(text + begun, begun, content if part == "content" else "")
+
+
+def _continued_part(body: ChatBody, defaults: ChatDefaults) -> Part | None:
+    """Which part of the last message the answer goes on from; None if it does not."""
+    wish = body.continue_final_message
+    if wish not in (None, True, False, "content", "reasoning_content"):
+        raise not_supported(
+            f"continue_final_message is {shorten(wish)} but must be true, false, content or "
+            "reasoning_content"
+        )
+    roles = [message.get("role") for message in body.messages]
+    if wish and roles[-1:] != ["assistant"]:
+        raise ApiError(400, "continue_final_message needs a last message of role assistant")
+    if wish and body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "add_generation_prompt and continue_final_message exclude each other; set one of them",
+        )
+    if wish is False or roles[-1:] != ["assistant"]:
+        return None
+    if not wish and not defaults.continues_answers:
+        return None
+    if not wish and roles[-2:] == ["assistant", "assistant"]:
+        raise ApiError(400, "the last two messages are both of role assistant; join them")
+    last = body.messages[-1]
+    if last.get("tool_calls"):
+        raise ApiError(400, "an assistant message with tool_calls cannot be continued")
+    if wish in ("content", "reasoning_content"):
+        return wish  # type: ignore[no-any-return]  # a string of the body
+    return "reasoning_content" if _has_only_thoughts(last) else "content"
+
+
+def _has_only_thoughts(message: Mapping[str, Any]) -> bool:
+    return bool(message.get("reasoning_content")) and not message.get("content")
+
+
+def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message if it has a role and nothing but text and calls."""
+    where, role = f"messages.{index}", message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ApiError(400, f"{where}.role is required and must be a text, for instance user")
+    if role != "assistant" and message.get("content") is None:
+        raise ApiError(400, f"{where}.content is required")
+    _check_content(where, message.get("content"))
+    thoughts = message.get("reasoning_content")
+    if thoughts is not None and not isinstance(thoughts, str):
+        raise ApiError(400, f"{where}.reasoning_content must be a text, not {shorten(thoughts)}")
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise ApiError(400, f"{where}.tool_calls must be a list, not {shorten(calls)}")
+    for at, call in enumerate(calls or ()):
+        _check_call(f"{where}.tool_calls.{at}", call)
+    return message
+
+
+def _check_content(where: str, content: Any) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise ApiError(
+            400, f"{where}.content must be a text or a list of parts, not {shorten(content)}"
+        )
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise not_supported(
+                f"{where}.content has a part of type {shorten(kind)}: this server reads text only"
+            )
+        if not isinstance(part.get("text"), str):
+            raise ApiError(400, f"{where}.content has a text part without a text")
+
+
+def _check_call(where: str, call: Any) -> None:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f'{where} must be {{"type": "function", "function": {{"name": ...}}}}')
+    if not isinstance(function.get("arguments", ""), str | dict):
+        raise ApiError(400, f"{where}.function.arguments must be JSON text, or an object")
+
+
+def read_tools(tools: Any) -> list[dict[str, Any]]:
+    """The tools of a body, if each has a name and parameters that may be a schema."""
+    for index, tool in enumerate(tools or ()):
+        where = f"tools.{index}"
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type", "function") != "function":
+            raise ApiError(
+                400, f'{where} must be {{"type": "function", "function": {{...}}}}: {shorten(tool)}'
+            )
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, f"{where}.function.name is required and must be a text")
+        if not isinstance(function.get("description") or "", str):
+            raise ApiError(400, f"{where}.function.description must be a text")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise ApiError(400, f"{where}.function.parameters must be a JSON schema, an object")
+    return list(tools or ())
+
+
+def _template_arguments(body: ChatBody, defaults: ChatDefaults) -> dict[str, Any]:
+    arguments = {**defaults.template_arguments, **body.chat_template_kwargs}
+    if body.reasoning_effort == "none":
+        arguments["enable_thinking"] = False
+        arguments.pop("reasoning_effort", None)
+    elif body.reasoning_effort:
+        arguments["reasoning_effort"] = body.reasoning_effort
+    if isinstance(arguments.get("enable_thinking"), str):
+        raise ApiError(
+            400,
+            "chat_template_kwargs.enable_thinking is "
+            f"{shorten(arguments['enable_thinking'])} but must be true or false",
+        )
+    return arguments

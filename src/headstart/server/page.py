@@ -1,0 +1,73 @@
+"""The page at `/`: static files in front of the routes, served while the model still loads.
+
+Its files hold nothing secret and need no key; what they show they fetch from the API, which does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError
+
+OUR_PAGE = Path(__file__).parents[1] / "web"
+# Only files of this server run or load; model text cannot call anybody, not even with an image.
+POLICY = "; ".join((
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
+    "img-src 'self' data:", "manifest-src 'self'", "base-uri 'none'", "form-action 'none'",
+    "frame-ancestors 'none'", "require-trusted-types-for 'script'", "trusted-types dompurify",
+))  # fmt: skip
+HEADERS = {
+    "Cache-Control": "no-cache",  # ask each time whether it changed; the answer is mostly 304
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Page:
+    """ASGI middleware: GET of a file of the page is answered here, everything else passes on."""
+
+    def __init__(self, app: ASGIApp, *, files: Mapping[str, Path], policy: str | None) -> None:
+        self._app = app
+        self._files = files
+        self._headers = (
+            HEADERS if policy is None else {**HEADERS, "Content-Security-Policy": policy}
+        )
+        self._static = StaticFiles()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
+            url = scope["path"].removeprefix(scope.get("root_path", ""))
+            file = self._files.get(url or "/")
+            if file is not None and file.is_file():
+                response = self._static.file_response(file, os.stat(file), scope)
+                response.headers.update(self._headers)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def page_files(config: ServerConfig) -> dict[str, Path]:
+    """URL path -> file; made once, so no path of a request ever reaches the file system.
+
+    Raises:
+        ConfigError: --path is not a folder.
+    """
+    if config.path is None and not config.page:
+        return {}
+    folder = OUR_PAGE if config.path is None else Path(config.path)
+    if not folder.is_dir():
+        raise ConfigError(f"--path {config.path} is not a folder; name one with an index.html")
+    files = {
+        "/" + path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    for url in [url for url in files if url.endswith("/index.html")]:
+        files[url.removesuffix("index.html")] = files[url]
+    return files

@@ -1,0 +1,279 @@
+"""Follow a text while it is copied from another place, with changes.
+
+An edit copies most of a text and replaces the same few things again and again: a renamed variable,
+a changed argument. When the text leaves the copy, its tokens are kept until two of them show where
+it goes on in the source:
+
+    source   ... f ( old , x ) ...            learned: old -> new
+    text     ... f ( new , x )                expected from now on wherever the source says `old`
+
+So a copy does not end at a change, and a change that was made before is drafted. Scores are shares
+of counts: tokens followed against times left (as in `structures/match_scores.py`), changes made
+against changes not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress, islice
+
+from headstart.structures.prefix import common_prefix_length
+from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
+
+ANCHOR = 2  # equal tokens that show where the text goes on
+# tokens of a change; what is only left out has the token behind it in both
+LONGEST_OLD, LONGEST_NEW = 8, 12
+MAX_CHANGES = 64
+MAX_FURTHER = 3  # changes a step that follow from one learned: each takes time
+TRUST = 4  # tokens followed before a change that still speak for the copy after it
+HUNCH = 2  # what one equal token close behind a change counts for, in equal tokens
+WEAK = 3  # equal tokens with which another place does not end the search for where the text goes on
+
+
+Variants = Callable[[Sequence[int], Sequence[int]], Iterable[tuple[list[int], list[int]]]]
+"""(old tokens, new tokens) -> further changes that follow from this one, found as they are asked
+for.
+"""
+
+
+@dataclass(slots=True)
+class Change:
+    """Tokens of the source and what replaced them; never empty, and different from the start."""
+
+    old: list[int]
+    new: list[int]
+    made: int = 1  # times
+    kept: int = 0  # times that the text had `old` again
+
+    @property
+    def share(self) -> float:
+        """Chance that it is made next time."""
+        return (self.made + 0.5) / (self.made + self.kept + 1.0)
+
+
+class Alignment:
+    """Where a text stands in the source it is copied from, and the changes made on the way.
+
+    Changes hold for the rest of the text, also when it is copied from somewhere else later.
+    """
+
+    __slots__ = (
+        "_changes",
+        "_further",
+        "_limit",
+        "_num_changes",
+        "_variants",
+        "_written",
+        "index",
+        "position",
+        "run",
+    )
+
+    def __init__(self, variants: Variants | None = None) -> None:
+        """`variants` knows what else changes when this does."""
+        self._variants = variants
+        self.index: SuffixIndex | None = None  # of the source; None: not copying
+        self.position = 0  # of the next token in the source; after leaving, where that happened
+        self.run = 0  # tokens since the copy was left unexpectedly
+        self._written: list[int] = []  # since the copy was left
+        self._limit = 0  # of the source, which may be the beginning of the text itself
+        self._changes: dict[int, list[Change]] = {}  # by first old token
+        self._num_changes = 0
+        # that follow from changes, the newest last
+        self._further: list[Iterator[tuple[list[int], list[int]]]] = []
+
+    def exact(self) -> Place | None:
+        """Where the next token stands in `index` while the text is copied token by token."""
+        index, position = self.index, self.position
+        if index is None or self._written or not index.floor < position < len(index.tokens):
+            return None
+        return None if index.tokens[position] == SEPARATOR else Place(self.run, position)
+
+    def start(self, index: SuffixIndex, place: tuple[int, int]) -> None:
+        """This place was drafted from: the text is copied from here, unless that is little more
+        than a guess.
+        """
+        if self._written and place[0] <= WEAK:  # so is every hunch
+            return
+        self.index, (self.run, self.position) = index, place
+        self._written.clear()
+
+    def stop(self) -> None:
+        """The text is not copied any more."""
+        self.index = None
+        self._written.clear()
+
+    def follow(self, emitted: Sequence[int]) -> None:
+        """The text grows by these tokens; call it before an index of the text gets them. O(1) per
+        token.
+        """
+        at = 0
+        while at < len(emitted):
+            index = self.index
+            if index is None:
+                break
+            if not self._written:
+                at += self._follow_copy(index, emitted[at:] if at else emitted)
+                if at == len(emitted):
+                    break
+                self._limit = len(index.tokens)
+            if not index.floor < self.position < len(index.tokens):
+                self.stop()
+                break
+            self._written.append(emitted[at])
+            self._rejoin(index)
+            at += 1
+        if self._further:
+            self._learn_further()
+
+    def _follow_copy(self, index: SuffixIndex, emitted: Sequence[int]) -> int:
+        """Tokens up to the first that the source does not have; returns how many."""
+        position, size = self.position, len(emitted)
+        if position <= index.floor:
+            return 0
+        source = index.tokens[position : position + size + LONGEST_OLD + 1].tolist()
+        if source[:size] != emitted:
+            size -= 1
+            if source[:size] != emitted[:size]:
+                size = common_prefix_length(source, emitted)
+        changes = self._changes
+        if changes and not changes.keys().isdisjoint(emitted):
+            for at in compress(range(size), map(changes.__contains__, emitted)):
+                change = self._known(source, at)
+                if change is not None:
+                    self._note_kept(change)
+        self.position += size
+        self.run += size
+        return size
+
+    def place(self, longest: int = 0) -> Place | None:
+        """Where the text goes on in `index`, if that agrees for more than `longest` tokens."""
+        if self._written:
+            return self._hunch() if longest < HUNCH else None
+        return self.exact() if longest < self.run else None
+
+    def rewrite(
+        self, source: list[int], scores: Sequence[float]
+    ) -> tuple[list[int], Sequence[float]]:
+        """A copy with the changes made so far; `scores` are the chances of its tokens, given those
+        before.
+        """
+        changes = self._changes
+        if not changes or changes.keys().isdisjoint(source):
+            return source, scores
+        tokens: list[int] = []
+        chances: list[float] = []
+        done = 0
+        for at in compress(range(len(source)), map(changes.__contains__, source)):
+            change = self._known(source, at) if at >= done else None
+            if change is not None:
+                tokens += source[done:at]
+                chances += scores[done:at]
+                tokens += change.new
+                chances += [scores[at] * change.share, *[scores[at]] * (len(change.new) - 1)]
+                done = at + len(change.old)
+        if not done:
+            return source, scores
+        tokens += source[done:]
+        chances += scores[done:]
+        return tokens, chances
+
+    def _hunch(self) -> Place | None:
+        """Where the text may go on after a change: behind the next token equal to its last one."""
+        index, first, last = self.index, self.position + 1, self._written[-1]
+        if index is None:
+            return None
+        source = index.tokens[first : min(self._limit, first + LONGEST_OLD + 1)].tolist()
+        if last not in source[:-1]:
+            return None
+        at = source.index(last) + 1
+        is_end = source[at] == SEPARATOR or self._under_way(index) is not None
+        return None if is_end else Place(HUNCH, first + at)
+
+    def _known(self, source: list[int], at: int) -> Change | None:
+        """The longest change whose old tokens stand there; of several the one made most."""
+        best = None
+        for change in self._changes.get(source[at], ()):
+            old = change.old
+            if source[at : at + len(old)] == old and (
+                best is None or (len(old), change.made) > (len(best.old), best.made)
+            ):
+                best = change
+        return best
+
+    def _under_way(self, index: SuffixIndex) -> Change | None:
+        """The known change that has been written up to here, if it is one."""
+        changes = self._changes.get(index.tokens[self.position])
+        if changes is None:
+            return None
+        source = index.tokens[self.position : self.position + LONGEST_OLD + 1].tolist()
+        written, size = self._written, len(self._written)
+        for change in changes:
+            if change.new[:size] == written and source[: len(change.old)] == change.old:
+                return change
+        return None
+
+    def _note_kept(self, change: Change) -> None:
+        """The text has a change's old tokens again; forget a change that is seldom made."""
+        change.kept += 1
+        if change.kept > change.made:
+            token, self._num_changes = change.old[0], self._num_changes - 1
+            self._changes[token] = [other for other in self._changes[token] if other is not change]
+            if not self._changes[token]:
+                del self._changes[token]
+
+    def _rejoin(self, index: SuffixIndex) -> None:
+        """After a token that the source does not have: is the text back in it?"""
+        change = self._under_way(index)
+        if change is not None:
+            if len(change.new) == len(self._written):
+                change.made += 1
+                self.position += len(change.old)
+                self.run += 1
+                self._written.clear()
+            return
+        written, size = self._written, len(self._written) - ANCHOR
+        if size < 0:
+            return
+        source = index.tokens[
+            self.position : min(self._limit, self.position + LONGEST_OLD + ANCHOR)
+        ].tolist()
+        anchor = written[size:]
+        for skipped in range(len(source) - ANCHOR + 1) if anchor[0] in source else ():
+            if source[skipped : skipped + ANCHOR] == anchor:
+                self._learn(source[:skipped], written[:size], anchor[:1])
+                self.position += skipped + ANCHOR
+                self.run = ANCHOR + min(TRUST, self.run)
+                written.clear()
+                return
+        if size >= LONGEST_NEW:
+            self.stop()
+
+    def _learn(self, old: list[int], new: list[int], following: list[int]) -> None:
+        """Remember a change. What is only left out is told by the token that follows it; what is
+        only put in, not. What reaches over the end of a text is none.
+        """
+        if not old or SEPARATOR in old:
+            return
+        if not new:
+            old, new = old + following, following
+        if self._add(old, new) and self._variants is not None:
+            self._further.append(iter(self._variants(old, new)))
+
+    def _learn_further(self) -> None:
+        """Some of the changes that follow from the newest one that has any left."""
+        changes = list(islice(self._further[-1], MAX_FURTHER))
+        for change in changes:
+            self._add(*change)
+        if len(changes) < MAX_FURTHER:
+            self._further.pop()
+
+    def _add(self, old: list[int], new: list[int]) -> bool:
+        """Whether this change is new and there is room for it."""
+        known = self._changes.get(old[0], [])
+        if self._num_changes == MAX_CHANGES or any(c.old == old and c.new == new for c in known):
+            return False
+        self._changes[old[0]] = [*known, Change(old, new)]
+        self._num_changes += 1
+        return True

@@ -1,0 +1,131 @@
+"""States of sequences at chosen lengths, for caches that cannot be cut back to any length.
+
+Plain bytes and arithmetic: nothing here knows libllama. Sequences that share a prefix share its
+checkpoints, which are never changed once they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Data = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """What the cache held of a sequence when it was `length` tokens long, but for what stays."""
+
+    length: int
+    data: Data
+
+
+class Checkpoints:
+    """The checkpoints of all sequences of one cache.
+
+    Args:
+        per_sequence: most checkpoints of one sequence; 0 keeps none.
+        max_bytes: most bytes of all together.
+    """
+
+    def __init__(self, per_sequence: int, max_bytes: int) -> None:
+        self.per_sequence, self.max_bytes = per_sequence, max_bytes
+        self._of: dict[int, list[Checkpoint]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all; what sequences share counts once."""
+        unique = {id(c): len(c.data) for kept in self._of.values() for c in kept}
+        return sum(unique.values())
+
+    def of(self, seq_id: int) -> list[Checkpoint]:
+        """Those of one sequence, the shortest first."""
+        return list(self._of.get(seq_id, ()))
+
+    def has(self, seq_id: int, length: int) -> bool:
+        return any(c.length == length for c in self._of.get(seq_id, ()))
+
+    def best(self, seq_id: int, length: int) -> Checkpoint | None:
+        """The longest one that is no longer than `length`."""
+        fitting = [c for c in self._of.get(seq_id, ()) if c.length <= length]
+        return fitting[-1] if fitting else None
+
+    def add(self, seq_id: int, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint, in place of those that are worth least if there are too many."""
+        if not self.per_sequence or len(checkpoint.data) > self.max_bytes:
+            return
+        kept = [c for c in self._of.get(seq_id, ()) if c.length != checkpoint.length]
+        self._of[seq_id] = sorted([*kept, checkpoint], key=lambda c: c.length)
+        while len(self._of[seq_id]) > self.per_sequence:
+            _drop_least(self._of[seq_id], checkpoint)
+        while self.num_bytes > self.max_bytes:
+            _drop_least(max(self._of.values(), key=_size), checkpoint)
+
+    def put(self, seq_id: int, checkpoints: Iterable[Checkpoint]) -> None:
+        """Replace those of a sequence."""
+        self.drop(seq_id)
+        for checkpoint in checkpoints:
+            self.add(seq_id, checkpoint)
+
+    def cut(self, seq_id: int, length: int) -> None:
+        """The sequence has only `length` tokens left: longer checkpoints are of another text."""
+        self._of[seq_id] = [c for c in self._of.get(seq_id, ()) if c.length <= length]
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """`target` begins with the first `length` tokens of `source` now."""
+        self._of[target] = [c for c in self._of.get(source, ()) if c.length <= length]
+
+    def drop(self, seq_id: int) -> None:
+        self._of.pop(seq_id, None)
+
+
+def _size(kept: list[Checkpoint]) -> int:
+    return sum(len(c.data) for c in kept)
+
+
+def _drop_least(kept: list[Checkpoint], newest: Checkpoint) -> None:
+    """Drop the one whose loss costs fewest tokens: the gap to the one before it is smallest.
+
+    The newest stays unless it is alone, so that many sequences cannot starve one another.
+    """
+    starts = [0, *(c.length for c in kept)]
+    gaps = [(c.length - start, c) for start, c in zip(starts, kept, strict=False)]
+    others = [(gap, c) for gap, c in gaps if c is not newest]
+    kept.remove(min(others or gaps, key=lambda pair: pair[0])[1])
+
+
+_MAGIC = b"headstart sequence 1\n"
+
+
+def pack(state: Data, checkpoints: Iterable[Checkpoint]) -> bytearray:
+    """One piece of bytes out of a sequence's state and its checkpoints."""
+    parts = [(0, state), *((c.length, c.data) for c in checkpoints)]
+    data = bytearray(_MAGIC)
+    data += len(parts).to_bytes(4, "little")
+    for length, part in parts:
+        data += length.to_bytes(8, "little") + len(part).to_bytes(8, "little")
+    for _, part in parts:
+        data += part
+    return data
+
+
+def unpack(data: Data) -> tuple[Data, list[Checkpoint]] | None:
+    """What `pack` was given; None if the bytes are something else."""
+    view = memoryview(data)
+    start = len(_MAGIC) + 4
+    if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) < start:
+        return None
+    count = int.from_bytes(view[len(_MAGIC) : start], "little")
+    at = start + 16 * count
+    parts: list[tuple[int, memoryview]] = []
+    for index in range(min(count, len(view) // 16)):
+        head = view[start + 16 * index : start + 16 * (index + 1)]
+        size = int.from_bytes(head[8:], "little")
+        parts.append((int.from_bytes(head[:8], "little"), view[at : at + size]))
+        at += size
+    if not parts or at != len(view):
+        return None
+    return parts[0][1], [Checkpoint(length, part) for length, part in parts[1:]]
+
+
+__all__ = ["Checkpoint", "Checkpoints", "Data", "pack", "unpack"]

@@ -1,0 +1,203 @@
+"""What a chat template can show, found by rendering it with values that note how they are read.
+
+The questions, and so the answers, are llama-server's (`chat_template_caps` in its /props).
+
+Source: llama.cpp's common/jinja/caps.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+_MARKER = "probe-5d1c"
+_EFFORT = frozenset({"reasoning_effort", "reasoning_strength"})
+Render = Callable[[Mapping[str, Any]], str | None]
+"""Text for these variables; None where the template refuses them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Which fields of a conversation reach the text, and in which form."""
+
+    supports_string_content: bool = True
+    supports_typed_content: bool = False  # a list of parts
+    supports_tools: bool = True
+    supports_tool_calls: bool = True
+    supports_parallel_tool_calls: bool = True
+    supports_system_role: bool = True
+    supports_preserve_reasoning: bool = False  # thoughts of earlier answers
+    supports_reasoning_effort: bool = False
+    supports_object_arguments: bool = False  # a call's arguments as an object, not as JSON text
+
+
+class ReadText(str):
+    """A text that notes whether it was read as a list, or asked whether it is a text."""
+
+    was_iterated = False
+    was_tested = False
+
+    def __iter__(self) -> Iterator[str]:
+        self.was_iterated = True
+        return super().__iter__()
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        self.was_iterated = self.was_iterated or not isinstance(key, slice)
+        return super().__getitem__(key)
+
+
+class _ReadList(list[Any]):
+    was_read = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.was_read = True
+        return super().__iter__()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.was_read = True
+        return super().__getitem__(key)
+
+
+class _ReadDict(dict[str, Any]):
+    """An object that notes which of its members were read; all are when it is written as JSON."""
+
+    def __init__(self, *arguments: Any, **members: Any) -> None:
+        super().__init__(*arguments, **members)
+        self.keys_read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        self.keys_read |= self.keys()
+        return super().items()
+
+    def __repr__(self) -> str:
+        self.keys_read |= self.keys()
+        return super().__repr__()
+
+
+def is_text(value: Any) -> bool:
+    """Jinja's test `is string`, noted by a `ReadText`."""
+    if isinstance(value, ReadText):
+        value.was_tested = True
+    return isinstance(value, str)
+
+
+def find_capabilities(render: Render, variables: frozenset[str]) -> Capabilities:
+    """Probe a template; `variables` are the names that it reads but does not set."""
+    takes_text, takes_parts = _content_forms(render)
+    return Capabilities(
+        supports_string_content=takes_text,
+        supports_typed_content=takes_parts,
+        supports_system_role=_reads_system(render),
+        supports_preserve_reasoning=_keeps_thoughts(render),
+        supports_reasoning_effort=bool(variables & _EFFORT),
+        **_tool_support(render),
+    )
+
+
+def _content_forms(render: Render) -> tuple[bool, bool]:
+    """Whether a message's content may be a text, and whether it may be a list of parts."""
+    content = ReadText(_MARKER)
+    text = render({"messages": [{"role": "user", "content": content}]})
+    takes_parts = content.was_iterated
+    takes_text = text is not None and not (takes_parts and _MARKER not in text)
+    if content.was_tested:
+        parts = _ReadList()
+        if render({"messages": [{"role": "user", "content": parts}]}) is not None:
+            takes_parts = takes_parts or parts.was_read
+    return takes_text, takes_parts
+
+
+def _reads_system(render: Render) -> bool:
+    system = _ReadDict(role="system", content="System message")
+    render({"messages": [system, {"role": "user", "content": "User message"}]})
+    return "content" in system.keys_read
+
+
+def _keeps_thoughts(render: Render) -> bool:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "User message"}]
+    for thoughts in (_MARKER, "Reasoning content"):
+        answer = {"role": "assistant", "content": "Assistant message"}
+        messages += [answer | {"reasoning_content": thoughts}, messages[0]]
+    text = render(
+        {"messages": messages, "enable_thinking": True} | preserve_reasoning(is_enabled=True)
+    )
+    return text is not None and _MARKER in text
+
+
+def preserve_reasoning(*, is_enabled: bool) -> dict[str, bool]:
+    """The variables by which templates keep or drop thoughts of earlier answers."""
+    return {
+        "preserve_thinking": is_enabled,
+        "clear_thinking": not is_enabled,
+        "truncate_history_thinking": not is_enabled,
+        "drop_thinking": not is_enabled,
+    }
+
+
+def _tool_support(render: Render) -> dict[str, bool]:
+    """The capabilities that concern tools."""
+    probe = _ToolProbe(render, _ReadDict(arg="value"))
+    takes_objects = probe.text is not None and "arg" in probe.arguments_read
+    found = {
+        "supports_tools": True,
+        "supports_tool_calls": True,
+        "supports_object_arguments": takes_objects,
+    }
+    if probe.text is not None:
+        found["supports_tools"] = "name" in probe.tool_keys_read
+        found["supports_tool_calls"] = probe.reads_calls
+    if not takes_objects:
+        probe = _ToolProbe(render, '{"arg": "value"}')
+        if probe.text is None:
+            found["supports_tools"] = found["supports_tool_calls"] = False
+        else:
+            found["supports_tools"] &= "name" in probe.tool_keys_read
+            found["supports_tool_calls"] &= probe.reads_calls
+    arguments = {"arg": "value"} if takes_objects else '{"arg": "value"}'
+    probe = _ToolProbe(render, arguments, num_calls=2)
+    found["supports_parallel_tool_calls"] = probe.text is not None and probe.reads_last_call
+    return found
+
+
+class _ToolProbe:
+    """A rendering of a conversation with tool calls, and what the template read of it."""
+
+    def __init__(self, render: Render, arguments: Any, *, num_calls: int = 1) -> None:
+        parameters = {
+            "type": "object",
+            "properties": {"arg": {"type": "string", "description": "Arg description"}},
+            "required": ["arg"],
+        }
+        function = _ReadDict(name="tool1", description="Tool description", parameters=parameters)
+        calls = [
+            _ReadDict(
+                id=f"call{index:05}",
+                type="function",
+                function=_ReadDict(name="tool1", arguments=arguments),
+            )
+            for index in range(1, num_calls + 1)
+        ]
+        asked = {"role": "user", "content": "User message"}
+        caller = _ReadDict(role="assistant", content="", tool_calls=calls)
+        messages = [
+            asked,
+            caller,
+            {"role": "tool", "content": "Tool response", "tool_call_id": "call00001"},
+            {"role": "assistant", "content": "The tool response was 'tool response'"},
+            asked,
+        ]
+        tools = [{"name": "tool", "type": "function", "function": function}]
+        self.text = render({"messages": messages, "tools": tools})
+        self.tool_keys_read = function.keys_read
+        self.reads_calls = "tool_calls" in caller.keys_read
+        self.reads_last_call = "function" in calls[-1].keys_read
+        self.arguments_read: set[str] = getattr(arguments, "keys_read", set())

@@ -1,0 +1,85 @@
+"""The Jinja environment of chat templates: Hugging Face's recipe, with what llama.cpp's engine lets
+pass, in a sandbox because a template is code from a stranger.
+
+A template may change the lists it was given (Kimi-K2's does), so each rendering gets copies.
+
+Sources: https://huggingface.co/docs/transformers/chat_templating_writing and llama.cpp's
+common/jinja, whose tolerance templates rely on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import SandboxedEnvironment
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks text for training; here it only shows its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> Node | list[Node]:
+        parser.stream.skip(1)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _ChatEnvironment(SandboxedEnvironment):
+    """What is none or undefined adds nothing to a text, numbers add their digits."""
+
+    intercepted_binops = frozenset({"+"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, str) != isinstance(right, str):
+            left, right = (_addend(side) for side in (left, right))
+        return super().call_binop(context, operator, left, right)
+
+
+def _addend(side: Any) -> Any:
+    if side is None or isinstance(side, jinja2.Undefined):
+        return ""
+    return str(side) if isinstance(side, int | float) else side
+
+
+def chat_environment(now: Callable[[], datetime]) -> SandboxedEnvironment:
+    """An environment for chat templates; `now` is their clock."""
+    environment = _ChatEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.filters["safe"] = str  # jinja2's would escape what is added to it
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Like `json.dumps` rather than Jinja's filter, which escapes HTML; generators become lists."""
+    if isinstance(value, list):
+        value = list.copy(value)  # a probe's list is not read by writing it
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=list,
+    )

@@ -1,0 +1,121 @@
+"""Chat messages in the one form that templates get: OpenAI's, with the fields in a fixed order.
+
+What this changes is what llama-server changes, so that a template gives the same prompt here:
+content parts stay parts only where the template reads parts, a call's arguments become an object
+where it reads one, developers become systems, and a system message that a template refuses is put
+before the first message of the user.
+
+Source: llama.cpp's common/chat.cpp.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headstart.errors import InvalidParameterError
+from headstart.text.capabilities import Capabilities
+
+Message = Mapping[str, Any]
+"""role, content (text, or a list of {"type": "text", "text": ...}), and for assistants
+reasoning_content and tool_calls, for tools tool_call_id and name.
+"""
+_FIELDS = ("role", "content", "reasoning_content", "name", "tool_call_id", "tool_calls")
+
+
+def content_text(content: str | Sequence[Mapping[str, Any]] | None, separator: str = "\n") -> str:
+    """Join a message's text parts, one a line."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    text = ""
+    for part in content:
+        text += (separator if text else "") + part["text"]
+    return text
+
+
+def adapt_messages(
+    messages: Sequence[Message], capabilities: Capabilities, *, knows_developers: bool
+) -> list[dict[str, Any]]:
+    """Copies of the messages, in the form that a template with these capabilities reads."""
+    adapted = [_canonical(message) for message in messages]
+    for message in adapted:
+        _adapt_content(message, capabilities)
+        if message.get("role") == "developer" and not knows_developers:
+            message["role"] = "system"
+        if capabilities.supports_object_arguments:
+            _parse_arguments(message)
+    if not capabilities.supports_system_role:
+        _merge_system(adapted)
+    return adapted
+
+
+def adapt_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of OpenAI's tools with the three fields that templates know of a function."""
+    functions = [tool["function"] for tool in tools]
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": function["name"],
+                "description": function.get("description") or "",
+                "parameters": copy.deepcopy(function.get("parameters") or {}),
+            },
+        }
+        for function in functions
+    ]
+
+
+def _canonical(message: Message) -> dict[str, Any]:
+    """The known fields in llama-server's order, then the others; calls with text as arguments."""
+    ordered = {name: copy.deepcopy(message.get(name)) for name in _FIELDS}
+    ordered |= {name: copy.deepcopy(message[name]) for name in message if name not in _FIELDS}
+    ordered["tool_calls"] = [_canonical_call(call) for call in ordered["tool_calls"] or ()]
+    for name in _FIELDS[2:]:
+        if not ordered[name]:
+            del ordered[name]
+    ordered["content"] = ordered["content"] or ""
+    return ordered
+
+
+def _canonical_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments", "")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    ordered = {
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+    return ordered | ({"id": call["id"]} if call.get("id") else {})
+
+
+def _adapt_content(message: dict[str, Any], capabilities: Capabilities) -> None:
+    takes_text = capabilities.supports_string_content
+    takes_parts = capabilities.supports_typed_content
+    content = message["content"]
+    if takes_parts and not takes_text and isinstance(content, str):
+        message["content"] = [{"type": "text", "text": content}]
+    elif isinstance(content, list) and not takes_parts:
+        message["content"] = content_text(content)
+
+
+def _parse_arguments(message: dict[str, Any]) -> None:
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except ValueError as error:
+            raise InvalidParameterError(
+                f"the arguments of a call of {function['name']} are not valid JSON: {error}"
+            ) from error
+
+
+def _merge_system(messages: list[dict[str, Any]]) -> None:
+    if not messages or messages[0]["role"] != "system":
+        return
+    system = messages.pop(0)
+    if messages:
+        text = content_text(system["content"]) + "\n" + content_text(messages[0]["content"])
+        messages[0]["content"] = text

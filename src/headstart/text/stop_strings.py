@@ -1,0 +1,44 @@
+"""Stop strings over a growing text: what may be shown, and when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Holds back bytes that may begin a stop string until that is decided.
+
+    Memory and time per call depend on the longest stop string and the bytes fed, not on the text.
+    """
+
+    def __init__(self, stops: Sequence[bytes]) -> None:
+        self._stops = tuple(stops)
+        self._held = b""
+        self.found = b""  # the stop string that ended the text
+
+    def feed(self, piece: bytes) -> tuple[bytes, bytes | None]:
+        """Returns (bytes that are certain to be text, the stop string found or None)."""
+        if not self._stops:
+            return piece, None
+        held = self._held + piece
+        found = [(held.find(stop), -len(stop), stop) for stop in self._stops if stop in held]
+        if found:
+            start, _, stop = min(found)  # the earliest; of two at one place the longer
+            self._held, self.found = b"", stop
+            return held[:start], stop
+        keep = max(_overlap(held, stop) for stop in self._stops)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep], None
+
+    def flush(self) -> bytes:
+        """The bytes still held back: the text ended without a stop string."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _overlap(text: bytes, stop: bytes) -> int:
+    """Length of the longest end of `text` that begins `stop` (but is not all of it)."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0

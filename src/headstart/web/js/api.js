@@ -1,0 +1,90 @@
+/** The server's API with the key that the user gave, which is kept for this session only. */
+
+import { readEvents } from "./sse.js";
+
+const KEY = "headstart-api-key";
+
+/** An answer of the server that is an error; `status` is HTTP's. */
+export class ApiError extends Error {
+  /**
+   * @param {number} status
+   * @param {string} message
+   */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** @type {() => Promise<string>} asks the user; set by main.js */
+let askForKey = async () => {
+  throw new ApiError(401, "the server wants an API key");
+};
+/** @type {Promise<string> | null} one dialog, however many requests wait for it */
+let asking = null;
+
+/** @param {() => Promise<string>} ask */
+export function onKeyNeeded(ask) {
+  askForKey = ask;
+}
+
+/** Forget the key. */
+export function forgetKey() {
+  sessionStorage.removeItem(KEY);
+}
+
+/**
+ * @param {string} path relative to the page, so that a prefix in front of it does not matter
+ * @returns {Promise<any>}
+ */
+export async function getJson(path) {
+  return (await request(path, {})).json();
+}
+
+/**
+ * Ask for a stream of JSON values.
+ * @param {string} path
+ * @param {any} body null for GET
+ * @param {AbortSignal} signal
+ * @returns {AsyncGenerator<any>}
+ */
+export async function* stream(path, body, signal) {
+  const post = { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+  const response = await request(path, { ...(body === null ? {} : post), signal });
+  if (!response.body) throw new ApiError(502, "the answer has no body");
+  for await (const value of readEvents(response.body)) {
+    if (value.error) throw new ApiError(value.error.code ?? 500, value.error.message);
+    yield value;
+  }
+}
+
+/** Whether requests can be taken; the reason if not. @returns {Promise<string>} */
+export async function whyNotReady() {
+  const response = await fetch("health");
+  return response.ok ? "" : (await errorOf(response)).message;
+}
+
+/**
+ * @param {string} path
+ * @param {RequestInit} options
+ * @returns {Promise<Response>}
+ */
+async function request(path, options) {
+  for (;;) {
+    const key = sessionStorage.getItem(KEY);
+    const headers = new Headers(options.headers);
+    if (key) headers.set("Authorization", `Bearer ${key}`);
+    const response = await fetch(path, { ...options, headers });
+    if (response.ok) return response;
+    if (response.status !== 401) throw await errorOf(response);
+    if (sessionStorage.getItem(KEY) !== key) continue; // another request got a new one meanwhile
+    asking ??= askForKey().finally(() => (asking = null));
+    sessionStorage.setItem(KEY, await asking);
+  }
+}
+
+/** @param {Response} response */
+async function errorOf(response) {
+  const body = await response.json().catch(() => ({}));
+  return new ApiError(response.status, body.error?.message ?? `the server answered ${response.status}`);
+}

@@ -1,0 +1,26 @@
+/** Calls a function after changes, but not so often that the page stutters. */
+
+const LEAST_PAUSE = 60; // milliseconds
+const SHARE = 4; // a pause is at least so many times what the last call took
+
+/**
+ * @param {() => void} draw
+ * @returns {{ask: () => void, flush: () => void}}
+ */
+export function paced(draw) {
+  let timer = 0;
+  let cost = 0;
+  const flush = () => {
+    clearTimeout(timer);
+    timer = 0;
+    const start = performance.now();
+    draw();
+    cost = performance.now() - start;
+  };
+  return {
+    ask: () => {
+      timer ||= setTimeout(() => requestAnimationFrame(flush), Math.max(LEAST_PAUSE, SHARE * cost));
+    },
+    flush,
+  };
+}

@@ -1,0 +1,46 @@
+/** Server-sent events from bytes. */
+
+/**
+ * The JSON values of a stream, until it ends or says `[DONE]`.
+ * @param {ReadableStream<Uint8Array>} stream
+ * @returns {AsyncGenerator<any>}
+ */
+export async function* readEvents(stream) {
+  const reader = stream.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const { data, rest: left } = splitEvents(rest + decoder.decode(value, { stream: true }));
+      rest = left;
+      for (const one of data) {
+        if (one === "[DONE]") return;
+        yield JSON.parse(one);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * The data of every whole event in a text, and what is left behind the last one. Comments go.
+ * @param {string} text
+ * @returns {{data: string[], rest: string}}
+ */
+export function splitEvents(text) {
+  const blocks = text.replaceAll("\r\n", "\n").split("\n\n");
+  const rest = blocks.pop() ?? "";
+  const data = blocks
+    .map((block) =>
+      block
+        .split("\n")
+        .filter((line) => line.startsWith("data:"))
+        .map((line) => line.slice(5).replace(/^ /, ""))
+        .join("\n"),
+    )
+    .filter((one) => one !== "");
+  return { data, rest };
+}

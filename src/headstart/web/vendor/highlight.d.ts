@@ -1,0 +1,3 @@
+/** Types of highlight.js: js/libraries.js says what is used of it. */
+declare const library: any;
+export default library;

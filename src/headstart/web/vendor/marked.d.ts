@@ -1,0 +1,2 @@
+/** Types of marked.js: js/libraries.js says what is used of it. */
+export const Marked: any;

@@ -1,0 +1,332 @@
+"""A scheduler over fakes, and what every request must answer, computed one token at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import SchedulerConfig, SpeculationConfig
+from headstart.control.controller import Controller
+from headstart.control.values import Allowance, ModelSlot, SlotDraft, Step
+from headstart.sampling import SamplingParams
+from headstart.sampling.sampler import Sampler
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.request import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    Request,
+    TokenEvent,
+    TokenLogprob,
+)
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculation import make_speculator
+from headstart.speculators import Speculator
+from headstart.structures.token_log import VocabularyId
+from headstart.testing import ByteVocab, FakeEngine, FakeFilters
+from headstart.types import Draft, DraftRequest, MemoryKind
+
+SIZE, EOS = 32, 31
+SMALL_OPTIONS = {
+    "ngram-simple": {"size_n": 2},
+    "ngram-map-k": {"size_n": 2, "size_m": 8},
+    "ngram-map-k4v": {"size_n": 2, "size_m": 8},
+    "ngram-mod": {"n_match": 2, "table_bits": 12},
+}  # n-grams short enough for short texts
+
+
+class Letters(ByteVocab):
+    """32 tokens: letters and signs, the last one ends the turn."""
+
+    size = SIZE
+    eog_ids = frozenset({EOS})
+    eos_id = EOS
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([ord("a") + token]) if token != EOS else b""
+
+
+class Model(FakeEngine):
+    """A FakeEngine that remembers its answers; `skew` bends them, which makes a draft model of the
+    target.
+    """
+
+    def __init__(
+        self,
+        order: int | None = None,
+        *,
+        skew: float = 0.0,
+        context_size: int = 512,
+        num_cells: int | None = None,
+        memory: MemoryKind = MemoryKind.CUT,
+    ) -> None:
+        # 8 sequences of a whole context each, unless a test is about too few cells
+        super().__init__(
+            SIZE,
+            order,
+            context_size=context_size,
+            num_cells=num_cells or 8 * context_size,
+            memory=memory,
+        )
+        self.skew = skew
+
+    def make_filters(self, params: object) -> ReadingFilters:
+        assert isinstance(params, SamplingParams)
+        return ReadingFilters(params)
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        seen = tokens if self._order is None else tokens[-self._order :]
+        return _logits(tuple(seen), self.skew)
+
+
+class ReadingFilters(FakeFilters):
+    """Penalties too, so that a text read twice, late or not at all changes the tokens."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        super().__init__(params)
+        self._text: deque[int] = deque(maxlen=params.repeat_last_n if params.has_penalties else 0)
+
+    def apply(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        if self._text:
+            counts = np.bincount(self._text, minlength=SIZE)
+            logits = logits - counts[ids].astype(np.float32)
+        return super().apply(ids, logits, use_xtc)
+
+    def accept(self, token: int) -> None:
+        self._text.append(token)
+
+
+@lru_cache(50_000)
+def _logits(seen: tuple[int, ...], skew: float) -> NDArray[np.float32]:
+    logits = FakeEngine(SIZE).logits_after(seen)
+    if skew:
+        logits = logits + np.float32(skew) * FakeEngine(SIZE).logits_after((*seen, 99))
+    logits.flags.writeable = False
+    return logits
+
+
+class Clock:
+    """Advances by a millisecond whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+class RandomController(Controller):
+    """Control that changes its mind at random: how far drafts are verified must not show in the
+    text.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._random = np.random.default_rng(seed)
+
+    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
+        return [int(self._random.integers(0, len(s.survival) + 1)) for s in slots]
+
+    def plan_model(
+        self, speculator: str, slots: Sequence[ModelSlot], step: Step
+    ) -> list[Allowance]:
+        return [Allowance(int(self._random.integers(0, s.max_tokens + 1))) for s in slots]
+
+
+class Oracle(Speculator):
+    """Drafts the tokens that will come, with a wrong one now and then (or never)."""
+
+    name = "oracle"
+
+    def __init__(
+        self, engine: FakeEngine, requests: Sequence[Request], *, wrong: float = 0.2
+    ) -> None:
+        self.futures = [[*r.prompt, *answer(engine, r).tokens] for r in requests]
+        self._wrong, self._random = wrong, np.random.default_rng(0)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft(tokens := self._guess(r), [0.9] * len(tokens), self.name) for r in requests]
+
+    def _guess(self, request: DraftRequest) -> list[int]:
+        known = list(request.tokens)
+        future = next(
+            (f for f in self.futures if f[: len(known)] == known and len(f) > len(known)), known
+        )
+        guess = future[len(known) : len(known) + request.max_tokens]
+        return [(t + 1) % SIZE if self._random.random() < self._wrong else t for t in guess]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of a request."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: bytes = b""
+    sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: FinishEvent | None = None
+    error: ErrorEvent | None = None
+
+    @property
+    def finish(self) -> FinishEvent:
+        assert self.end is not None, f"it did not finish: {self.error}"
+        return self.end
+
+    @property
+    def reason(self) -> str:
+        return self.error.error if self.error else self.end.reason if self.end else ""
+
+    def add(self, event: Event) -> None:
+        assert self.end is None
+        assert self.error is None
+        if isinstance(event, TokenEvent):
+            assert len(event.sources) == len(event.tokens)
+            self.tokens += event.tokens
+            self.text += event.text
+            self.sources += event.sources
+            self.logprobs += event.logprobs
+        elif isinstance(event, FinishEvent):
+            self.end = event
+        elif isinstance(event, ErrorEvent):
+            self.error = event
+
+
+def answer(engine: FakeEngine, request: Request) -> Answer:
+    """What the request must answer: the rule applied token by token, without scheduler, cache or
+    drafts.
+
+    Stop strings are not played.
+    """
+    sampler = Sampler(request.sampling, engine, Letters.eog_ids)
+    tokens = list(request.prompt)
+    sampler.read(tokens)
+    result = Answer()
+    limit = engine.context_size - len(tokens)
+    limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
+    while len(result.tokens) < limit:
+        token = sampler.sample(engine.logits_after(tokens), len(tokens))
+        sampler.read([token])
+        tokens.append(token)
+        result.tokens.append(token)
+        if token == EOS and not request.sampling.ignore_eos:
+            break
+    result.text = b"".join(map(Letters().token_bytes, result.tokens))
+    return result
+
+
+def make_scheduler(
+    engine: FakeEngine,
+    speculators: Iterable[Speculator] = (),
+    spec: SpeculationConfig | None = None,
+    controller: Controller | None = None,
+    vocab: Letters | None = None,
+    **limits: int,
+) -> Scheduler:
+    clock = Clock()
+    guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
+    drafting = Drafting(guarded, spec or fixed(4), controller or Controller())
+    return Scheduler(
+        engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock
+    )
+
+
+def make_speculators(names: Sequence[str], draft: Callable[[], FakeEngine]) -> list[Speculator]:
+    parts: dict[str, Callable[[], Any]] = {
+        "engine": draft,
+        "vocab": lambda: None,
+        "vocabulary_id": lambda: VocabularyId(SIZE, bytes(16)),
+        "translator": lambda: None,
+    }
+    return [make_speculator(name, SMALL_OPTIONS, parts) for name in names]
+
+
+def fixed(length: int) -> SpeculationConfig:
+    return SpeculationConfig(spec="fixed", draft_max=length)
+
+
+AUTO = SpeculationConfig(spec="auto")
+
+
+def make_requests(
+    num: int, temperature: float = 0.8, *, seed: int = 0, max_tokens: int = 24
+) -> list[Request]:
+    """Prompts of 1 to 40 tokens, some with a common beginning, with seeds and penalties of their
+    own.
+    """
+    random = np.random.default_rng(seed)
+    common = random.integers(0, EOS, 12).tolist()
+    requests = []
+    for index in range(num):
+        own = random.integers(0, EOS, int(random.integers(1, 28))).tolist()
+        sampling = SamplingParams(
+            temperature=temperature,
+            seed=index,
+            top_k=0 if index % 2 else 12,
+            repeat_last_n=8,
+            repeat_penalty=1.2 if index % 3 == 0 else 1.0,
+            ignore_eos=index % 4 != 0,
+        )
+        prompt = common * (index % 2) + own
+        requests.append(
+            Request(request_id=f"r{index}", prompt=prompt, sampling=sampling, max_tokens=max_tokens)
+        )
+    return requests
+
+
+def run(
+    scheduler: Scheduler, requests: Iterable[Request] = (), answers: dict[str, Answer] | None = None
+) -> dict[str, Answer]:
+    """Like `play`; no speculator may have failed on the way."""
+    answers = play(scheduler, requests, answers)
+    if failures := [
+        speculator.failure
+        for speculator in scheduler.drafting.speculators.values()
+        if speculator.failure
+    ]:
+        raise AssertionError(failures)
+    return answers
+
+
+def play(
+    scheduler: Scheduler, requests: Iterable[Request] = (), answers: dict[str, Answer] | None = None
+) -> dict[str, Answer]:
+    """Submit and step until nothing is left."""
+    for request in requests:
+        scheduler.submit(request)
+    answers = {} if answers is None else answers
+    for _ in range(20_000):
+        if not scheduler.has_work:
+            break
+        scheduler.step()
+        collect(scheduler, answers)
+    collect(scheduler, answers)
+    if scheduler.has_work:
+        raise AssertionError("the scheduler does not come to an end")
+    return answers
+
+
+def collect(scheduler: Scheduler, answers: dict[str, Answer]) -> None:
+    for event in scheduler.take_events():
+        answers.setdefault(event.request_id, Answer()).add(event)
+
+
+def check(engine: FakeEngine, requests: Sequence[Request], answers: dict[str, Answer]) -> None:
+    """Every request has exactly the tokens of the rule."""
+    for request in requests:
+        got, expected = answers[request.request_id].tokens, answer(engine, request).tokens
+        if got != expected:
+            raise AssertionError(f"{request.request_id}: {got} instead of {expected}")
+
+
+def renamed(request: Request, request_id: str) -> Request:
+    return replace(request, request_id=request_id)

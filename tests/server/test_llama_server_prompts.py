@@ -1,0 +1,94 @@
+"""Our prompts against llama-server's, for all templates of its collection."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+from dataclasses import asdict
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
+
+from headstart.errors import RequestError
+from headstart.server.conversation import ChatDefaults, render_chat
+from headstart.server.errors import ApiError
+from headstart.server.schemas import ChatBody
+from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
+from headstart.text.chat_template import ChatTemplate
+
+BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of the demo model, which lent them to the recording
+REFUSED = "the template refuses"
+
+
+@cache
+def recording() -> dict[str, Any]:
+    return json.loads(lzma.decompress(FIXTURE.read_bytes()))
+
+
+def template_of(source: str) -> ChatTemplate:
+    now = datetime.fromisoformat(recording()["recorded_at"])
+    return ChatTemplate(source, bos_token=BOS, eos_token=EOS, now=lambda: now)
+
+
+def prompt(template: ChatTemplate, body: dict[str, Any]) -> str:
+    try:
+        chat = render_chat(ChatBody.model_validate(body), template, ChatDefaults(), adds_bos=False)
+    except (ApiError, RequestError):
+        return REFUSED
+    return chat.text
+
+
+def expected(name: str, conversation: str) -> str:
+    recorded = recording()["prompts"][name][conversation]
+    return recorded if isinstance(recorded, str) else REFUSED
+
+
+@cache
+def differences_with_a_reason() -> dict[str, set[str]]:
+    """template -> conversations, from the table in docs/prompts.md."""
+    text = (Path(__file__).parents[2] / "docs" / "prompts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w.-]+) \| ([\w, ]+) \| [^|]+ \|$", text, re.M)
+    return {name: set(conversations.split(", ")) for name, conversations in rows}
+
+
+@pytest.mark.parametrize("name", sorted(recording()["templates"]))
+def test_prompts_are_llama_servers_or_differ_for_a_stated_reason(name):
+    template = template_of(recording()["templates"][name])
+    differing = {
+        conversation
+        for conversation, body in CONVERSATIONS.items()
+        if prompt(template, body) != expected(name, conversation)
+    }
+    assert differing == differences_with_a_reason().get(name, set())
+
+
+@pytest.mark.parametrize("name", sorted(recording()["templates"]))
+def test_capabilities_are_llama_servers(name):
+    template = template_of(recording()["templates"][name])
+    assert asdict(template.capabilities) == recording()["prompts"][name]["caps"]
+
+
+def test_the_recording_has_every_conversation_of_seventy_templates():
+    assert len(recording()["prompts"]) == 70
+    for prompts in recording()["prompts"].values():
+        assert prompts.keys() == CONVERSATIONS.keys() | {"caps"}
+
+
+@pytest.mark.parametrize("name", sorted(recording()["built_in"]))
+def test_templates_with_a_name_are_llama_servers(name):
+    template = template_of(name)
+    differing = {
+        conversation
+        for conversation, body in BUILT_IN_CONVERSATIONS.items()
+        if prompt(template, body) != recording()["built_in"][name][conversation]
+    }
+    assert differing == differences_with_a_reason().get(name, set())
+
+
+def test_every_name_of_llama_server_is_known():
+    assert recording()["built_in"].keys() == BUILT_IN_TEMPLATES.keys()

@@ -1,0 +1,115 @@
+"""The page's files: served without a key and before the model, and nothing else with them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import threading
+
+import pytest
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import serving
+
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError
+from headstart.server.page import OUR_PAGE, page_files
+
+LIBRARIES = json.loads((OUR_PAGE / "vendor/libraries.json").read_text("utf-8"))
+SCRIPTS = sorted((OUR_PAGE / "js").glob("*.js"))
+
+
+def test_the_page_is_served_with_a_policy_that_allows_no_foreign_script():
+    with serving() as client:
+        response = client.get("/")
+        policy = response.headers["content-security-policy"]
+        assert response.status_code == 200
+        assert "<!doctype html>" in response.text
+        assert "script-src 'self'" in policy
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert client.get("/js/main.js").headers["content-type"].startswith("text/javascript")
+
+
+def test_the_page_needs_no_key_and_the_api_behind_it_does():
+    with serving(config=ServerConfig(api_key="secret")) as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/props").status_code == 401
+
+
+def test_the_page_is_there_while_the_model_loads():
+    worker = FakeWorker()
+    may_load = threading.Event()
+
+    async def start() -> None:
+        await asyncio.to_thread(may_load.wait, 10)
+        await FakeWorker.start(worker)
+
+    worker.start = start
+    with serving(worker, wait=False) as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/props").status_code == 503
+        may_load.set()
+
+
+def test_unchanged_files_are_not_sent_again():
+    with serving() as client:
+        tag = client.get("/css/base.css").headers["etag"]
+        assert client.get("/css/base.css", headers={"If-None-Match": tag}).status_code == 304
+
+
+@pytest.mark.parametrize(
+    "url", ["/..%2fserver/page.py", "/js/../../config.py", "/%2e%2e/config.py", "/js", "/vendor/"]
+)
+def test_only_the_listed_files_are_served(url):
+    with serving() as client:
+        assert client.get(url).status_code == 404
+
+
+def test_without_the_page_the_root_is_not_found():
+    with serving(config=ServerConfig(page=False)) as client:
+        assert client.get("/").status_code == 404
+
+
+def test_another_page_is_served_by_its_own_rules(tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "index.html").write_text("<p>mine</p>")
+    (tmp_path / "app/index.html").write_text("<p>inner</p>")
+    with serving(config=ServerConfig(path=str(tmp_path))) as client:
+        assert client.get("/").text == "<p>mine</p>"
+        assert client.get("/app/").text == "<p>inner</p>"
+        assert "content-security-policy" not in client.get("/").headers
+        assert client.get("/js/main.js").status_code == 404
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
+        page_files(ServerConfig(path=str(tmp_path / "missing")))
+
+
+def test_every_file_that_the_page_names_exists():
+    files = page_files(ServerConfig())
+    index = (OUR_PAGE / "index.html").read_text("utf-8")
+    named = ["/" + url for url in re.findall(r'(?:href|src)="([^"#]+)"', index)]
+    for script in SCRIPTS:
+        for url in re.findall(r'from "(\.[^"]+)"', script.read_text("utf-8")):
+            named.append("/" + (script.parent / url).resolve().relative_to(OUR_PAGE).as_posix())
+    assert [url for url in named if url not in files] == []
+
+
+def test_nothing_on_the_page_comes_from_elsewhere():
+    for file in [*SCRIPTS, *(OUR_PAGE / "css").glob("*.css"), OUR_PAGE / "index.html"]:
+        text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text) == [], file.name
+
+
+def test_the_libraries_are_those_of_the_list():
+    for library in LIBRARIES:
+        assert library["licence"]
+        for file in library["files"]:
+            data = (OUR_PAGE / "vendor" / file["to"]).read_bytes()
+            assert hashlib.sha256(data).hexdigest() == file["sha256"], file["to"]
+    listed = {file["to"] for library in LIBRARIES for file in library["files"]}
+    present = {path.name for path in (OUR_PAGE / "vendor").iterdir() if path.suffix != ".ts"}
+    assert present == listed | {"libraries.json"}

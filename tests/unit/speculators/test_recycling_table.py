@@ -1,0 +1,86 @@
+"""Likely successors agree with averaging whole distributions."""
+
+from __future__ import annotations
+
+from random import Random
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from headstart.speculators import recycling_table
+from headstart.speculators.recycling_table import NextTokenTable
+
+VOCAB_SIZE = 12
+MAX_ROWS = 15
+
+
+class Twin:
+    """A distribution over the whole vocabulary per token; zero where a successor is not kept."""
+
+    def __init__(self, width: int, max_tokens: int) -> None:
+        self.width = width
+        self.max_tokens = max_tokens
+        self.match_scores: dict[int, NDArray[np.float64]] = {}
+        self.num_rows: dict[int, int] = {}
+
+    def learn(self, token: int, logits: NDArray[np.float32]) -> None:
+        new = self.most(np.exp(logits.astype(np.float64)))
+        new /= new.sum()
+        if token in self.match_scores:
+            self.match_scores[token] = self.most(0.5 * new + 0.5 * self.match_scores[token])
+        else:
+            if len(self.match_scores) == self.max_tokens:
+                del self.match_scores[next(iter(self.match_scores))]
+            self.match_scores[token], self.num_rows[token] = new, 0
+        self.num_rows[token] = min(MAX_ROWS, self.num_rows[token] + 1)
+
+    def most(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The largest `width` of them, the others as zeros."""
+        return np.where(values >= np.sort(values)[-self.width], values, 0.0)
+
+    def likeliest(self, token: int) -> tuple[int, float] | None:
+        if token not in self.match_scores:
+            return None
+        best, rows = int(self.match_scores[token].argmax()), self.num_rows[token]
+        return best, self.match_scores[token][best] * rows / (rows + 1)
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=40),
+    st.sampled_from([2, 3, 8]),
+    st.sampled_from([3, 100]),
+    st.integers(0, 999),
+)
+def test_the_likeliest_successor_is_that_of_the_averaged_distributions(
+    tokens: list[int], width: int, max_tokens: int, seed: int
+) -> None:
+    random = Random(seed)
+    next_tokens, twin = NextTokenTable(width), Twin(width, max_tokens)
+    with patch.object(recycling_table, "_MAX_TOKENS", max_tokens):
+        for token in tokens:
+            logits = np.array([random.gauss(0, 2) for _ in range(VOCAB_SIZE)], np.float32)
+            next_tokens.learn(token, logits)
+            twin.learn(token, logits)
+            assert len(next_tokens) == len(twin.match_scores)
+            for known in range(5):
+                found, expected = next_tokens.likeliest(known), twin.likeliest(known)
+                assert (found is None) == (expected is None)
+                if found is not None and expected is not None:
+                    assert found[0] == expected[0]
+                    assert found[1] == pytest.approx(expected[1])
+
+
+def test_of_equally_likely_successors_the_newest_is_kept() -> None:
+    """The newest row counts half: with room for one successor it weighs as much as all rows before
+    it.
+    """
+    next_tokens = NextTokenTable(1)
+    for best in (1, 5):
+        next_tokens.learn(0, np.eye(VOCAB_SIZE, dtype=np.float32)[best])
+    found = next_tokens.likeliest(0)
+    assert found is not None
+    assert found[0] == 5

@@ -1,0 +1,51 @@
+"""Minimum indentation of a text that arrives in pieces."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.text.indentation import Indentation
+
+
+def kept(text: bytes, minimum: int) -> bytes:
+    """What stays of a whole text: all before the first line that begins too far left, its white
+    space included.
+    """
+    for match in re.finditer(rb"\n([ \t]*)(?=[^ \t])", text):
+        if len(match[1]) < minimum:
+            return text[: match.end()]
+    return text
+
+
+def fed(pieces: list[bytes], minimum: int) -> tuple[bytes, bool]:
+    indentation, out = Indentation(minimum), b""
+    for piece in pieces:
+        out += indentation.feed(piece)
+        if indentation.is_over:
+            break
+    return out, indentation.is_over
+
+
+@given(st.lists(st.text(" \t\nab", max_size=4).map(str.encode), max_size=8), st.integers(0, 3))
+def test_pieces_are_cut_as_the_whole_text_would_be(pieces: list[bytes], minimum: int) -> None:
+    text = b"".join(pieces)
+    expected = kept(text, minimum)
+    assert fed(pieces, minimum) == (expected, expected != text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        (b"a\n    b\n  c", b"a\n    b\n  "),
+        (b"a\n\n    b", b"a\n"),  # as llama-server: an empty line has too little
+        (b"a\n\tb", b"a\n\t"),  # a tab counts as one
+        (b"  a\n     b", b"  a\n     b"),
+        (b"a\n", b"a\n"),
+    ],
+)
+def test_lines_need_four_spaces(text: bytes, rest: bytes) -> None:
+    assert fed([text], 4)[0] == rest
