@@ -96,6 +96,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.engine import library
     from headstart.engine.context import LlamaEngine
     from headstart.engine.model import Model
+    from headstart.grammar.compiler import GrammarCompiler
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -124,7 +125,8 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         else None
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
-    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
+    compiler = GrammarCompiler(model.vocab)
+    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler, compiler=compiler)
     if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(

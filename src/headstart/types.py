@@ -21,8 +21,8 @@ Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
 """
 
-Choose = Callable[[NDArray[np.float32], int], "Choice"]
-"""How a draft model may pick as the request would: (logits of one row, position) -> Choice."""
+Choose = Callable[[NDArray[np.float32], int], "TokenChoice"]
+"""How a draft model may pick as the request would: (logits of one row, position) -> TokenChoice."""
 
 
 class Capability(Enum):
@@ -51,7 +51,7 @@ class SequenceMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """What a draft row suggests under the request's filters: two tokens, their probabilities."""
 
     coupled: int  # drawn with the noise that the target's token at this position will use

@@ -22,7 +22,7 @@ from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.params import SamplingParams
 from headstart.structures.topk import top_k
-from headstart.types import Choice, Engine, Filters, Legality
+from headstart.types import Engine, Filters, Legality, TokenChoice
 
 _XTC_SALT = 1
 _NOT_NUMBERS = (
@@ -80,7 +80,7 @@ class Sampler:
             raise InvalidParameterError(_ALL_BANNED)
         return int(ids[chosen])
 
-    def couple(self, logits: NDArray[np.float32], position: int) -> Choice:
+    def couple(self, logits: NDArray[np.float32], position: int) -> TokenChoice:
         """What a draft model's logits suggest under this request's filters and noise."""
         if len(logits) != self.vocab_size:  # vocabularies that are the same but for padding
             missing = max(0, self.vocab_size - len(logits))
@@ -90,7 +90,7 @@ class Sampler:
         best = int(scores.argmax())
         weights = _weights(scores)
         total = float(weights.sum())
-        return Choice(
+        return TokenChoice(
             int(ids[coupled]), float(weights[coupled]) / total, int(ids[best]), 1.0 / total
         )
 

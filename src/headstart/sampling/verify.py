@@ -20,7 +20,7 @@ def emit_forced(
     position: int,
     num_forced: int,
 ) -> list[int]:
-    """Accept the first `num_granted` draft tokens unseen, then sample one: for measurements, not
+    """Accept the first `num_forced` draft tokens unseen, then sample one: for measurements, not
     for text.
     """
     token = sampler.sample(logits[num_forced], position + num_forced)

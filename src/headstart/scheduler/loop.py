@@ -88,6 +88,7 @@ def run_loop(
     """
     last_report, saver = 0.0, _StateSaver(scheduler.drafting, clock())
     send(Message(report=make_report(scheduler)))
+    scheduler.compiling.prepare()
     while True:
         for command in receive(0.0 if scheduler.has_work else saver.seconds_left(clock())):
             if isinstance(command, Stop):
