@@ -132,7 +132,7 @@ def test_ours_beats_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--fim-qwen-7b-spec"], "server", "port", 8012),
         (["--fim-qwen-7b-spec", "--port", "1"], "server", "port", 1),
         (["--gpt-oss-20b-default"], "sampling", "min_p", 0.01),
-        (["--no-prefill-assistant"], "server", "prefill_assistant", False),
+        (["--no-prefill-assistant"], "chat", "prefill_assistant", False),
         (["--jinja", "-cb", "--no-warmup", "-np", "2"], "scheduler", "parallel", 2),
     ],
 )
