@@ -95,6 +95,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     """
     from headstart.engine import library
     from headstart.engine.context import LlamaEngine
+    from headstart.engine.machine import available_memory
     from headstart.engine.model import Model
     from headstart.grammar.compiler import GrammarCompiler
     from headstart.scheduler.report import WorkerInfo
@@ -117,8 +118,10 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     engine = LlamaEngine(model, fitted.config, fitted.limits)
     drafter = _load_draft(config, models.draft, fitted) if has_draft and models.draft else None
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
+    cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
+    limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
-    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler, compiler=compiler)
+    scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
     if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(

@@ -86,9 +86,16 @@ class SchedulerConfig:
         "-cms",
     )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
+    cache_ram: int = option(
+        8192,
+        "most MiB of main memory for prompts that lose their place in the model's cache, and never "
+        "more than half of what is free; 0 keeps none",
+        "-cram",
+    )
 
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)
+        check_at_least(self, "cache_ram", 0)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
         check_at_least(self, "checkpoint_min_step", 1)
