@@ -126,7 +126,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         counters=replace(scheduler.counters),
         drafts=drafting.stats.copy(),
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
-        speculators=tuple(one.report() for one in drafting.speculators.values()),
+        speculators=drafting.report(),
         memory_bytes=resident_bytes(),
         control=drafting.describe_control(),
     )

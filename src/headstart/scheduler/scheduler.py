@@ -249,7 +249,7 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Free cells: drop drafts, then idle prefixes, then preempt the youngest request."""
-        if any(active.proposal.head.tokens for active in self.running):
+        if any(active.proposal.drafts for active in self.running):
             self.drafting.drop(self.running)
             return
         idle = [s for s in self.slots if s.active is None and s.kept]
