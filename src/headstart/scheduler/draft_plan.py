@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from headstart.control.controller import Controller
 from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, ModelSlot, SlotDraft
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name, splice
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
@@ -116,6 +117,23 @@ class DraftPlan:
         legality = self.active.legality
         is_constrained = legality is not None and legality.is_active
         return constrained_name(speculator) if is_constrained else speculator
+
+    def survival_of(
+        self, proposal: Proposal, controller: Controller, before: Sequence[int] = ()
+    ) -> list[float]:
+        """Survival of each token, behind these of the proposal so far."""
+        survival: list[float] = []
+        reached = self.survival[-1] if before else 1.0
+        previous = before[-1] if before else self.active.tokens[-1]
+        for draft in proposal.drafts:
+            if draft.speculator == GRAMMAR:
+                survival += [reached] * len(draft.tokens)
+            else:
+                name, line = self.control_name(draft.speculator), [previous, *draft.tokens]
+                own = controller.survival(name, draft.confidence, self.seq_id, line)
+                survival += [reached * s for s in own]
+            previous, reached = draft.tokens[-1], survival[-1]
+        return survival
 
     def watch(self, proposal: Proposal, before: Sequence[int] = ()) -> None:
         """Follow what becomes of a speculator's own tokens, up to the next forced ones."""

@@ -249,7 +249,7 @@ class Drafting:
         if plan.is_fixed:
             plan.take(proposals[0], [1.0] * len(proposals[0].tokens))
             return
-        survivals = [self._survival(plan, proposal) for proposal in proposals]
+        survivals = [plan.survival_of(proposal, self.controller) for proposal in proposals]
         best = self.controller.best(survivals, step)
         if best is not None:
             plan.take(proposals[best], survivals[best])
@@ -268,24 +268,9 @@ class Drafting:
                 del plan.drafts[name]
                 plan.miss(self.speculators[name], ILLEGAL)
         if not proposals and plan.active.legality is not None:
-            proposals = [forced] if (forced := plan.legal(NO_DRAFT)).drafts else []
+            forced = plan.legal(NO_DRAFT)
+            proposals = [forced] if forced.drafts else []
         return proposals
-
-    def _survival(
-        self, plan: DraftPlan, proposal: Proposal, before: Sequence[int] = (), reached: float = 1.0
-    ) -> list[float]:
-        """Survival of each token behind `before`, which is reached with this probability."""
-        survival: list[float] = []
-        previous = before[-1] if before else plan.active.tokens[-1]
-        for draft in proposal.drafts:
-            if draft.speculator == GRAMMAR:
-                survival += [reached] * len(draft.tokens)
-            else:
-                name, line = plan.control_name(draft.speculator), [previous, *draft.tokens]
-                own = self.controller.survival(name, draft.confidence, plan.seq_id, line)
-                survival += [reached * s for s in own]
-            previous, reached = draft.tokens[-1], survival[-1]
-        return survival
 
     def _ask_models(self, plans: Sequence[DraftPlan], step: Step) -> float:
         """Let model speculators draft where control expects it to pay; returns the milliseconds
@@ -346,8 +331,7 @@ class Drafting:
         if plan.is_fixed:
             own = [1.0] * len(proposal.tokens)
         else:
-            reached = plan.survival[-1] if before else 1.0
-            own = self._survival(plan, proposal, before, reached)
+            own = plan.survival_of(proposal, self.controller, before)
         if before:
             plan.take(head + proposal, [*plan.survival, *own])
         elif plan.is_fixed or sum(own) > sum(plan.survival):
