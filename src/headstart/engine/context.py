@@ -76,6 +76,8 @@ class LlamaEngine:
         self.num_cells: int = self.context_size * (num_sequences if self.deterministic else 1)
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        has_spare = params.n_seq_max > num_sequences and rules.kind is MemoryKind.CUT
+        self.padding_sequence: int | None = num_sequences if has_spare else None
         self._sequences = Sequences(
             self.handle,
             rules,
@@ -88,7 +90,9 @@ class LlamaEngine:
 
     def _params(self, config: EngineConfig, context: int, max_outputs: int, max_draft: int) -> Any:
         params = api.llama_context_default_params()
-        params.n_seq_max = self.num_sequences
+        # One more costs nothing where all share their cells and there is no recurrent state.
+        has_spare = not (config.deterministic or self.model.is_recurrent)
+        params.n_seq_max = self.num_sequences + has_spare
         params.kv_unified = not config.deterministic
         # Deterministic rows may be padded past the end of a sequence, hence the spare cells.
         params.n_ctx = context if not config.deterministic else (context + 256) * self.num_sequences
@@ -102,7 +106,7 @@ class LlamaEngine:
             # Rows of one decode that libllama computes later may take cells that a draft before
             # them needs when it is rejected; in one micro-batch there is no later.
             params.n_batch = params.n_ubatch
-        params.n_outputs_max = max(self.num_sequences, min(max_outputs, params.n_batch))
+        params.n_outputs_max = max(params.n_seq_max, min(max_outputs, params.n_batch))
         params.n_rs_seq = max_draft if self.model.is_recurrent else 0
         params.n_threads = config.threads or default_threads()
         params.n_threads_batch = config.threads_batch or params.n_threads

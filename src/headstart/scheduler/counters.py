@@ -21,12 +21,14 @@ class Counters:
     predicted_seconds: float = 0.0
     num_decodes: int = 0
     busy_slots: int = 0  # summed over decodes
+    padding_rows: int = 0
     max_tokens_in_cache: int = 0
     preemptions: int = 0
 
     def add(self, step: StepStats) -> None:
         self.num_decodes += 1
         self.busy_slots += step.num_slots
+        self.padding_rows += step.num_padding_rows
 
     def add_request(self, stats: RequestStats) -> None:
         self.requests += 1
