@@ -140,7 +140,7 @@ def main() -> None:
     )
     parser.add_argument("--tiled", action="store_true", help="machines that like some widths")
     args = parser.parse_args()
-    lines = []
+    lines: list[Line] = []
     rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
     if args.long_prompts:
         rows = long_prompts(max(args.tokens, 10 * REQUEST_TOKENS), args.seed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from headstart.hub import ModelPaths, resolve_model
 
 if TYPE_CHECKING:
     from headstart.engine.devices import Device
+    from headstart.engine.fit import Fitted
     from headstart.engine.model import Model
     from headstart.saved_control import SavedControl
     from headstart.scheduler.drafting import Drafting
@@ -32,7 +34,6 @@ log = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 7.0  # of the first start with a model on a machine
 SHORT_WARM_UP_SECONDS = 3.0  # of the same without speculation: fewer widths are possible
-_MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
 
 
 def libllama_version() -> str:
@@ -94,7 +95,9 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     """
     from headstart.engine import library
     from headstart.engine.context import LlamaEngine
+    from headstart.engine.machine import available_memory
     from headstart.engine.model import Model
+    from headstart.grammar.compiler import GrammarCompiler
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -109,21 +112,16 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
     learned = _learned(config, models, types)
-    model = Model(models.target, config.engine)
-    engine = LlamaEngine(
-        model,
-        config.engine,
-        num_sequences=config.scheduler.parallel,
-        max_outputs=_max_outputs(config, model.vocab.size),
-        max_draft=_max_draft(config),
-    )
-    drafter = (
-        _load_draft(config, models.draft, engine)
-        if needs_draft_model(types) and models.draft
-        else None
-    )
+    has_draft = needs_draft_model(types) and models.draft is not None
+    fitted = _fit(config, models, has_draft=has_draft)
+    model = Model(models.target, fitted.config)
+    engine = LlamaEngine(model, fitted.config, fitted.limits)
+    drafter = _load_draft(config, models.draft, fitted) if has_draft and models.draft else None
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
-    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
+    cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
+    limits = replace(config.scheduler, cache_ram=cache_ram)
+    compiler = GrammarCompiler(model.vocab)
+    scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
     if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         scheduler.warm_up(WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS)
     info = WorkerInfo(
@@ -137,6 +135,8 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         system=f"{library.version()}; {library.system_info()}",
     )
     log.info("%s", _summary(info, models))
+    if memory := fitted.describe():
+        log.info("memory: %s", memory)
     return scheduler, info
 
 
@@ -169,14 +169,31 @@ def _max_draft(config: Config) -> int:
     )
 
 
-def _max_outputs(config: Config, vocab_size: int) -> int:
-    wanted = config.scheduler.parallel * (1 + _max_draft(config))
-    return max(
-        config.scheduler.parallel, min(wanted, config.engine.batch, _MAX_LOGITS // vocab_size)
-    )
+def _fit(config: Config, models: Models, *, has_draft: bool) -> Fitted:
+    """Settings with which target and draft model fit into memory.
+
+    Raises:
+        ConfigError: they cannot; the message says what to lower.
+    """
+    from headstart.engine.fit import Part, fit
+    from headstart.engine.parameters import Limits
+
+    parallel, longest = config.scheduler.parallel, _max_draft(config)
+    path = models.draft if has_draft else None
+
+    def draft(target: EngineConfig) -> Part:
+        assert path is not None
+        own = config.draft_engine.applied_to(target, parallel)
+        return Part(path, own, Limits(parallel, parallel, 0))
+
+    limits = Limits(parallel, parallel * (1 + longest), longest)
+    fitted = fit(Part(models.target, config.engine, limits), draft if path else None)
+    for remark in fitted.remarks:
+        log.warning("%s", remark)
+    return fitted
 
 
-def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
+def _load_draft(config: Config, path: Path, fitted: Fitted) -> Any:
     """The draft model's engine.
 
     Raises:
@@ -184,14 +201,12 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
     """
     from headstart.engine.context import LlamaEngine
     from headstart.engine.model import Model
+    from headstart.engine.parameters import Limits
     from headstart.types import MemoryKind
 
-    draft_config = _draft_engine_config(config, engine)
-    model = Model(path, draft_config)
     parallel = config.scheduler.parallel
-    drafter = LlamaEngine(
-        model, draft_config, num_sequences=parallel, max_outputs=parallel, max_draft=0
-    )
+    draft_config = config.draft_engine.applied_to(fitted.config, parallel)
+    drafter = LlamaEngine(Model(path, draft_config), draft_config, Limits(parallel, parallel, 0))
     if drafter.memory is not MemoryKind.CUT:
         raise ModelError(
             f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected "
@@ -199,26 +214,6 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
             "choose a draft model with attention only"
         )
     return drafter
-
-
-def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
-    """The target's settings with the draft model's on top; no more context than the target."""
-    base, own = config.engine, config.draft_engine
-    return replace(
-        base,
-        threads=own.draft_threads or base.threads,
-        threads_batch=own.draft_threads_batch or base.threads_batch,
-        gpu_layers=base.gpu_layers if own.draft_gpu_layers is None else own.draft_gpu_layers,
-        device=own.draft_device or base.device,
-        tensor_split=None if own.draft_device else base.tensor_split,
-        cache_type_k=own.draft_cache_type_k or base.cache_type_k,
-        cache_type_v=own.draft_cache_type_v or base.cache_type_v,
-        context=own.draft_context or engine.num_cells,
-        batch=512,
-        deterministic=False,
-        swa_full=True,  # it takes back the tokens of many decodes
-        ctx_checkpoints=0,
-    )
 
 
 def _make_drafting(
@@ -331,8 +326,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
+
+    `settings` are shown in /props: where each value of the configuration came from.
 
     Raises:
         ConfigError, ModelError: the server cannot start.
@@ -358,7 +355,7 @@ def serve(config: Config) -> int:
     listen.serve(
         config.server,
         worker,
-        lambda: load_served_model(config, models),
+        lambda: replace(load_served_model(config, models), settings=settings),
         partial(_announce, models.is_demo),
     )
     return 0

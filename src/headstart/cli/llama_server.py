@@ -48,7 +48,7 @@ ALWAYS_SO = (
 )  # fmt: skip
 
 NOT_SUPPORTED = (
-    "--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector",
+    "--lora-init-without-apply", "--control-vector",
     "--control-vector-scaled", "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto",
     "--mmproj-offload", "--no-mmproj-offload", "--image-min-tokens", "--image-max-tokens",
     "--media-path", "--ssl-key-file", "--ssl-cert-file", "--api-prefix", "--reuse-port",
@@ -58,20 +58,18 @@ NOT_SUPPORTED = (
     "--mirostat", "--mirostat-lr", "--mirostat-ent", "--adaptive-target", "--adaptive-decay",
     "--reasoning-format", "--reasoning-budget", "--reasoning-budget-message",
     "--no-jinja", "-nocb", "--no-cont-batching", "-no-kvu", "--no-kv-unified", "--context-shift",
-    "--keep", "--cache-reuse", "-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints",
-    "--swa-checkpoints", "--swa-full", "--slot-save-path", "-sps", "--slot-prompt-similarity",
-    "--props", "--sleep-idle-seconds", "--rpc", "--numa", "--prio", "--prio-batch", "--poll",
-    "--poll-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "-nkvo",
-    "--no-kv-offload", "-nr", "--no-repack", "--no-host", "--no-op-offload", "-ot",
-    "--override-tensor", "--override-kv", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe",
-    "--check-tensors", "-fit", "--fit", "--rope-scaling", "--rope-scale", "--rope-freq-base",
-    "--rope-freq-scale", "--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor",
-    "--yarn-beta-slow", "--yarn-beta-fast", "--spec-draft-p-split", "--draft-p-split",
+    "--keep", "--cache-reuse", "-cram", "--cache-ram",
+    "--slot-save-path", "-sps", "--slot-prompt-similarity",
+    "--props", "--sleep-idle-seconds", "--rpc", "--prio", "--prio-batch", "--poll",
+    "--poll-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict",
+    "--no-host", "--spec-draft-p-split", "--draft-p-split",
     "--spec-ngram-simple-min-hits",
 )  # fmt: skip
 
 _HEADS = "multi-token heads are not supported yet"
 INSTEAD = {
+    "-nkvo": "use --no-kv-offload",
+    "-nr": "use --no-repack",
     "--list-devices": "run headstart devices",
     "--mtp": _HEADS,
     "--eagle3": _HEADS,

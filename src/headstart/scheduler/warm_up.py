@@ -12,7 +12,8 @@ from headstart.types import Batch, Engine
 
 # Each width up to 17 by itself, because kernels like some of them; what few users need comes first.
 ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
-ROUNDS = 3
+ROUNDS, MOST_ROUNDS = 3, 12  # fast steps are disturbed more, and cost nothing to repeat ...
+QUICK = 0.1  # ... as long as all of it takes no more than this share of the time there is
 NEEDED_ROWS = 8  # control should know what steps of as many rows cost before the first request
 MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
 FILL = 128  # tokens put in the cache after the first round
@@ -29,14 +30,17 @@ def time_decodes(
     stay in the cache until the end, so each size is seen at growing contexts, which tells what
     attention costs. Also brings the weights into memory.
     """
-    timer, end = _Timer(engine, clock, num_slots), clock() + seconds
+    timer, started = _Timer(engine, clock, num_slots), clock()
+    end = started + seconds
     if not timer.fits(REFERENCE_ROWS):
         return []
     sizes = [n for n in ROWS if timer.fits(n)]
     timer.decode(REFERENCE_ROWS)
     decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
     references = [timer.decode(REFERENCE_ROWS)]
-    for turn, rows in enumerate(sizes * ROUNDS):
+    for turn, rows in enumerate(sizes * MOST_ROUNDS):
+        if turn >= ROUNDS * len(sizes) and clock() > started + QUICK * seconds:
+            break
         if turn == len(sizes) and clock() + timer.last_row_ms * FILL / 1000.0 < end:
             timer.fill()
         decodes.append((rows, timer.make_room(rows), timer.decode(rows)))

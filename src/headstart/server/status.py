@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -14,14 +13,14 @@ from headstart.scheduler.request import Request
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
 from headstart.server.results import draft_counts
-from headstart.server.routing import get
+from headstart.server.routing import Router, get
 from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo
 
-router = APIRouter()
+router = Router()
 
 
-@get(router, "/health", "/v1/health")
+@get(router, "/health", "/v1/health", answer="`status`: ok")
 async def health(http: HttpRequest) -> Response:
     """Say whether requests can be taken; 503 and why while they cannot."""
     is_trusted = http.scope["headstart.is_trusted"]
@@ -30,7 +29,7 @@ async def health(http: HttpRequest) -> Response:
     return _json({"status": "ok"})
 
 
-@get(router, "/v1/models", "/models")
+@get(router, "/v1/models", "/models", answer="`data`: a list with the model")
 async def models(http: HttpRequest) -> Response:
     """List the one model; from memory, never from the engine."""
     service = service_of(http)
@@ -42,7 +41,7 @@ async def models(http: HttpRequest) -> Response:
     )
 
 
-@get(router, "/v1/models/{model_id:path}", "/models/{model_id:path}")
+@get(router, "/v1/models/{model_id:path}", "/models/{model_id:path}", answer="the model")
 async def model(http: HttpRequest) -> Response:
     """Describe the model."""
     service = service_of(http)
@@ -52,7 +51,7 @@ async def model(http: HttpRequest) -> Response:
     return _json(_model(service))
 
 
-@get(router, "/props")
+@get(router, "/props", answer="an object; see docs/api.md")
 async def props(http: HttpRequest) -> Response:
     """Describe the server: model, template, defaults, speculation."""
     service = service_of(http)
@@ -80,11 +79,12 @@ async def props(http: HttpRequest) -> Response:
         "is_sleeping": False,
         "target_model": _facts(info.target),
         "draft_model": _facts(info.draft) if info.draft else None,
-        "speculation": dict(info.speculation) | _speculators(report),
+        "settings": list(served.settings),
+        "speculation": dict(info.speculation) | speculation_state(report),
     })  # fmt: skip
 
 
-@get(router, "/slots")
+@get(router, "/slots", answer="a list, one object per slot")
 async def slots(http: HttpRequest) -> Response:
     """List the slots; with ?fail_on_no_slot=1 answer 503 when all are busy."""
     service = service_of(http)
@@ -95,7 +95,7 @@ async def slots(http: HttpRequest) -> Response:
         slot.is_processing for slot in report.slots
     ):
         raise ApiError(503, "no slot available")
-    return _json([_slot(slot, service) for slot in report.slots])
+    return _json([slot_state(slot, service) for slot in report.slots])
 
 
 def _json(data: Any) -> Response:
@@ -136,7 +136,8 @@ def _facts(model: ModelInfo) -> dict[str, Any]:
     return {name: getattr(model, name) for name in names}
 
 
-def _speculators(report: WorkerReport) -> dict[str, Any]:
+def speculation_state(report: WorkerReport) -> dict[str, Any]:
+    """What speculators did since the start, why they did not, and what control believes."""
     return {
         "speculators": [_speculator(one) for one in report.speculators],
         "reasons_not_drafted": dict(report.drafts.reasons),
@@ -154,7 +155,8 @@ def _speculator(one: SpeculatorReport) -> dict[str, Any]:
     }
 
 
-def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
+def slot_state(slot: SlotReport, service: Service) -> dict[str, Any]:
+    """One slot, under llama-server's names and ours."""
     left = -1 if slot.max_tokens is None else slot.max_tokens - slot.num_emitted
     return {
         "id": slot.slot_id,

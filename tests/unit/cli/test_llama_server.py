@@ -32,7 +32,7 @@ def complaint(*argv: str) -> str:
         (["--jinja"], "it is always so here, leave it out"),
         (["-cb"], "it is always so here, leave it out"),
         (["-kvu", "-c", "4096"], "it is always so here, leave it out"),
-        (["--lora", "a.gguf"], "it is not supported"),
+        (["--control-vector", "a.gguf"], "it is not supported"),
         (["--ssl-key-file", "k"], "it is not supported"),
         (["-mm", "f"], "it is not supported"),
         (["--list-devices"], "run headstart devices"),

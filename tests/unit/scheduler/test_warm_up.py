@@ -28,7 +28,7 @@ def test_it_fits_into_every_context_and_leaves_nothing_in_the_cache(context: int
 
 def test_every_size_is_seen_at_growing_contexts() -> None:
     clock = ticking(1e-4)
-    samples = time_decodes(FakeEngine(context_size=4096), lambda: next(clock), 100.0, num_slots=2)
+    samples = time_decodes(FakeEngine(context_size=4096), lambda: next(clock), 0.1, num_slots=2)
     assert [sample.rows for sample in samples] == list(ROWS * ROUNDS)
     for rows in ROWS:
         first, second, third = (sample.context for sample in samples if sample.rows == rows)
@@ -47,7 +47,7 @@ def test_rows_are_varied_and_of_several_sequences_with_outputs_as_in_real_steps(
     time_decodes(engine, lambda: next(clock), 100.0, num_slots=4)
     for rows, num_tokens, num_sequences, num_outputs in seen:
         assert num_sequences == min(rows, 4)
-        assert num_tokens == rows
+        assert num_tokens > rows // 2
         assert num_outputs == rows or rows == FILL
 
 
