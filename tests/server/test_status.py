@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.fake_worker import DRAFTED, REPORT, FakeWorker
 from tests.server.serving import served_model, serving
@@ -165,3 +166,10 @@ def test_one_answer_that_is_not_valid_marks_the_call():
         "output_is_valid"
         not in speculative_metrics(sum_stats([valid, valid]))["speculative_decoding"]
     )
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/props", "/slots", "/metrics"])
+def test_head_answers_as_get_without_a_body(client, path):
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == client.get(path).headers["content-type"]

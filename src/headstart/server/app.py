@@ -30,6 +30,7 @@ from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
 from headstart.server.openapi import describe, page
 from headstart.server.page import POLICY, Page, page_files
+from headstart.server.routing import Prefixed
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ def create_app(
     # another page brings its own rules along
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
+    if config.api_prefix:
+        app.add_middleware(Prefixed, prefix=config.api_prefix.rstrip("/"))
     errors.install(app)
     return app
 

@@ -8,8 +8,29 @@ from dataclasses import dataclass, field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headstart.server.errors import ApiError, error_response
 from headstart.server.schemas import Body
+
+
+class Prefixed:
+    """ASGI middleware: the paths of the app begin with a prefix."""
+
+    def __init__(self, app: ASGIApp, *, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path != self._prefix and not path.startswith(f"{self._prefix}/"):
+                error = ApiError(404, f"there is no {path} here; paths begin with {self._prefix}")
+                await error_response(error)(scope, receive, send)
+                return
+            scope = {**scope, "path": path[len(self._prefix) :] or "/"}
+        await self._app(scope, receive, send)
+
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 

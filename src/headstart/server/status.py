@@ -13,7 +13,8 @@ from headstart.scheduler.request import Request
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
 from headstart.server.results import draft_counts
-from headstart.server.routing import Router, get
+from headstart.server.routing import Router, get, post
+from headstart.server.schemas import Body
 from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo
 
@@ -57,7 +58,9 @@ async def props(http: HttpRequest) -> Response:
     service = service_of(http)
     report = await service.worker.report()
     served, info, config = service.served, service.info, service.config
-    defaults = generation_settings(Request(request_id="", prompt=(), sampling=served.sampling))
+    defaults = generation_settings(
+        Request(request_id="", prompt=(), sampling=served.defaults.sampling)
+    )
     return _json({
         "default_generation_settings": {
             "params": defaults | {"seed": -1},
@@ -69,7 +72,7 @@ async def props(http: HttpRequest) -> Response:
         "model_ftype": info.target.file_type,
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_slots": config.slots,
-        "endpoint_props": False,
+        "endpoint_props": config.props,
         "endpoint_metrics": config.metrics,
         "chat_template": served.template.source,
         "chat_template_is_fallback": served.template.is_fallback,
@@ -82,6 +85,14 @@ async def props(http: HttpRequest) -> Response:
         "settings": list(served.settings),
         "speculation": dict(info.speculation) | speculation_state(report),
     })  # fmt: skip
+
+
+@post(router, "/props", body=Body, answer="`success`: true")
+async def change_props(http: HttpRequest) -> Response:
+    """Accept what llama-server accepts: it has no properties to change either."""
+    if not service_of(http).config.props:
+        raise ApiError(501, "this server does not take changes; start it with --props")
+    return _json({"success": True})
 
 
 @get(router, "/slots", answer="a list, one object per slot")
