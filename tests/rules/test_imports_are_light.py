@@ -9,7 +9,8 @@ import pytest
 
 HEAVY = (
     "llama_cpp",
-    "fastapi",
+    "llguidance",
+    "starlette",
     "uvicorn",
     "pydantic",
     "jinja2",

@@ -82,8 +82,8 @@ class Committer:
             return emit_forced(active.sampler, logits, draft, position, forced), forced, []
         logprobs: list[TokenLogprob] = []
 
-        def note(row: int, token: int) -> None:
-            logprobs.append(_logprob(active, logits[row], token, position + row))
+        def note(row: int, token: int, legal: NDArray[np.int32] | None) -> None:
+            logprobs.append(_logprob(active, logits[row], token, position + row, legal))
 
         wants_logprobs = active.request.num_logprobs is not None
         final = self._eog(active)
@@ -119,7 +119,7 @@ class Committer:
         """Why the request is over after this token, if it is."""
         if active.stop.found:
             return Ending("word")
-        if last in self._eog(active):
+        if last in self._eog(active) or (active.legality and active.legality.is_over):
             return Ending("eos")
         if active.num_left <= 0 or active.indent.is_over:
             return LENGTH
@@ -148,13 +148,15 @@ def _num_accepted(emitted: list[int], draft: list[int]) -> int:
 
 
 def _logprob(
-    active: ActiveRequest, logits: NDArray[np.float32], token: int, position: int
+    active: ActiveRequest,
+    logits: NDArray[np.float32],
+    token: int,
+    position: int,
+    legal: NDArray[np.int32] | None,
 ) -> TokenLogprob:
     """What the client is told of one token; the sampler must stand before it."""
     num_top = active.request.num_logprobs or 0
     if active.request.post_sampling_probs:
-        return TokenLogprob(
-            token,
-            *filtered_logprobs(*active.sampler.probabilities(logits, position), token, num_top),
-        )
+        left = active.sampler.probabilities(logits, position, legal)
+        return TokenLogprob(token, *filtered_logprobs(*left, token, num_top))
     return TokenLogprob(token, *token_logprobs(logits, token, num_top))

@@ -82,7 +82,7 @@ class DraftPlan:
         )
 
     def model_request(self) -> DraftRequest:
-        """For a model: as far as it was granted."""
+        """For a model: as far as control allows."""
         active = self.active
         choose = None if active.request.sampling.is_greedy else active.sampler.couple
         confidence = max(self.allowance.min_confidence, self.policy.p_min)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headstart.cache.prompt_store import Data
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.cost import Sample
+from headstart.control.cost_samples import Sample
 from headstart.control.values import NO_ALLOWANCE, ModelDraftCall, Step
 from headstart.scheduler.batching import DraftLimit
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
@@ -84,10 +85,9 @@ class Drafting:
         """What control believes, JSON-ready."""
         return self.controller.describe()
 
-    @property
-    def knows_costs(self) -> bool:
-        """Whether any decode of the target was ever measured."""
-        return self.controller.knows_costs
+    def knows_costs(self, num_rows: int) -> bool:
+        """Whether decodes of the target of up to so many rows were measured."""
+        return self.controller.knows_costs(num_rows)
 
     def propose(
         self,
@@ -95,28 +95,34 @@ class Drafting:
         limits: Sequence[DraftLimit],
         num_prompt_rows: int,
         batch_limits: tuple[int, int],
-    ) -> None:
-        """Set the `proposal` of every generating request.
+        *,
+        can_pad: bool = False,
+    ) -> int:
+        """Set the `proposal` of every generating request; returns rows to add that nobody needs.
 
         Args:
             generating: the requests.
             limits: what each may verify.
             num_prompt_rows: prompt rows that will share the batch.
             batch_limits: most rows and most outputs of the batch.
+            can_pad: rows may be added where a wider step takes less time.
         """
+        can_pad, num_padding = can_pad and not num_prompt_rows, 0
         plans = [self._plan(*one) for one in zip(generating, limits, strict=True)]
         drafting = [plan for plan in plans if plan.max_tokens > 0]
-        if drafting:
+        if drafting or can_pad:
             context = sum(len(plan.active.tokens) for plan in plans) // len(plans)
-            step = Step(len(plans), len(plans) + num_prompt_rows, context, *batch_limits)
+            step = Step(len(plans), len(plans) + num_prompt_rows, context, *batch_limits, can_pad)
             self._ask_text(drafting)
             for plan in drafting:
                 self._choose_text(plan, step)
             sunk_ms = self._ask_models(drafting, step)
-            lengths = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
-            for plan, length in zip(plans, lengths, strict=True):
+            batch = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
+            for plan, length in zip(plans, batch.lengths, strict=True):
                 plan.settle_on(length)
+            num_padding = batch.num_padding_rows
         self._count_reasons(plans)
+        return num_padding
 
     def drop(self, running: Sequence[ActiveRequest]) -> None:
         """The cache has no cells for drafts: verify none in this step."""
@@ -154,6 +160,16 @@ class Drafting:
                 speculator.end(active.slot_id)
             self.controller.end(active.slot_id, active.num_emitted)
         active.tracker, active.policy = DraftTracker(), None
+
+    def save_sequences(self, seq_id: int) -> dict[str, Data]:
+        """By speculator, what it has in a cache of its own of an idle sequence."""
+        saved = {name: one.save_sequence(seq_id) for name, one in self.speculators.items()}
+        return {name: data for name, data in saved.items() if data is not None}
+
+    def restore_sequences(self, seq_id: int, data: dict[str, Data]) -> None:
+        """Give speculators back what they had; the others compute it again when they need it."""
+        for name, saved in data.items():
+            self.speculators[name].restore_sequence(seq_id, saved)
 
     def describe(self) -> dict[str, Any]:
         """For /props: what is on, and why not."""

@@ -138,7 +138,7 @@ class GuardedSpeculator:
         try:
             return max(0, int(self.speculator.num_catch_up(seq_id, history)))
         except Exception as error:
-            self._fail("backlog", [seq_id], error)
+            self._fail("num_catch_up", [seq_id], error)
             return 0
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
@@ -167,6 +167,16 @@ class GuardedSpeculator:
             self._guarded(
                 "accept", [seq_id], lambda: self.speculator.accept(seq_id, emitted, num_accepted)
             )
+
+    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
+        """What it would have to compute again; None if there is nothing or it failed."""
+        data: bytes | bytearray | None = self._guarded(
+            "end", [seq_id], lambda: self.speculator.save_sequence(seq_id)
+        )
+        return data
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        self._guarded("begin", [seq_id], lambda: self.speculator.restore_sequence(seq_id, data))
 
     def end(self, seq_id: int) -> None:
         self._guarded("end", [seq_id], lambda: self.speculator.end(seq_id))

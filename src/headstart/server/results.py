@@ -29,10 +29,10 @@ def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
 
 def timings(stats: RequestStats) -> dict[str, Any]:
     """llama-server's timings: milliseconds and tokens per second."""
-    num_read = stats.num_prompt - stats.num_cached
+    num_prompt_read = stats.num_prompt - stats.num_cached
     result = {
         "cache_n": stats.num_cached,
-        **_pace("prompt", num_read, stats.prompt_seconds),
+        **_pace("prompt", num_prompt_read, stats.prompt_seconds),
         **_pace("predicted", stats.num_emitted, stats.generation_seconds),
     }
     if num_drafted := stats.drafts.num_drafted:

@@ -35,7 +35,7 @@ class Speculator(ABC):
     # of acceptance, given the tokens before: believed from the start
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes: control prices it before it drafts
-    # may set Draft.num_granted: for measurements, the text is not valid
+    # may set Draft.num_forced: for measurements, the text is not valid
     skips_verification: ClassVar[bool] = False
 
     # is handed the engine of --draft-model, and is refused where none is given
@@ -73,6 +73,13 @@ class Speculator(ABC):
 
         Called for every sequence and step, whoever drafted, also when nobody did.
         """
+
+    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
+        """What a cache of its own holds of an idle sequence; None: nothing to restore later."""
+        return None
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        """Replace an idle sequence by one that was saved, perhaps under another id."""
 
     def end(self, seq_id: int) -> None:
         """The request is over; forget the sequence (what is shared may stay)."""

@@ -223,7 +223,7 @@ class DraftModelSpeculator(Speculator):
         return max(0, len(history) - 1 - (sequence.num_caught_up if sequence else 0))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        """Let the voice learn which way of picking tokens is accepted."""
+        """Let the tokenizer learn which way of picking tokens is accepted."""
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return
@@ -237,6 +237,24 @@ class DraftModelSpeculator(Speculator):
         if sequence.last is not None and offset <= num_accepted:
             sequence.last.learn(emitted[offset:])
         sequence.last = None
+
+    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
+        """The tokens in the draft model's cache, then the cache."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None or sequence.is_open or not sequence.tokens:
+            return None
+        tokens = np.array([len(sequence.tokens), *sequence.tokens], np.int32).tobytes()
+        return tokens + bytes(self.engine.save_sequence(seq_id))
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        sequence, view = self._sequence(seq_id), memoryview(data)
+        (length,) = np.frombuffer(view[:4], np.int32).tolist()
+        end = 4 * (1 + length)
+        if self.engine.restore_sequence(seq_id, view[end:]):
+            sequence.tokens = np.frombuffer(view[4:end], np.int32).tolist()
+        else:
+            sequence.tokens = []
+        sequence.synced = sequence.num_caught_up = len(sequence.tokens)
 
     def end(self, seq_id: int) -> None:
         """Keep the cache: the next turn of a chat starts with it."""

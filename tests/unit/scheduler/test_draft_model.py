@@ -99,7 +99,7 @@ def test_it_catches_up_in_one_batch_after_it_was_not_asked() -> None:
     assert (speculator.num_decoded - before, engine_of(speculator).num_decodes - decodes) == (20, 1)
 
 
-def test_the_backlog_of_a_new_text_is_all_that_it_does_not_share_with_the_last_one() -> None:
+def test_a_new_text_is_to_be_read_as_far_as_it_does_not_share_with_the_last_one() -> None:
     """Control prices a draft by it: what an older request left in the cache is not this one's."""
     speculator = drafter()
     speculator.begin(0, [*range(1, 29)])
@@ -135,7 +135,7 @@ def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
     assert speculator.num_catch_up(0, [*range(1, 21), 5]) == 20
 
 
-def test_accepted_drafts_are_no_backlog() -> None:
+def test_accepted_drafts_need_not_be_read_again() -> None:
     speculator = drafter(sampling="argmax")
     history = [*range(1, 21)]
     speculator.begin(0, history)

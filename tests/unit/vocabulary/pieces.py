@@ -85,7 +85,7 @@ class Translated(FakeEngine):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and a draft vocabulary with the bridge between them."""
+    """A target and a draft vocabulary with the translator between them."""
 
     draft: PieceVocab
     translator: VocabularyTranslator

@@ -31,7 +31,7 @@ from tests.unit.vocabulary.pieces import Pair, make_pair
 from headstart.sampling import SamplingParams
 from headstart.scheduler.request import Request
 from headstart.testing import FakeEngine
-from headstart.types import Choice, Choose, DraftRequest
+from headstart.types import Choose, DraftRequest, TokenChoice
 from headstart.vocabulary import TranslationMode, VocabularyTranslator
 from headstart.vocabulary.draft_tokenizer import (
     Preference,
@@ -235,9 +235,9 @@ def test_text_may_be_drafted_until_the_limit_in_target_tokens(demo: VocabularyTr
 
 
 def _choosing(calls: list[int], pick: int) -> Choose:
-    def choose(logits: NDArray[np.float32], position: int) -> Choice:
+    def choose(logits: NDArray[np.float32], position: int) -> TokenChoice:
         calls.append(position)
-        return Choice(pick, 0.5, int(logits.argmax()), 0.9)
+        return TokenChoice(pick, 0.5, int(logits.argmax()), 0.9)
 
     return choose
 
@@ -279,10 +279,10 @@ def test_argmax_by_order_never_asks_for_noise(demo: VocabularyTranslator) -> Non
 def test_the_way_that_is_accepted_more_is_taken_and_the_choice_can_turn(better: bool) -> None:
     preference = Preference("auto")
     for _ in range(30):
-        preference.compare(Choice(1, 0.5, 2, 0.5), 1 if better else 2)
+        preference.compare(TokenChoice(1, 0.5, 2, 0.5), 1 if better else 2)
     assert preference.couples is better
     for _ in range(60):
-        preference.compare(Choice(1, 0.5, 2, 0.5), 2 if better else 1)
+        preference.compare(TokenChoice(1, 0.5, 2, 0.5), 2 if better else 1)
     assert preference.couples is not better
 
 
@@ -290,7 +290,7 @@ def test_the_way_that_is_accepted_more_is_taken_and_the_choice_can_turn(better: 
 def test_a_way_given_by_hand_stays(sampling: str) -> None:
     preference = Preference(sampling)
     for _ in range(50):
-        preference.compare(Choice(1, 0.5, 2, 0.5), 2 if sampling == "coupled" else 1)
+        preference.compare(TokenChoice(1, 0.5, 2, 0.5), 2 if sampling == "coupled" else 1)
     assert preference.couples is (sampling == "coupled")
 
 
