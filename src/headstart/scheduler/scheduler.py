@@ -247,7 +247,7 @@ class Scheduler:
         """Free cells: drop padding, drafts, idle prefixes, then preempt the youngest request."""
         if self._num_padding:
             self._num_padding = 0
-        elif any(active.proposal.head.tokens for active in self.running):
+        elif any(active.proposal.drafts for active in self.running):
             self.drafting.drop(self.running)
         elif idle := [s for s in self.slots if s.active is None and s.kept]:
             self.memory.drop(min(idle, key=lambda s: s.last_used), self.slots)
