@@ -6,7 +6,6 @@ Functions here are entry points: each imports the part of the world that it need
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +63,7 @@ def check(config: Config) -> None:
     Raises:
         ConfigError, ModelError: settings that cannot work.
     """
+    from headstart.process import cpus_of
     from headstart.speculation import uses_draft_model, wanted_types
     from headstart.text.chat_template import template_by_hand
 
@@ -71,6 +71,7 @@ def check(config: Config) -> None:
     is_given = is_demo or bool(config.model.draft_model or config.model.draft_hf_repo)
     has_draft = uses_draft_model(config, is_demo=is_demo, is_given=is_given)
     wanted_types(config.speculation, has_draft_model=has_draft)
+    cpus_of(config.engine)
     template_by_hand(config.server)
 
 
@@ -94,6 +95,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     """
     from headstart.engine import library
     from headstart.engine.context import LlamaEngine
+    from headstart.engine.machine import available_memory
     from headstart.engine.model import Model
     from headstart.grammar.compiler import GrammarCompiler
     from headstart.scheduler.report import WorkerInfo
@@ -116,8 +118,10 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     engine = LlamaEngine(model, fitted.config, fitted.limits)
     drafter = _load_draft(config, models.draft, fitted) if has_draft and models.draft else None
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
+    cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
+    limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
-    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler, compiler=compiler)
+    scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
     if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
@@ -294,6 +298,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     """
     from headstart.engine.model import Model
     from headstart.server.conversation import chat_defaults
+    from headstart.server.defaults import request_defaults
     from headstart.server.model import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
@@ -317,9 +322,21 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             "the chat template of %s shows no message: name another with --chat-template-file",
             model.path.name,
         )
-    alias = config.model.alias or config.model.hf_repo or models.target.name
-    chat = chat_defaults(config.chat)
-    return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
+    names = _listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
+    return ServedModel(
+        alias=names[0],
+        aliases=names[1:],
+        tags=_listed(config.model.tags),
+        vocab=vocab,
+        template=template,
+        chat=chat_defaults(config.chat),
+        defaults=request_defaults(config.sampling, model.metadata()),
+    )
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
@@ -330,6 +347,8 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
+    from headstart.logs import Logging
+    from headstart.process import EngineProcess
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
     from headstart.server import listen
@@ -339,14 +358,14 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
         if config.server.verbose
         else getattr(logging, config.server.log_level.upper())
     )
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
-    )
+    prepare = EngineProcess(Logging(level, config.log), config.engine)
+    prepare.logging.start()
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
     check(config)
     models = find_models(config)
-    worker = WorkerClient(lambda: ProcessTransport(partial(build_scheduler, config, models), level))
+    build = partial(build_scheduler, config, models)
+    worker = WorkerClient(lambda: ProcessTransport(build, prepare))
 
     listen.serve(
         config.server,

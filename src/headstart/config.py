@@ -19,6 +19,8 @@ from headstart.config_engine import DraftEngineConfig as DraftEngineConfig
 from headstart.config_engine import EngineConfig as EngineConfig
 from headstart.config_fields import check_at_least
 from headstart.config_fields import option as option
+from headstart.config_logs import LogConfig as LogConfig
+from headstart.config_sampling import SamplingConfig as SamplingConfig
 from headstart.errors import ConfigError
 from headstart.types import SequenceMode
 
@@ -62,7 +64,10 @@ class ModelConfig:
         "--hf-repo-draft",
         "--spec-draft-hf",
     )
-    alias: str | None = option(None, "model name that the API shows", "-a")
+    alias: str | None = option(
+        None, "model name that the API shows; several separated by commas", "-a"
+    )
+    tags: str | None = option(None, "words about the model in /v1/models, separated by commas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +86,16 @@ class SchedulerConfig:
         "-cms",
     )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
+    cache_ram: int = option(
+        8192,
+        "most MiB of main memory for prompts that lose their place in the model's cache, and never "
+        "more than half of what is free; 0 keeps none",
+        "-cram",
+    )
 
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)
+        check_at_least(self, "cache_ram", 0)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
         check_at_least(self, "checkpoint_min_step", 1)
@@ -167,8 +179,15 @@ class SpeculationConfig:
 class ServerConfig:
     """The HTTP side."""
 
-    host: str = option("127.0.0.1", "address to listen on")
+    host: str = option(
+        "127.0.0.1",
+        "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
+    )
     port: int = option(8080, "port to listen on; 0 takes a free one")
+    reuse_port: bool = option(False, "let other processes listen on the same port")
+    api_prefix: str = option("", "what stands before all paths, for instance /llm")
+    ssl_key_file: str | None = option(None, "file with the private key for HTTPS, in PEM format")
+    ssl_cert_file: str | None = option(None, "file with the certificate for HTTPS, in PEM format")
     api_key: str | None = option(
         None, "key that clients must send; several separated by commas", secret=True
     )
@@ -192,6 +211,7 @@ class ServerConfig:
         None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
+    sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
     max_body_mb: int = option(8, "largest accepted request body in MiB")
     timeout: int = option(
         3600,
@@ -203,6 +223,7 @@ class ServerConfig:
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
     metrics: bool = option(True, "serve /metrics")
+    props: bool = option(False, "take POST /props")
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
     )
@@ -214,6 +235,17 @@ class ServerConfig:
         check_at_least(self, "max_body_mb", 1)
         check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
+        if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
+            raise ConfigError(
+                f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "
+                "or -1 for none"
+            )
+        if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
+            raise ConfigError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
+        if self.api_prefix and not self.api_prefix.startswith("/"):
+            raise ConfigError(
+                f"--api-prefix is {self.api_prefix!r} but must start with a slash, as /llm"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +258,8 @@ class Config:
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     chat: ChatConfig = field(default_factory=ChatConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
 
     def __post_init__(self) -> None:

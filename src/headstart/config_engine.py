@@ -92,6 +92,11 @@ class EngineConfig:
         "other values for keys of the model file: KEY=TYPE:VALUE, separated by commas; types int, "
         "float, bool, str",
     )
+    prio: int = option(
+        0, "priority of the engine process: -1 low, 0 normal, 1 medium, 2 high, 3 realtime"
+    )
+    cpu_mask: str | None = option(None, "CPUs that the engine may use, as a hexadecimal mask", "-C")
+    cpu_range: str | None = option(None, "CPUs that the engine may use, as FIRST-LAST", "-Cr")
     rope_scaling: str | None = option(
         None,
         "how positions are scaled; default: as the model says",
@@ -134,6 +139,8 @@ class EngineConfig:
         check_at_least(self, "batch", 2)
         check_at_least(self, "ubatch", 2)
         check_at_least(self, "gpu_layers", -1)
+        if not -1 <= self.prio <= 3:
+            raise ConfigError(f"--prio is {self.prio} but must be from -1 to 3")
         for name in ("ctx_checkpoints", "fit_target", "n_cpu_moe", "yarn_orig_ctx", "rope_scale"):
             check_at_least(self, name, 0)
         for name in ("rope_freq_base", "rope_freq_scale"):
