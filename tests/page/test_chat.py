@@ -131,6 +131,6 @@ def test_a_failure_is_said_where_the_answer_would_be(window: Window) -> None:
     with serving() as client:
         window.open(str(client.base_url))
         window.page.evaluate(
-            "localStorage.setItem('headstart-settings', '{\"temperature\": \"-3\"}')"
+            "localStorage.setItem('headstart-settings', '{\"max_tokens\": \"-5\"}')"
         )
-        assert "temperature" in window.ask("Question").locator(".note").inner_text()
+        assert "max_tokens" in window.ask("Question").locator(".note").inner_text()
