@@ -62,7 +62,7 @@ class AnswerFormat:
         reader.release(None if is_marked else place)
         if not is_marked and not is_thinking:
             return
-        if start[-1:].isspace():
+        if is_marked and start[-1:].isspace():
             yield from reader.skip_space()
         stops = triggers if self.calls_end_thoughts else ()
         found = yield from reader.until((end.strip(), *stops), reader.thoughts)
@@ -73,12 +73,25 @@ class AnswerFormat:
 
     def _read_content(self, reader: Reader, triggers: tuple[str, ...]) -> Reading[None]:
         drops = tuple(filter(None, (self.content_start.strip(), self.content_end.strip())))
+        yield from self._skip_space_before_calls(reader, triggers)
         while True:
             found = yield from reader.until((*triggers, *drops), reader.content)
             if found is None:
                 return
             if found not in drops:
                 yield from self._read_calls(reader, found)
+
+    def _skip_space_before_calls(
+        self, reader: Reader, triggers: tuple[str, ...]
+    ) -> Reading[None]:
+        """White space is no content of an answer that only calls."""
+        place = reader.mark()
+        yield from reader.skip_space()
+        for trigger in triggers:
+            if trigger != "{" and (yield from reader.sees(trigger)):
+                reader.release()
+                return
+        reader.release(place)
 
     def _read_calls(self, reader: Reader, trigger: str) -> Reading[None]:
         """Read the calls that begin in front of here; what turns out to be none is content."""

@@ -88,7 +88,8 @@ class _Probe:
         if whole is None or self._before is None or not whole.startswith(self._before):
             return None
         text = whole[len(self._before) :]
-        return text[common_prefix_length(text, self.generation_prompt) :]
+        shared = text[: common_prefix_length(text, self.generation_prompt)]
+        return text[len(re.sub(r"<[^<>]*$", "", shared)) :]  # markers stay whole
 
     def calls(self, *calls: dict[str, Any]) -> str:
         """The text of an answer with calls.
