@@ -15,6 +15,7 @@ serve: setup
 	@exec $(PY) -m headstart serve $(ARGS)
 
 test: setup
+	@$(PY) tests/fetch_vocabs.py --if-missing
 	@$(PY) -m pytest $(ARGS)
 
 check: setup

@@ -98,7 +98,9 @@ class Machine:
         speculators = [make_speculator(name, arm.config().options, parts) for name in arm.types]
         if wrap is not None:
             speculators = wrap(speculators)
-        guarded = [GuardedSpeculator(speculator, self.clock) for speculator in speculators]
+        guarded = [
+            GuardedSpeculator(one, self.engine.vocab_size, self.clock) for one in speculators
+        ]
         drafting = Drafting(guarded, arm.config(), Controller())
         limits = SchedulerConfig(parallel=self.num_users)
         scheduler = Scheduler(self.engine, self.vocab, drafting, limits, self.clock)
@@ -156,7 +158,7 @@ def answer(scheduler: Scheduler, requests: Sequence[Request]) -> Run:
 
 
 @dataclass(slots=True)
-class Tally:
+class ArmTotals:
     """Runs of one arm on the same requests as the others, summed up."""
 
     runs: list[Run] = field(default_factory=list)
@@ -187,11 +189,11 @@ class Tally:
     @property
     def num_drafted(self) -> int:
         """Draft tokens that were verified."""
-        return sum(one.num_drafted for run in self.runs for one in run.stats)
+        return sum(one.drafts.num_drafted for run in self.runs for one in run.stats)
 
     @property
     def num_accepted(self) -> int:
-        return sum(one.num_accepted for run in self.runs for one in run.stats)
+        return sum(one.drafts.num_accepted for run in self.runs for one in run.stats)
 
     @property
     def num_wasted(self) -> int:
@@ -210,7 +212,7 @@ class Tally:
         """Accepted of the draft tokens, in [0, 1]."""
         return self.num_accepted / max(1, self.num_drafted)
 
-    def num_differences(self, other: Tally) -> int:
+    def num_differences(self, other: ArmTotals) -> int:
         """Texts that are not the same token for token. The default mode may flip near ties."""
         return sum(
             ours != theirs

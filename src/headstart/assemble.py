@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.engine import library
     from headstart.engine.context import LlamaEngine
     from headstart.engine.model import Model
+    from headstart.grammar.compiler import GrammarCompiler
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -122,8 +124,9 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         else None
     )
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
-    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
-    if types and not drafting.controller.knows_costs:
+    compiler = GrammarCompiler(model.vocab)
+    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler, compiler=compiler)
+    if types and not drafting.knows_costs:
         scheduler.warm_up(WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
@@ -241,7 +244,10 @@ def _make_drafting(
         "translator": lambda: _translator(config, model, drafter.model),
     }
     options = config.speculation.options
-    speculators = [GuardedSpeculator(make_speculator(name, options, parts)) for name in types]
+    vocab_size = model.vocab.size
+    speculators = [
+        GuardedSpeculator(make_speculator(name, options, parts), vocab_size) for name in types
+    ]
     unusable = ""
     if speculators and engine.memory is MemoryKind.CHECKPOINT:
         kind = model.info().architecture
@@ -327,8 +333,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
+
+    `settings` are shown in /props: where each value of the configuration came from.
 
     Raises:
         ConfigError, ModelError: the server cannot start.
@@ -354,7 +362,7 @@ def serve(config: Config) -> int:
     listen.serve(
         config.server,
         worker,
-        lambda: load_served_model(config, models),
+        lambda: replace(load_served_model(config, models), settings=settings),
         partial(_announce, models.is_demo),
     )
     return 0

@@ -113,9 +113,6 @@ class EngineConfig:
         "-ctxcp",
         "--swa-checkpoints",
     )
-    checkpoint_min_step: int = option(
-        1024, "prompt tokens between two such states; messages add some of their own", "-cms"
-    )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     deterministic: bool = option(
@@ -130,7 +127,6 @@ class EngineConfig:
         check_at_least(self, "ubatch", 2)
         check_at_least(self, "gpu_layers", -1)
         check_at_least(self, "ctx_checkpoints", 0)
-        check_at_least(self, "checkpoint_min_step", 1)
         for name in ("threads", "threads_batch"):
             if getattr(self, name) is not None:
                 check_at_least(self, name, 1)
@@ -205,12 +201,19 @@ class SchedulerConfig:
     prefill_chunk: int = option(
         64, "prompt tokens read per step while others generate; bounds how long they wait"
     )
+    checkpoint_min_step: int = option(
+        1024,
+        "prompt tokens between two checkpoints (see --ctx-checkpoints); the ends of the first and "
+        "of the last message get one in any case",
+        "-cms",
+    )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
 
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
+        check_at_least(self, "checkpoint_min_step", 1)
         if self.parallel > 250:
             raise ConfigError(
                 f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
@@ -299,12 +302,30 @@ class ServerConfig:
     api_key_file: str | None = option(
         None, "file with one key a line; lines that start with # are comments"
     )
+    allowed_hosts: str | None = option(
+        None,
+        "without an API key: host names, separated by commas, under which the server may be asked "
+        "besides localhost, addresses, names without a dot and this machine's; * for any",
+    )
+    cors_origins: str | None = option(
+        None,
+        "origins, separated by commas, whose web pages may use the server; localhost for those of "
+        "this machine, * for any. Default: its own page only",
+    )
+    max_connections: int = option(
+        1000, "open connections; beyond them the longest idle one is closed, or new ones get 503"
+    )
     chat_template: str | None = option(
         None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
-    max_body_mb: int = option(64, "largest accepted request body in MiB")
-    timeout: int = option(3600, "seconds after which an idle connection is closed", "-to")
+    max_body_mb: int = option(8, "largest accepted request body in MiB")
+    timeout: int = option(
+        3600,
+        "seconds after which an idle connection is closed; at most 30 for the head of a request, "
+        "60 for the next piece of its body or for a client that does not read",
+        "-to",
+    )
     page: bool = option(True, "serve the page at /", "--webui", "--ui")
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
@@ -318,6 +339,7 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port} but must be from 0 to 65535")
         check_at_least(self, "max_body_mb", 1)
+        check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
 
 

@@ -72,6 +72,8 @@ def _resolve(
     if path is None:
         return None
     found = Path(path).expanduser()
+    if found.is_dir():
+        raise ModelError(f"{local_flag} {path} is a folder; name the GGUF file in it")
     if not found.is_file():
         raise ModelError(f"{local_flag} {path}: there is no such file")
     return found

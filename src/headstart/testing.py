@@ -274,7 +274,7 @@ def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 64) -> 
             raise AssertionError(f"{report.name} failed in {report.failure}")
         if texts != _generate([], temperature, num_tokens)[0]:
             raise AssertionError(f"{report.name} changed a text at temperature {temperature}")
-        drafted, accepted = drafted + report.drafted, accepted + report.accepted
+        drafted, accepted = drafted + report.stats.num_drafted, accepted + report.stats.num_accepted
     return drafted, accepted
 
 
@@ -282,9 +282,10 @@ def _generate(
     speculators: Sequence[Speculator], temperature: float, num_tokens: int
 ) -> tuple[dict[str, list[int]], list[GuardedSpeculator]]:
     """Texts by request, and the speculators at work."""
-    guarded = [GuardedSpeculator(s) for s in speculators]
+    engine = FakeEngine(order=1)
+    guarded = [GuardedSpeculator(s, engine.vocab_size) for s in speculators]
     drafting = Drafting(guarded, SpeculationConfig(spec="fixed"), Controller())
-    scheduler = Scheduler(FakeEngine(order=1), ByteVocab(), drafting, SchedulerConfig(parallel=4))
+    scheduler = Scheduler(engine, ByteVocab(), drafting, SchedulerConfig(parallel=4))
     for seed in range(4):
         sampling = SamplingParams(temperature=temperature, seed=seed)
         prompt = list(range(seed, seed + 8))

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness import SIZE as LETTERS
+from tests.harness import Model as Letters
+from tests.harness import make_scheduler, play
 from tests.real.test_filters import MODEL, SIZE, Filtering, logits_of
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
-from tests.unit.scheduler.harness import SIZE as LETTERS
-from tests.unit.scheduler.harness import Model as Letters
-from tests.unit.scheduler.harness import make_scheduler, play
 
 from headstart.engine.filters import LlamaFilters
 from headstart.errors import InvalidParameterError
@@ -165,8 +165,8 @@ def draft_request(seq_id: int) -> DraftRequest:
     return DraftRequest(seq_id=seq_id, tokens=[1, 2, 3], max_tokens=4)
 
 
-def test_numbers_that_one_request_spoiled_leave_the_others_their_drafts(caplog):
-    guarded = GuardedSpeculator(WithNan())
+def test_numbers_that_one_request_spoiled_leave_the_others_their_drafts():
+    guarded = GuardedSpeculator(WithNan(), vocab_size=32)
     drafts = guarded.propose([draft_request(seq_id) for seq_id in range(4)])
     assert [len(draft.tokens) for draft in drafts] == [2, 0, 2, 2]
     assert [guarded.can_draft(seq_id) for seq_id in range(4)] == [True, False, True, True]

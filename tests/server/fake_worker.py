@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from headstart.errors import HeadstartError
+from headstart.scheduler.counters import Counters
 from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
 from headstart.scheduler.request import (
-    DraftCounts,
     Event,
     FinishEvent,
     ProgressEvent,
@@ -20,10 +21,12 @@ from headstart.scheduler.request import (
     TokenEvent,
     TokenLogprob,
 )
+from headstart.scheduler.speculation_stats import SpeculationStats
+from headstart.scheduler.worker import Deliver
 from headstart.types import ModelInfo
 
 HOLD = "hold"
-Script = Callable[[Request], Sequence[Event | Exception | str]]
+Script = Callable[[Request], Sequence[Event | HeadstartError | str]]
 
 TARGET = ModelInfo(
     path="/models/tiny.gguf",
@@ -48,25 +51,16 @@ INFO = WorkerInfo(
     speculation={"mode": "auto"},
     system="libllama b1",
 )
-DRAFTED = DraftCounts(
-    calls=4,
-    offered=2,
-    drafts=1,
-    drafts_accepted=1,
-    drafted=3,
-    accepted=2,
-    drafted_by_position=(1, 1, 1),
-    accepted_by_position=(1, 1, 0),
-    reasons={"no match": 2, "below break-even": 1},
+DRAFTED = SpeculationStats(
+    num_calls=4,
+    num_offered=2,
+    verified=Counter({(0, 3, 2): 1}),
+    reasons=Counter({"no match": 2, "below break-even": 1}),
 )
+VERIFIED = Counter({(0, 2, 2): 3, (0, 4, 1): 1})
 REPORT = WorkerReport(
-    requests=3,
-    drafted=10,
-    accepted=7,
-    drafts=4,
-    accepted_by_position=(4, 3),
-    prompt_tokens=30,
-    prompt_seconds=2.0,
+    counters=Counters(requests=3, prompt_tokens=30, prompt_seconds=2.0),
+    drafts=SpeculationStats(verified=VERIFIED, reasons=Counter({'no "match"': 2})),
     slots=(
         SlotReport(
             slot_id=0,
@@ -74,25 +68,17 @@ REPORT = WorkerReport(
             request_id="r",
             max_tokens=9,
             num_emitted=2,
-            drafted_by={"ngram-simple": DRAFTED},
+            by_speculator={"ngram-simple": DRAFTED},
         ),
         SlotReport(slot_id=1),
     ),
     speculators=(
         SpeculatorReport(
             name="ngram-simple",
-            calls=5,
-            drafted=10,
-            accepted=7,
-            accepted_by_position=(4, 3),
-            drafted_by_position=(5, 5),
-            offered=4,
-            drafts=3,
-            reasons={"outbid": 6},
+            stats=SpeculationStats(5, 4, VERIFIED, Counter({"outbid": 6})),
             seconds={"propose": 0.5},
         ),
     ),
-    reasons={'no "match"': 2},
 )
 STATS = RequestStats(
     slot_id=2,
@@ -100,12 +86,8 @@ STATS = RequestStats(
     num_cached=2,
     num_emitted=4,
     num_steps=2,
-    num_drafts=1,
-    num_drafted=3,
-    num_accepted=2,
-    accepted_histogram=(0, 0, 1),
-    drafted_by={"ngram-simple": DRAFTED},
-    reasons={"no match": 1},
+    drafts=SpeculationStats(verified=Counter({(0, 3, 2): 1}), reasons=Counter({"no match": 1})),
+    by_speculator={"ngram-simple": DRAFTED},
     prompt_seconds=0.5,
     generation_seconds=0.25,
 )
@@ -152,26 +134,32 @@ class FakeWorker:
         self.started: queue.Queue[str] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.is_closed = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         if self.start_error:
             raise self.start_error
         self.status, self.info = "ready", INFO
 
-    async def submit(self, request: Request) -> AsyncIterator[Event]:
+    def submit(self, request: Request, deliver: Deliver) -> None:
         self.requests.append(request)
         self.started.put(request.request_id)
-        try:
-            for step in self.script(request):
-                if step == HOLD:
-                    await asyncio.Event().wait()
-                elif isinstance(step, Exception):
-                    raise step
-                elif not isinstance(step, str):
-                    yield step
-        except (asyncio.CancelledError, GeneratorExit):
-            self.cancelled.put(request.request_id)
-            raise
+        self._tasks[request.request_id] = asyncio.create_task(self._play(request, deliver))
+
+    def cancel(self, request_id: str) -> None:
+        task = self._tasks.pop(request_id, None)
+        if task is not None and task.cancel():
+            self.cancelled.put(request_id)
+
+    async def _play(self, request: Request, deliver: Deliver) -> None:
+        for step in self.script(request):
+            if step == HOLD:
+                await asyncio.Event().wait()
+            elif not isinstance(step, str):
+                if isinstance(step, (FinishEvent, HeadstartError)):
+                    del self._tasks[request.request_id]
+                deliver(step)
+                await asyncio.sleep(0)
 
     async def report(self) -> WorkerReport:
         return REPORT

@@ -12,7 +12,7 @@ from tests.server.fake_worker import FakeWorker
 
 from headstart.config import ServerConfig
 from headstart.server.app import create_app
-from headstart.server.listen import address_of, take_port
+from headstart.server.listen import address_of, take_port, uvicorn_config
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
@@ -35,9 +35,9 @@ def serving(
     served = model or served_model()
     app = create_app(config or ServerConfig(), worker or FakeWorker(), lambda: served)
     listener = take_port(ServerConfig(port=0))
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="critical", loop="asyncio", lifespan="on")
-    )
+    settings = uvicorn_config(app, config or ServerConfig())
+    settings.log_level = "critical"
+    server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     address = address_of(listener)

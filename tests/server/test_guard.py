@@ -138,8 +138,9 @@ def test_a_comment_in_the_key_file_is_no_key(tmp_path):
     assert load_keys(ServerConfig(api_key_file=str(tmp_path / "keys"))) == (b"alpha", b"be#ta")
 
 
-def test_any_origin_may_read_and_preflight_needs_no_key():
-    with serving(config=ServerConfig(api_key="k")) as client:
+def test_named_origins_may_read_and_preflight_needs_no_key():
+    config = ServerConfig(api_key="k", cors_origins="http://page.example")
+    with serving(config=config) as client:
         headers = {
             "Origin": "http://page.example",
             "Access-Control-Request-Headers": "authorization",

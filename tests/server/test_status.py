@@ -82,7 +82,7 @@ def test_props_name_model_template_and_defaults(client):
     assert [
         speculator[f"num_{count}"] for count in ("proposals", "draft_tokens", "rows_wasted")
     ] == [5, 10, 3]
-    assert speculator["accepted_draft_tokens_by_position"] == [4, 3]
+    assert speculator["accepted_draft_tokens_by_position"] == [4, 3, 0, 0]
     assert (speculator["num_drafts_offered"], speculator["reasons_not_drafted"]) == (
         4,
         {"outbid": 6},
@@ -130,9 +130,9 @@ def test_openapi_documents_the_bodies(client):
 
 
 def test_choices_of_a_call_are_summed_up_by_speculator():
-    one = RequestStats(drafted_by={"a": DRAFTED, "b": DRAFTED})
-    by_speculator = sum_stats([one, RequestStats(drafted_by={"a": DRAFTED})]).drafted_by
-    assert (by_speculator["a"].calls, by_speculator["b"].calls) == (8, 4)
+    one = RequestStats(by_speculator={"a": DRAFTED, "b": DRAFTED})
+    by_speculator = sum_stats([one, RequestStats(by_speculator={"a": DRAFTED})]).by_speculator
+    assert (by_speculator["a"].num_calls, by_speculator["b"].num_calls) == (8, 4)
     assert by_speculator["a"].accepted_by_position == (2, 2, 0)
     assert by_speculator["a"].reasons == {"no match": 4, "below break-even": 2}
 

@@ -144,7 +144,11 @@ def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
     """
     stats = finish.stats
     num_encoded = stats.num_prompt - stats.num_cached
-    accept = f"{100 * stats.num_accepted / stats.num_drafted:.3f}%" if stats.num_drafted else "-"
+    accept = (
+        f"{100 * stats.drafts.num_accepted / stats.drafts.num_drafted:.3f}%"
+        if stats.drafts.num_drafted
+        else "-"
+    )
     lines = [
         "",
         _speed("encoded", num_encoded, stats.prompt_seconds),
@@ -152,8 +156,8 @@ def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
         "",
         f"n_draft   = {'auto' if draft_max is None else draft_max}",
         f"n_predict = {stats.num_emitted}",
-        f"n_drafted = {stats.num_drafted}",
-        f"n_accept  = {stats.num_accepted}",
+        f"n_drafted = {stats.drafts.num_drafted}",
+        f"n_accept  = {stats.drafts.num_accepted}",
         f"accept    = {accept}",
         f"length    = {stats.acceptance_length:.2f} tokens a step",
         f"seed      = {seed}",
@@ -161,7 +165,9 @@ def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
     ]
     if not stats.is_valid:
         lines.append("the text is not valid: draft tokens were accepted unseen, for a measurement")
-    lines += [f"no draft  : {reason} ({steps} steps)" for reason, steps in stats.reasons.items()]
+    lines += [
+        f"no draft  : {reason} ({steps} steps)" for reason, steps in stats.drafts.reasons.items()
+    ]
     return "\n".join(lines)
 
 

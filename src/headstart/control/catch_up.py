@@ -1,9 +1,10 @@
 """What a draft model has to read before it can draft, and which part of that one draft has to earn.
 
-A model that has not read a request's prompt reads it once, for all its drafts of this request. How
-many those will be is estimated as
+A model that has not read a request's prompt reads it once, for all its drafts of this request. They
+share that by the tokens of the steps that they are made in. How many tokens those will be is
 
-    drafts per token of the answers for which it was used before * tokens still to come
+    share of the tokens that came of steps with its drafts, where it was used before
+    * tokens still to come
 
 The end of an answer is not known. Lengths of answers vary so much that what has been written says
 little about what is left, so that is taken to be the mean answer, or what max_tokens leaves.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from headstart.control.values import ModelSlot
 
 ANSWER, ANSWER_RATE, YOUNG = 128.0, 0.05, 4  # tokens of a mean answer: prior; of the average
-USES, USES_RATE = 0.1, 0.2  # drafts per token: prior; of the average
+SHARE, SHARE_RATE = 0.5, 0.2  # of the tokens: prior; of the average
 RECOVERY = 0.02  # back to the prior, per answer for which it was not used
 GAP_DRAFTS, GAP_RATE = 4.0, 0.2  # drafts between two gaps: prior; of the average
 GAP = 1  # tokens; no more than that are read with any draft
@@ -48,6 +49,7 @@ class _RequestUse:
 
     start: int  # tokens of the answer before that
     drafts: int = 0
+    tokens: float = 0.0  # expected of the steps with its drafts
     since_gap: int = 0  # drafts
     is_behind: bool = False  # it was granted a draft with more to read than a plain step adds
 
@@ -56,28 +58,30 @@ class _RequestUse:
 class CatchUpEstimate:
     """Of one draft model."""
 
-    uses: float = USES
+    share: float = SHARE
     gap_drafts: float = GAP_DRAFTS
     _used: dict[int, _RequestUse] = field(default_factory=dict)  # by seq_id
 
-    def num_drafts(self, slot: ModelSlot, num_left: float) -> float:
-        """Drafts that will share the cost of what this slot's next one has to read; `num_left`
-        tokens are to come.
+    def shares(self, slot: ModelSlot, num_left: float) -> tuple[float, float]:
+        """Which part of what this slot's next draft has to read is that draft's to earn: (a + b *
+        tokens of its step); `num_left` tokens are to come.
         """
         use = self._used.get(slot.seq_id)
         if use is None or not use.drafts:  # a long prompt is read in several steps
-            return max(1.0, self.uses * num_left)
-        return self.gap_drafts
+            return 0.0, 1.0 / max(1.0, self.share * num_left)
+        return 1.0 / self.gap_drafts, 0.0
 
-    def allowance(self, slot: ModelSlot) -> None:
+    def granted(self, slot: ModelSlot) -> None:
         """It may draft for this slot because that pays."""
         use = self._used.get(slot.seq_id)
         if use is None:
             use = self._used[slot.seq_id] = _RequestUse(slot.num_answered)
         use.is_behind |= slot.catch_up > GAP
 
-    def drafted(self, seq_id: int) -> None:
-        """It did, and was not still reading. Probes before the first grant do not count."""
+    def drafted(self, seq_id: int, num_accepted: float) -> None:
+        """It did, for so many tokens more, and was not still reading. Probes before the first grant
+        do not count.
+        """
         use = self._used.get(seq_id)
         if use is None:
             return
@@ -85,17 +89,19 @@ class CatchUpEstimate:
             self._close_gap(use)
         use.is_behind = False
         use.drafts += 1
+        use.tokens += 1.0 + num_accepted
         use.since_gap += 1
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
         use = self._used.pop(seq_id, None)
         if use is None:
-            self.uses += RECOVERY * (USES - self.uses)
+            self.share += RECOVERY * (SHARE - self.share)
             return
         if use.drafts:
             self._close_gap(use)
-        self.uses += USES_RATE * (use.drafts / max(1, num_answered - use.start) - self.uses)
+        share = min(1.0, use.tokens / max(1, num_answered - use.start))
+        self.share += SHARE_RATE * (share - self.share)
 
     def _close_gap(self, use: _RequestUse) -> None:
         self.gap_drafts += GAP_RATE * (use.since_gap - self.gap_drafts)

@@ -92,6 +92,10 @@ class Controller:
         """A draft model ran."""
         self._drafting.observe(run, step)
 
+    def knows_draft_costs(self, speculator: str) -> bool:
+        """Whether a draft model was ever timed."""
+        return self._drafting.knows_costs(speculator)
+
     def learn_draft_costs(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """What a draft model's rounds and reading a token take, before its first request."""
         self._drafting.calibrate(speculator, round_ms, token_ms)
@@ -99,6 +103,7 @@ class Controller:
     def record(self, outcome: Outcome) -> None:
         """A draft's fate is known, verified or not."""
         self._calibration.record(outcome)
+        self._drafting.record(outcome)
 
     def begin(self, seq_id: int, namespace: str) -> None:
         """A request begins; what its tokens teach is used in this namespace only."""

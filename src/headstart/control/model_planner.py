@@ -8,173 +8,42 @@ the highest
 are chosen, nothing if none is above 0. `forecast` says what to expect; `rate` is the budget's,
 margin included. Only the limits next to the last one chosen are tried.
 
-Savings of PROBE_SHARE of the time pay for two kinds of drafts that are not expected to pay: ones
-that would under an optimistic cost of row counts never measured, and probes.
-
-A model that is off leaves no labels, so now and then it drafts a few tokens to be compared with the
-text (they need not be verified). The time between two doubles while it stays off, to PROBE_LAST
-steps.
+A small share of the time pays for two kinds of drafts that are not expected to pay: ones that would
+under an optimistic cost of row counts never measured, and `probes`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.catch_up import AnswerLength, CatchUpEstimate
 from headstart.control.cost import CostTable
+from headstart.control.draft_cost import YOUNG_CALLS, DraftCost
 from headstart.control.forecast import (
     LENGTHS,
-    REQUEST_FADE,
     THRESHOLDS,
     WIDTHS,
     Forecast,
     Profile,
-    Rates,
-    forecast,
-    guess,
 )
+from headstart.control.model_state import ModelState
+from headstart.control.probes import PROBE_TOKENS, Probes
 from headstart.control.state import floats
-from headstart.control.values import NO_ALLOWANCE, Allowance, ModelDraftCall, ModelSlot, Step
-
-ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
-CATCH_UP_SHARE = 0.02  # ... and a token read, this
-RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
-# these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
-YOUNG_CALLS = 3
-PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
-REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
-FORECAST_AGE = 8  # calls after which every forecast is made anew
-PROBE_SHARE, PROBE_LIMIT = 0.01, 64.0  # of the time; savings at most, in plain steps
+from headstart.control.values import (
+    NO_ALLOWANCE,
+    Allowance,
+    ModelDraftCall,
+    ModelSlot,
+    Outcome,
+    Step,
+)
 
 
-@dataclass(slots=True)
-class DraftCost:
-    """Milliseconds of one draft model: per round by number of slots, and per token read."""
-
-    round_ms: dict[int, float] = field(default_factory=dict)
-    catch_up_ms: float | None = None
-    calls: dict[int, int] = field(default_factory=dict)  # by number of slots
-
-    def milliseconds(self, num_slots: int, rounds: float, catch_up: int, plain_ms: float) -> float:
-        """Expected time of a call; `plain_ms` prices what was never measured."""
-        return rounds * self.round(num_slots, plain_ms) + catch_up * self.token(plain_ms)
-
-    def observe(self, run: ModelDraftCall, plain_ms: float) -> None:
-        """Learn from one call; a share of the innovation goes to each part of the price."""
-        num_slots, rounds = len(run.seq_ids), run.rounds  # none if it only read
-        if not (rounds or run.catch_up) or run.milliseconds <= 0.0:
-            return
-        per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)
-        expected = rounds * per_round + run.catch_up * price  # above 0, as prices are
-        share = rounds * per_round / expected
-        ratio = run.milliseconds / expected - 1.0
-        calls = self.calls[num_slots] = self.calls.get(num_slots, 0) + 1
-        cut = max(-0.95, min(2.0, ratio)) / calls
-        if calls > YOUNG_CALLS:
-            cut = max(-MAX_INNOVATION, min(MAX_INNOVATION, ratio)) * RATE
-        if rounds:
-            self.round_ms[num_slots] = per_round * (1.0 + cut * share)
-        if run.catch_up:
-            self.catch_up_ms = price * (1.0 + cut * (1.0 - share))
-
-    def token(self, plain_ms: float) -> float:
-        """Of a token read."""
-        return CATCH_UP_SHARE * plain_ms if self.catch_up_ms is None else self.catch_up_ms
-
-    def round(self, num_slots: int, plain_ms: float) -> float:
-        """More slots cost a tenth more each, until measured."""
-        if num_slots in self.round_ms:
-            return self.round_ms[num_slots]
-        if not self.round_ms:
-            return ROUND_SHARE * plain_ms * (1.0 + 0.1 * (num_slots - 1))
-        nearest = min(self.round_ms, key=lambda n: abs(n - num_slots))
-        return self.round_ms[nearest] * (1.0 + 0.1 * max(0, num_slots - nearest))
-
-
-@dataclass(slots=True)
-class _ModelState:
-    """What is known of one draft model, and its probes. Times in plain steps."""
-
-    cost: DraftCost = field(default_factory=DraftCost)
-    profile: Profile = field(default_factory=Profile)
-    requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
-    idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
-    catch_up: CatchUpEstimate = field(default_factory=CatchUpEstimate)
-    limit: int = 2  # index of the confidence limit chosen last
-    savings: float = 0.0  # none to begin with: a prompt is first read where that pays
-    wait: int = PROBE_FIRST
-    steps: int = 0  # since the last draft
-    age: int = 0  # calls since the rates were read
-    rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
-    forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by seq_id and limit
-
-    def learn(
-        self,
-        seq_id: int,
-        confidence: Sequence[float],
-        survival: Sequence[float],
-        allowance: Allowance,
-    ) -> None:
-        """Count one draft, for the model and for the request."""
-        request = self.requests.get(seq_id)
-        if request is None:
-            request = self.requests[seq_id] = Profile(REQUEST_FADE)
-        self.profile.learn(confidence, survival, allowance)
-        request.learn(confidence, survival, allowance)
-        self.idle[seq_id] = 0
-        self._outdate(seq_id, allowance.min_confidence)
-
-    def skip(self, seq_id: int) -> None:
-        """No draft for this request; what it said of itself is old after a while, and then the
-        average counts.
-        """
-        idle = self.idle.get(seq_id)
-        if idle is None:
-            return
-        self.idle[seq_id] = idle + 1
-        if idle + 1 == REQUEST_MEMORY:
-            self.requests[seq_id] = Profile(REQUEST_FADE)
-            self._outdate(seq_id)
-
-    def end(self, seq_id: int, num_answered: int) -> None:
-        """The request is over."""
-        self.catch_up.end(seq_id, num_answered)
-        if self.requests.pop(seq_id, None) is not None:
-            del self.idle[seq_id]
-            self._outdate(seq_id)
-
-    def _outdate(self, seq_id: int, min_confidence: float = 0.0) -> None:
-        for t, threshold in enumerate(THRESHOLDS):
-            if threshold >= min_confidence:
-                self.forecasts.pop((seq_id, t), None)
-
-    def forget(self) -> None:
-        """Read the rates anew now and then: they move slowly."""
-        self.age += 1
-        if self.age >= FORECAST_AGE:
-            self.age = 0
-            self.rates.clear()
-            self.forecasts.clear()
-
-    def forecast(self, seq_id: int, t: int, acceptance: float) -> Forecast:
-        """What to expect of this request's next draft; `acceptance` if nothing is known."""
-        known = self.forecasts.get((seq_id, t))
-        if known is None:
-            rates = self.rates.get(t)
-            if rates is None:
-                rates = self.rates[t] = self.profile.rates(t, guess(THRESHOLDS[t], acceptance))
-            request = self.requests.get(seq_id)
-            known = forecast(rates if request is None else request.rates_of_request(t, rates))
-            self.forecasts[seq_id, t] = known
-        return known
-
-
-class _Choice(NamedTuple):
+class _Decision(NamedTuple):
     """Slots to draft for (indices), how far, and the index of the confidence limit."""
 
     slots: Sequence[int] = ()
@@ -183,7 +52,7 @@ class _Choice(NamedTuple):
     value: float = 0.0  # expected tokens above the price
 
 
-NO_CHOICE = _Choice()
+NO_DECISION = _Decision()
 
 
 class _Price(NamedTuple):
@@ -194,7 +63,8 @@ class _Price(NamedTuple):
     curve: Sequence[float]  # of the target, by rows
     base: int  # rows without drafts
     plain: float  # milliseconds of a plain step
-    catch_up_ms: Sequence[float]  # milliseconds for what each slot has to read: this draft's share
+    # what each slot's draft has to earn for what is read first: (a, b) of a + b * tokens of a step
+    reading: Sequence[tuple[float, float]]
 
 
 class ModelDraftPlanner:
@@ -202,7 +72,7 @@ class ModelDraftPlanner:
 
     def __init__(self, cost: CostTable, budget: Budget, calibration: Calibration) -> None:
         self._cost, self._budget, self._calibration = cost, budget, calibration
-        self._drafters: dict[str, _ModelState] = {}
+        self._drafters: dict[str, ModelState] = {}
         self._answers = AnswerLength()
 
     def plan(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
@@ -218,15 +88,17 @@ class ModelDraftPlanner:
         ]
         if not auto:
             return allowances
-        drafter.savings = min(PROBE_LIMIT, drafter.savings + PROBE_SHARE)
+        drafter.probes.save()
         asking = [slots[i] for i in auto]
         choice = self._best(speculator, asking, step, optimistic=False)
-        if not choice.slots:
+        if choice.slots:
+            drafter.probes.granted()
+        else:
             choice = self._explore(speculator, asking, step)
         if choice.slots:
-            drafter.steps, drafter.wait, drafter.limit = 0, PROBE_FIRST, choice.limit
+            drafter.limit = choice.limit
             for j in choice.slots:
-                drafter.catch_up.allowance(asking[j])
+                drafter.catch_up.granted(asking[j])
                 length = min(asking[j].max_tokens, choice.length)
                 allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit])
         elif not any(fixed):
@@ -241,19 +113,32 @@ class ModelDraftPlanner:
     def observe(self, run: ModelDraftCall, step: Step) -> None:
         """Learn what a call cost, and from its drafts what the next ones will be like."""
         drafter = self._drafter(run.speculator)
-        drafter.cost.observe(run, self._plain(step))
+        plain = self._plain(step)
+        drafter.cost.observe(run, plain)
+        drafter.probes.called(run.seq_ids, run.milliseconds / plain)
         for seq_id, allowance, confidence in zip(
             run.seq_ids, run.allowances, run.confidences, strict=True
         ):
             survival = self._calibration.survival(run.speculator, confidence, seq_id)
             drafter.learn(seq_id, confidence, survival, allowance)
-            drafter.catch_up.drafted(seq_id)
+            drafter.catch_up.drafted(seq_id, sum(survival))
         drafter.forget()
+
+    def record(self, outcome: Outcome) -> None:
+        """What became of a draft, also of one that was only a probe."""
+        drafter = self._drafters.get(outcome.speculator)
+        if drafter is not None and outcome.num_matched == len(outcome.confidence):
+            drafter.probes.was_right()
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """Prices of one slot, measured before the first request; the next calls count as much."""
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
+
+    def knows_costs(self, speculator: str) -> bool:
+        """Whether anything was measured of this model."""
+        drafter = self._drafters.get(speculator)
+        return drafter is not None and bool(drafter.cost.round_ms)
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
@@ -270,7 +155,7 @@ class ModelDraftPlanner:
                 },
                 "catch_up_ms": drafter.cost.catch_up_ms,
                 "min_confidence": THRESHOLDS[drafter.limit],
-                "probe_after": drafter.wait,
+                "probe_after": drafter.probes.wait,
             }
             for name, drafter in self._drafters.items()
         }
@@ -281,7 +166,8 @@ class ModelDraftPlanner:
             name: {
                 "round_ms": {str(n): ms for n, ms in drafter.cost.round_ms.items()},
                 "catch_up_ms": drafter.cost.catch_up_ms,
-                "reading": [drafter.catch_up.uses, drafter.catch_up.gap_drafts],
+                "catch_up": [drafter.catch_up.share, drafter.catch_up.gap_drafts],
+                "savings": drafter.probes.savings,
                 "profile": drafter.profile.to_json(),
             }
             for name, drafter in self._drafters.items()
@@ -299,103 +185,104 @@ class ModelDraftPlanner:
             calls = dict.fromkeys([0, *rounds], YOUNG_CALLS)
             catch_up = saved["catch_up_ms"]
             price = None if catch_up is None else floats([catch_up], 1, 1e-9, 1e6)[0]
-            uses, gap_drafts = floats(saved["reading"], 2, 0.0, 1e6)
-            catch_up = CatchUpEstimate(uses, max(1.0, gap_drafts))
+            share, gap_drafts = floats(saved["catch_up"], 2, 0.0, 1e6)
+            estimate = CatchUpEstimate(min(1.0, share), max(1.0, gap_drafts))
+            (savings,) = floats([saved["savings"]], 1)
             profile = Profile.from_json(saved["profile"])
-            drafters[str(name)] = _ModelState(
-                DraftCost(rounds, price, calls), profile, catch_up=catch_up
+            drafters[str(name)] = ModelState(
+                DraftCost(rounds, price, calls),
+                profile,
+                catch_up=estimate,
+                probes=Probes(savings),
             )
         self._drafters = drafters
 
-    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
+    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Decision:
         """What would be best if row counts never measured are cheap, while the probes' savings
         last.
         """
         longest = max(slot.max_tokens for slot in slots)
         if self._cost.is_known(step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)):
-            return NO_CHOICE
+            return NO_DECISION
         choice = self._best(speculator, slots, step, optimistic=True)
         drafter, plain = self._drafter(speculator), self._plain(step)
         catch_up = sum(slots[i].catch_up for i in choice.slots)
         price = drafter.cost.milliseconds(len(choice.slots), choice.length, catch_up, plain) / plain
-        if not choice.slots or price > drafter.savings:
-            return NO_CHOICE
-        drafter.savings -= price
+        if not choice.slots or price > drafter.probes.savings:
+            return NO_DECISION
+        drafter.probes.is_charged = True
         return choice
 
     def _best(
         self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool
-    ) -> _Choice:
-        """The choice worth most; NO_CHOICE if none pays."""
+    ) -> _Decision:
+        """The choice worth most; NO_DECISION if none pays."""
         longest = min(max(slot.max_tokens for slot in slots), step.max_draft_rows)
         if longest < 1:
-            return NO_CHOICE
+            return NO_DECISION
         drafter, acceptance = self._drafter(speculator), self._calibration.mean(speculator)
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
         curve = self._cost.curve(most_rows, step.context, optimistic=optimistic)
         plain = self._plain(step) if optimistic else curve[step.num_slots]
-        catch_up_ms = self._catch_up_ms(drafter, slots, plain)
         rate = self._budget.rate(step.num_slots, plain)
-        price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, catch_up_ms)
-        num_lengths, best = bisect_right(LENGTHS, longest), NO_CHOICE
+        token_price = rate * drafter.cost.token(plain)
+        reading = [self._reading(drafter, slot, token_price) for slot in slots]
+        price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
+        num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
             forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
             best = _better(best, slots, t, forecasts, price, num_lengths)
         return best
 
-    def _catch_up_ms(
-        self, drafter: _ModelState, slots: Sequence[ModelSlot], plain: float
-    ) -> list[float]:
-        """Milliseconds of reading that each slot's next draft has to earn."""
-        token_ms, catch_up, answers = drafter.cost.token(plain), drafter.catch_up, self._answers
-        return [
-            slot.catch_up * token_ms / catch_up.num_drafts(slot, answers.left(slot))
-            for slot in slots
-        ]
+    def _reading(self, drafter: ModelState, slot: ModelSlot, rate: float) -> tuple[float, float]:
+        """Tokens that this slot's next draft has to earn for what the model has to read first: a
+        and b of a + b * tokens of the step.
+        """
+        if not slot.catch_up:
+            return 0.0, 0.0
+        price = rate * slot.catch_up
+        fixed, by_token = drafter.catch_up.shares(slot, self._answers.left(slot))
+        return price * fixed, price * by_token
 
-    def _probe(self, drafter: _ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
+    def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
-        drafter.steps += 1
-        nearest = min(range(len(slots)), key=lambda i: slots[i].catch_up)
-        if slots[nearest].seq_id not in drafter.requests:  # a new text may be unlike the others
-            drafter.wait = PROBE_FIRST
-        if drafter.steps < drafter.wait:
-            return None
         plain = self._plain(step)
-        price = drafter.cost.milliseconds(1, PROBE_TOKENS, slots[nearest].catch_up, plain) / plain
-        if price > drafter.savings:
-            return None
-        drafter.savings -= price
-        drafter.steps, drafter.wait = 0, min(PROBE_LAST, 2 * drafter.wait)
-        return nearest
+        token = drafter.cost.token(plain) / plain
+        return drafter.probes.choose(
+            [slot.seq_id for slot in slots],
+            [token * slot.catch_up for slot in slots],
+            [slot.seq_id in drafter.requests for slot in slots],
+            PROBE_TOKENS * drafter.cost.round(1, plain) / plain,
+        )
 
     def _plain(self, step: Step) -> float:
         return self._cost.curve(step.num_slots, step.context)[step.num_slots]
 
-    def _drafter(self, speculator: str) -> _ModelState:
+    def _drafter(self, speculator: str) -> ModelState:
         drafter = self._drafters.get(speculator)
         if drafter is None:
-            drafter = self._drafters[speculator] = _ModelState()
+            drafter = self._drafters[speculator] = ModelState()
         return drafter
 
 
 def _better(
-    best: _Choice,
+    best: _Decision,
     slots: Sequence[ModelSlot],
     limit: int,
     forecasts: Sequence[Forecast],
     price: _Price,
     num_lengths: int,
-) -> _Choice:
+) -> _Decision:
     """The best number of slots and length under one confidence limit, if worth more than `best`."""
-    gains = [_gains(slot, f, num_lengths) for slot, f in zip(slots, forecasts, strict=True)]
-    cost, plain, curve, base, rate = price.cost, price.plain, price.curve, price.base, price.rate
-    net = [
-        max(gain) - rate * catch_up for gain, catch_up in zip(gains, price.catch_up_ms, strict=True)
+    gains = [
+        _gains(slot, f, num_lengths, reading)
+        for slot, f, reading in zip(slots, forecasts, price.reading, strict=True)
     ]
+    cost, plain, curve, base, rate = price.cost, price.plain, price.curve, price.base, price.rate
+    net = [max(gain) for gain in gains]
     order = sorted(range(len(slots)), key=lambda i: -net[i]) if len(slots) > 1 else [0]
     last, before = len(curve) - 1, curve[base]
-    best_value, count, best_length, reading_ms = best.value, 0, 0, 0.0
+    best_value, count, best_length = best.value, 0, 0
     gained: list[float] = []
     rows: list[float] = []
     idle: list[float] = []
@@ -407,8 +294,7 @@ def _better(
             gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
             rows = [a + b for a, b in zip(rows, expected.rows, strict=True)]
             idle = [a * (1.0 - b) for a, b in zip(idle, expected.reach, strict=True)]
-        reading_ms += price.catch_up_ms[i]
-        draft_ms, round_ms = reading_ms, cost.round(n, plain)
+        draft_ms, round_ms = 0.0, cost.round(n, plain)
         for length, width, tokens, row, nobody in zip(
             LENGTHS, WIDTHS, gained, rows, idle, strict=False
         ):
@@ -423,14 +309,20 @@ def _better(
             value = tokens - rate * (draft_ms + ms - before)
             if value > best_value:
                 best_value, count, best_length = value, n, length
-    return _Choice(order[:count], best_length, limit, best_value) if count else best
+    return _Decision(order[:count], best_length, limit, best_value) if count else best
 
 
-def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int) -> list[float]:
-    """Expected further tokens of a draft of each length of the ladder for this slot."""
+def _gains(
+    slot: ModelSlot, forecast: Forecast, num_lengths: int, reading: tuple[float, float]
+) -> list[float]:
+    """Expected further tokens of a draft of each length of the ladder for this slot, less what has
+    to be earned for what is read first.
+    """
     tokens = forecast.tokens[:num_lengths]
     most = min(num_lengths, bisect_right(LENGTHS, slot.max_tokens))
     tokens[most:] = [tokens[most - 1]] * (len(tokens) - most)
-    if slot.prefix == 1.0 and not slot.rival:
+    prefix, rival, (fixed, by_token) = slot.prefix, slot.rival, reading
+    if prefix == 1.0 and not (rival or fixed or by_token):
         return tokens
-    return [slot.prefix * x - slot.rival for x in tokens]
+    rival += fixed + by_token
+    return [prefix * x * (1.0 - by_token) - rival for x in tokens]

@@ -96,8 +96,9 @@ class LlamaEngine:
         params.n_ubatch = (
             params.n_batch if config.deterministic else min(config.ubatch, params.n_batch)
         )
-        params.swa_full = config.swa_full
-        if self.model.window and not config.swa_full:
+        # libllama does not tell how far back the windows of a hybrid model reach.
+        params.swa_full = config.swa_full or self.model.is_recurrent
+        if self.model.window and not params.swa_full:
             # Rows of one decode that libllama computes later may take cells that a draft before
             # them needs when it is rejected; in one micro-batch there is no later.
             params.n_batch = params.n_ubatch
@@ -119,7 +120,7 @@ class LlamaEngine:
 
     def _rules(self, config: EngineConfig) -> CacheRules:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
-        window = 0 if config.swa_full else self.model.window
+        window = self._window(config)
         num_snapshots = int(api.llama_n_rs_seq(self.handle))
         kind, max_rollback = MemoryKind.CUT, _UNLIMITED
         if num_snapshots:
@@ -129,6 +130,15 @@ class LlamaEngine:
         elif window:
             kind = MemoryKind.WINDOW
         return CacheRules(kind, max_rollback, window, is_split=self.deterministic)
+
+    def _window(self, config: EngineConfig) -> int:
+        """Tokens that sliding windows keep; 0 if all layers keep the whole context."""
+        if config.swa_full or self.model.is_recurrent or self.model.window >= self.context_size:
+            return 0
+        # Some models name a window that their layers do not have. Only in a cache with windows is
+        # the part that cannot be cut smaller than all of it, also of an empty sequence.
+        whole, partial = (api.llama_state_seq_get_size_ext(self.handle, 0, f) for f in (0, 1))
+        return self.model.window if partial < whole else 0
 
     def decode(self, batch: Batch) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from headstart.errors import InvalidParameterError
 
@@ -64,7 +63,7 @@ class SamplingParams:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
     seed: int = 0  # 0 .. 2**32 - 1; the server replaces -1 by a random one and reports it
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS

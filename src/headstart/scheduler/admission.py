@@ -1,20 +1,36 @@
-"""From the waiting queue to a slot, with the longest prefix that any slot already holds."""
+"""From the waiting queue to a slot, with the longest prefix that any slot already holds.
+
+`find_slot` and `find_leader` only look; `admit` and `share` change slots and the cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from headstart.scheduler.slot import ActiveRequest, Slot
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import Engine
+from headstart.types import Engine, MemoryKind
+
+LEAST_SHARED = 32  # tokens worth waiting for while another request reads them
 
 
-def choose_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> Slot | None:
-    """Seat the run on a free slot with as much of its prompt in the cache as possible.
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request will run, and what of its text is known there."""
+
+    slot: Slot
+    num_shared: int = 0  # leading tokens of the request that are in the cache
+    source: Slot | None = None  # the slot to share cells with; None: its own are used
+
+
+def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> Placement | None:
+    """A free slot with as much of the request's text in the cache as possible.
 
     A slot that holds mostly this conversation is continued. Otherwise the least recently used free
-    slot is emptied and shares the best prefix that any slot holds, running ones included: shared
-    cells cost nothing, and the conversation they came from stays cached.
+    slot is emptied and shares the best prefix that any slot holds, busy ones included: shared
+    cells cost nothing, and the conversation they came from stays cached. Only text of the request's
+    own namespace is looked at, so that nobody learns what others wrote from what is cached.
 
     Returns None if no slot is free, or for a preempted request while there is no room for it.
     """
@@ -22,58 +38,105 @@ def choose_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) ->
     if not free or (active.admitted is not None and not _has_room(slots, active, engine)):
         return None
     wished = [s for s in free if s.slot_id == active.request.slot_id]
+    oldest = min(free, key=_age)
     if not active.request.cache_prompt:
-        slot = (wished or [min(free, key=_age)])[0]
-        _seat(slot, active, 0, engine)
-        return slot
-    # The last prompt token is always decoded again: its logits are needed.
-    limit = len(active.tokens) - 1
-    common = {
-        s.slot_id: min(limit, s.num_cached, common_prefix_length(s.cached, active.tokens))
-        for s in slots
-    }
+        return Placement((wished or [oldest])[0])
+    common = {s.slot_id: num_shared(s, active) for s in slots}
     kept = {s.slot_id: engine.reusable(s.slot_id, common[s.slot_id]) for s in free}
     slot = (wished or [max(free, key=lambda s: (kept[s.slot_id], -s.last_used))])[0]
-    if not wished and not _continues(slot, kept[slot.slot_id]):
-        slot = min(free, key=_age)
-    own = kept[slot.slot_id]
+    if not wished and 2 * kept[slot.slot_id] < slot.num_cached:
+        slot = oldest  # to continue the other one would lose most of what it holds
     copies = {
         s.slot_id: engine.reusable(s.slot_id, common[s.slot_id], by_copy=True)
         for s in slots
         if s is not slot
     }
     source = max(copies, key=lambda slot_id: copies[slot_id], default=slot.slot_id)
-    if copies.get(source, 0) > own:
-        own = copies[source] if engine.copy_prefix(source, slot.slot_id, copies[source]) else 0
-        slot.kept = active.tokens[:own]
-    _seat(slot, active, own, engine)
-    return slot
+    if copies.get(source, 0) > kept[slot.slot_id]:
+        return Placement(slot, copies[source], slots[source])
+    return Placement(slot, kept[slot.slot_id])
+
+
+def admit(placement: Placement, active: ActiveRequest, engine: Engine) -> None:
+    """Give the request its slot, whose cache then holds exactly what the two have in common."""
+    slot, shared = placement.slot, placement.num_shared
+    if placement.source is not None:
+        if not engine.copy_prefix(placement.source.slot_id, slot.slot_id, shared):
+            shared = 0
+    elif shared < len(slot.kept):
+        shared = engine.rewind(slot.slot_id, shared)
+    slot.kept = []
+    slot.namespace = active.request.namespace
+    slot.active = active
+    active.slot_id = slot.slot_id
+    active.num_decoded = shared
+    if active.admitted is None:  # what is read again after a preemption is not counted twice
+        active.num_cached = shared
+
+
+def find_leader(
+    running: Iterable[ActiveRequest], active: ActiveRequest, engine: Engine
+) -> ActiveRequest | None:
+    """The request that is reading most of what this one has to read; None if few tokens agree.
+
+    `running` holds requests in the order of their admission, without `active`: so none waits for
+    one that waits for it.
+    """
+    if not active.request.cache_prompt or engine.memory is not MemoryKind.CUT:
+        return None  # where prefixes cannot be cut anywhere, waiting might be in vain
+    best, most = None, active.num_decoded + LEAST_SHARED - 1
+    for other in running:
+        if other.is_generating or other.request.namespace != active.request.namespace:
+            continue
+        shared = min(_most_shared(active), common_prefix_length(other.tokens, active.tokens))
+        if shared > most:
+            best, most = other, shared
+    return best
+
+
+def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engine: Engine) -> None:
+    """Give requests that wait for a leader what it has read, once that is all that they share."""
+    for active in running:
+        leader = active.leader
+        if leader is None:
+            continue
+        shared = min(_most_shared(active), common_prefix_length(leader.tokens, active.tokens))
+        if slots[leader.slot_id].active is leader and leader.num_decoded < shared:
+            continue
+        active.leader = None
+        others = (slot for slot in slots if slot.active is not active)
+        source = max(others, key=lambda slot: num_shared(slot, active))
+        length = engine.reusable(source.slot_id, num_shared(source, active), by_copy=True)
+        if length > active.num_decoded:
+            is_copied = engine.copy_prefix(source.slot_id, active.slot_id, length)
+            active.num_cached += length * is_copied - active.num_decoded
+            active.num_decoded = length * is_copied
+
+
+def num_shared(slot: Slot, active: ActiveRequest) -> int:
+    """Leading tokens of the request that the slot's cache holds and that it may use."""
+    if slot.namespace != active.request.namespace:
+        return 0
+    known = min(_most_shared(active), slot.num_cached)
+    return min(known, common_prefix_length(slot.cached, active.tokens))
+
+
+def _most_shared(active: ActiveRequest) -> int:
+    """The last token is always decoded again: its logits are needed."""
+    return len(active.tokens) - 1
 
 
 def _has_room(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> bool:
-    """Whether a preempted request would stay: seated too early it reads its prompt only to be put
-    back again.
+    """Whether a preempted request would stay.
 
-    Its text must fit beside those that run, with an eighth of all cells left to grow into. Cells
-    that are shared count for each, so it may wait too long, but never once nobody runs.
+    Admitted too early it reads its prompt only to be preempted again. Its text must fit beside
+    those that run, with an eighth of all cells left to grow into. Cells that are shared count for
+    each, so it may wait too long, but never once nobody runs.
     """
     busy = sum(len(s.active.tokens) for s in slots if s.active is not None)
     return not busy or busy + len(active.tokens) <= engine.num_cells - engine.num_cells // 8
 
 
-def _continues(slot: Slot, shared: int) -> bool:
-    """Whether taking this slot loses little: at least half of what it holds is used again."""
-    return 2 * shared >= slot.num_cached
-
-
 def _age(slot: Slot) -> tuple[bool, float]:
     """Empty slots first, then the longest unused."""
     return (bool(slot.kept), slot.last_used)
-
-
-def _seat(slot: Slot, active: ActiveRequest, shared: int, engine: Engine) -> None:
-    if shared < len(slot.kept):
-        shared = engine.rewind(slot.slot_id, shared)
-    slot.kept = []
-    slot.active = active
-    active.num_decoded = active.num_cached = shared

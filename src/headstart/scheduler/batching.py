@@ -1,23 +1,28 @@
-"""One ragged batch a step: every generating slot with its draft, then prompt chunks."""
+"""One ragged batch a step: every generating request with its draft, then prompt chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headstart.scheduler.slot import Slot
+from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Batch, Engine
+
+_ALONE = 512  # prompt rows of a step in which nobody generates: bounds how long a cancel waits
+_SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
 
 
 class DraftLimit(NamedTuple):
-    """Most draft tokens that a slot may verify in a step, and what bounds them."""
+    """Most draft tokens that a request may verify in a step, and what bounds them."""
 
-    tokens: int
+    num_tokens: int
     reason: str
 
 
-def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> list[DraftLimit]:
-    """The room of each generating slot in this step.
+def draft_limits(
+    generating: Sequence[ActiveRequest], engine: Engine, num_slots: int
+) -> list[DraftLimit]:
+    """The limit of each generating request in this step.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
     what the memory can roll back, and by a fair share of the batch's rows and outputs.
@@ -29,62 +34,71 @@ def draft_rooms(generating: Sequence[Slot], engine: Engine, num_slots: int) -> l
         DraftLimit(min(outputs, rows), "batch full"),
         DraftLimit(engine.max_rollback, "memory takes nothing back"),
     )
-    draft_limits = []
-    for slot in generating:
-        active = slot.active
-        assert active is not None
+    limits = []
+    for active in generating:
         left = DraftLimit(active.num_left - 1, "max_tokens reached")
         context = DraftLimit(engine.context_size - len(active.tokens) - 1, "context full")
-        draft_limits.append(min(share, left, context))
-    return draft_limits
+        limits.append(min(share, left, context))
+    return limits
 
 
-def build(batch: Batch, slots: Sequence[Slot], engine: Engine, prefill_chunk: int) -> list[Slot]:
-    """Fill the batch; returns the slots in it, in the order of their rows, with `run.num_rows` set.
+def build(
+    batch: Batch, running: Sequence[ActiveRequest], engine: Engine, prefill_chunk: int
+) -> list[ActiveRequest]:
+    """Fill the batch; returns the requests in it, in the order of their rows, `num_rows` set.
 
     Prompts share `prefill_chunk` rows while others generate, so that these wait only a little, and
-    take a large chunk when nobody does. The oldest prompt comes first.
+    take a large chunk when nobody does.
     """
     batch.clear()
-    included: list[Slot] = []
-    reading: list[Slot] = []
-    for slot in slots:
-        active = slot.active
-        if active is None:
-            continue
+    included: list[ActiveRequest] = []
+    reading: list[ActiveRequest] = []
+    for active in running:
         if not active.is_generating:
-            reading.append(slot)
+            if active.leader is None:
+                reading.append(active)
             continue
         draft = active.proposal.tokens
         active.num_rows = 1 + len(draft)
-        batch.add(slot.slot_id, active.num_decoded, [active.tokens[-1], *draft], active.num_rows)
-        included.append(slot)
+        tokens = [active.tokens[-1], *draft]
+        batch.add(active.slot_id, active.num_decoded, tokens, active.num_rows)
+        included.append(active)
     if reading:
-        room = min(engine.max_batch_tokens - batch.num_rows, prefill_chunk if included else _ALONE)
-        included += _add_prompts(batch, reading, room)
-    return included
-
-
-def _add_prompts(batch: Batch, reading: list[Slot], room: int) -> list[Slot]:
-    included = []
-    for slot in sorted(reading, key=_admitted):
-        active = slot.active
-        assert active is not None
-        active.num_rows = min(room, active.num_pending)
-        if not active.num_rows:
-            break
-        tokens = active.tokens[active.num_decoded : active.num_decoded + active.num_rows]
-        batch.add(
-            slot.slot_id, active.num_decoded, tokens, int(active.num_rows == active.num_pending)
+        most = prefill_chunk if included else _ALONE
+        included += _add_prompts(
+            batch, reading, min(engine.max_batch_tokens - batch.num_rows, most)
         )
-        room -= active.num_rows
-        included.append(slot)
     return included
 
 
-_ALONE = 512  # prompt rows of a step without generating slots: bounds how long a cancel waits
+def _add_prompts(
+    batch: Batch, reading: Sequence[ActiveRequest], num_rows: int
+) -> list[ActiveRequest]:
+    included = []
+    for active, rows in zip(reading, share_rows(reading, num_rows), strict=True):
+        if not rows:
+            continue
+        if active.stops:
+            rows = min(rows, active.stops[0] - active.num_decoded)
+        active.num_rows = rows
+        tokens = active.tokens[active.num_decoded : active.num_decoded + rows]
+        is_whole = rows == active.num_pending
+        batch.add(active.slot_id, active.num_decoded, tokens, int(is_whole))
+        included.append(active)
+    return included
 
 
-def _admitted(slot: Slot) -> float:
-    assert slot.active is not None
-    return slot.active.admitted or 0.0
+def share_rows(reading: Sequence[ActiveRequest], num_rows: int) -> list[int]:
+    """Prompt rows for each request in one step; `reading` is in the order of admission.
+
+    The shortest prompts come first, so that a short one is not held up by a long one. The oldest
+    always gets its share, so that a stream of short prompts does not hold up a long one for ever.
+    """
+    rows = [0] * len(reading)
+    rows[0] = min(reading[0].num_pending, -(-num_rows // _SHARE_OF_OLDEST))
+    left = num_rows - rows[0]
+    for i in sorted(range(len(reading)), key=lambda i: reading[i].num_pending):
+        more = min(left, reading[i].num_pending - rows[i])
+        rows[i] += more
+        left -= more
+    return rows

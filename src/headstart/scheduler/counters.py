@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headstart.scheduler.request import RequestStats
 from headstart.types import StepStats
@@ -15,23 +14,25 @@ class Counters:
 
     requests: int = 0
     requests_failed: int = 0
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # decoded
     prompt_tokens_cached: int = 0
     prompt_seconds: float = 0.0
     tokens_predicted: int = 0
     predicted_seconds: float = 0.0
     num_decodes: int = 0
-    busy_slots: int = 0
+    busy_slots: int = 0  # summed over decodes
     max_tokens_in_cache: int = 0
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
     preemptions: int = 0
-    accepted_by_position: Counter[int] = field(default_factory=Counter)
+    target_seconds: float = 0.0  # of steps, in the target's decodes
+    draft_seconds: float = 0.0  # of steps, before the decode: drafting, and admitting requests
+    other_seconds: float = 0.0  # of steps, after it: sampling, counting, speculators' learning
 
     def add(self, step: StepStats) -> None:
         self.num_decodes += 1
         self.busy_slots += step.num_slots
+        self.target_seconds += step.decode_seconds
+        self.draft_seconds += step.draft_seconds
+        self.other_seconds += step.step_seconds - step.decode_seconds - step.draft_seconds
 
     def add_request(self, stats: RequestStats) -> None:
         self.requests += 1
@@ -43,12 +44,3 @@ class Counters:
         self.max_tokens_in_cache = max(
             self.max_tokens_in_cache, stats.num_prompt + stats.num_emitted
         )
-
-    def add_draft(self, num_drafted: int, num_accepted: int) -> None:
-        """Book a verified draft at once, as the speculators' own counts do: the two agree at any
-        time.
-        """
-        self.drafts += 1
-        self.drafted += num_drafted
-        self.accepted += num_accepted
-        self.accepted_by_position.update(range(num_accepted))

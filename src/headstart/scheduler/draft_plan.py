@@ -10,33 +10,13 @@ from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, Mod
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal
 from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.speculation_policy import SpeculationPolicy
 from headstart.types import Draft, DraftRequest, SequenceMode
 
 BELOW_BREAK_EVEN = "below break-even"
 _OUTBID = "outbid"
 # tokens; only to tell whether a model should continue or replace a text draft
 _TYPICAL_MODEL_DRAFT = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationPolicy:
-    """What one request allows: the server's settings with the request's own on top."""
-
-    mode: SequenceMode
-    types: tuple[str, ...]  # speculators that may draft, in order of preference
-    n_max: int
-    n_min: int
-    p_min: float
-    reason: str = ""  # why nothing is drafted
-
-    @property
-    def shortest(self) -> int:
-        """Shorter drafts are dropped: n_min, but one of n_max tokens never is too short, as at
-        llama-server.
-
-        A request may set one of the two and get the other from the server.
-        """
-        return min(self.n_min, self.n_max)
 
 
 @dataclass(slots=True)
@@ -46,7 +26,7 @@ class DraftPlan:
     seq_id: int
     active: ActiveRequest
     policy: SpeculationPolicy
-    room: int  # most draft tokens that can be verified
+    max_tokens: int  # most draft tokens that can be verified
     proposal: Proposal = NO_PROPOSAL
     survival: Sequence[float] = ()  # of the proposal's tokens
     drafts: dict[str, Draft] = field(default_factory=dict)  # of text speculators
@@ -77,7 +57,7 @@ class DraftPlan:
 
     def why_not(self, speculator: GuardedSpeculator) -> str:
         """Why no draft of this speculator is verified; what it says itself comes first."""
-        if self.room <= 0:
+        if self.max_tokens <= 0:
             return self.reason
         if own := self.reasons.get(speculator.name):
             return own
@@ -98,11 +78,11 @@ class DraftPlan:
         """For a text speculator: as far as there is room."""
         active = self.active
         return DraftRequest(
-            self.seq_id, active.tokens, self.room, namespace=active.request.namespace
+            self.seq_id, active.tokens, self.max_tokens, namespace=active.request.namespace
         )
 
     def model_request(self) -> DraftRequest:
-        """For a model: as far as it was granted."""
+        """For a model: as far as control allows."""
         active = self.active
         choose = None if active.request.sampling.is_greedy else active.sampler.couple
         confidence = max(self.allowance.min_confidence, self.policy.p_min)
@@ -121,7 +101,7 @@ class DraftPlan:
         if (
             self.is_fixed
             or not self.survival
-            or len(self.survival) >= self.room
+            or len(self.survival) >= self.max_tokens
             or self.proposal.tail.tokens
         ):
             return False
@@ -136,7 +116,7 @@ class DraftPlan:
         length, continued = len(self.survival), self.continues
         return ModelSlot(
             self.seq_id,
-            self.room - length if continued else self.room,
+            self.max_tokens - length if continued else self.max_tokens,
             self.num_catch_up(speculator),
             prefix=self.survival[-1] if continued else 1.0,
             rival=0.0 if continued else sum(self.survival),
@@ -166,6 +146,8 @@ class DraftPlan:
         if tail.tokens and 0 < length <= len(self.proposal.head.tokens):
             self.reasons[tail.speculator] = BELOW_BREAK_EVEN
         self.active.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
+        if self.active.request.wants_provenance:  # with fixed lengths nobody asked control
+            self.active.chances = () if self.is_fixed else self.survival
 
 
 @contextmanager

@@ -9,28 +9,23 @@ it is verified.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
+from headstart.control.cost import Sample
 from headstart.control.values import NO_ALLOWANCE, ModelDraftCall, Step
-from headstart.errors import InvalidParameterError
 from headstart.scheduler.batching import DraftLimit
-from headstart.scheduler.draft_plan import (
-    BELOW_BREAK_EVEN,
-    DraftPlan,
-    SpeculationPolicy,
-    model_requests,
-)
+from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.request import SpeculativeParams
-from headstart.scheduler.slot import ActiveRequest, Slot
-from headstart.scheduler.speculator_stats import SpeculatorStats
-from headstart.types import Decoded, Draft, SequenceMode
+from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.speculation_policy import SpeculationPolicy, check_wishes, make_policy
+from headstart.scheduler.speculation_stats import SpeculationStats
+from headstart.types import Decoded, Draft
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +53,7 @@ class Drafting:
         self.unusable = unusable
         self._state = state
         self.observes = any(speculator.wants_logits for speculator in speculators)
-        self.reasons: Counter[str] = Counter()
+        self.stats = SpeculationStats()
         for speculator in speculators:
             if speculator.speculator.scores_are_probabilities:
                 controller.declare_model(speculator.name)
@@ -70,127 +65,94 @@ class Drafting:
                 self.controller.learn_draft_costs(speculator.name, *prices)
 
     def check(self, params: SpeculativeParams) -> None:
-        """Raises InvalidParameterError if a request asks for drafts that this server cannot make.
-
-        A bare `n_max` is no such wish: clients of llama-server always send it.
-        """
-        if not self.speculators:
-            self._check_off(params)
-        for name in params.types or ():
-            if name not in self.speculators:
-                loaded = ", ".join(self.speculators) or "none"
-                raise InvalidParameterError(
-                    f"speculative.types names {name!r} but this server loaded {loaded}; leave it "
-                    "out or start with "
-                    "--spec-type"
-                )
-
-    def _check_off(self, params: SpeculativeParams) -> None:
-        wish = f"speculative.types names {params.types[0]!r}" if params.types else ""
-        if params.mode is not None and params.mode is not SequenceMode.OFF:
-            wish = f"speculative.mode is {params.mode.value}"
-        if not wish:
-            return
-        started, remedy = "--spec off", "with --spec auto"
-        if self.config.mode is not SequenceMode.OFF:
-            started, remedy = "--spec-type none", "without it"
-        raise InvalidParameterError(
-            f"{wish} but this server was started with {started}; start it {remedy}, or leave the "
-            "field out"
-        )
+        """Raises InvalidParameterError if a request asks for drafts that cannot be made here."""
+        check_wishes(params, self.config, self.speculators)
 
     def policy(self, params: SpeculativeParams) -> SpeculationPolicy:
         """Merge a request's wishes with the server's settings."""
-        mode = params.mode or self.config.mode
-        if params.mode is None and params.n_max and mode is SequenceMode.OFF:
-            mode = SequenceMode.AUTO  # the server drafts only on request, and this is one
-        # the batch and the cache are made for no more
-        limit = self.config.longest_draft(SequenceMode.AUTO)
-        n_max = min(
-            limit, self.config.longest_draft(mode) if params.n_max is None else params.n_max
-        )
-        types = tuple(self.speculators) if params.types is None else params.types
-        loaded = tuple(dict.fromkeys(name for name in types if name in self.speculators))
-        reason = self.unusable or ("" if self.speculators else "no speculator is loaded")
-        if not reason and (mode is SequenceMode.OFF or n_max == 0 or not loaded):
-            reason = "off" if params == SpeculativeParams() or not limit else "disabled by request"
-        return SpeculationPolicy(
-            mode,
-            loaded,
-            n_max,
-            self.config.draft_min if params.n_min is None else params.n_min,
-            self.config.draft_p_min if params.p_min is None else params.p_min,
-            reason,
-        )
+        return make_policy(params, self.config, self.speculators, self.unusable)
+
+    def learn_costs(self, samples: Sequence[Sample]) -> None:
+        """Some decodes of the target were timed before the first request."""
+        self.controller.learn_costs(samples)
+
+    def observe_step(self, num_rows: int, context: int, milliseconds: float) -> None:
+        """A decode of the target took this long; `context` in tokens per row."""
+        self.controller.observe_step(num_rows, context, milliseconds)
+
+    def describe_control(self) -> dict[str, Any]:
+        """What control believes, JSON-ready."""
+        return self.controller.describe()
+
+    @property
+    def knows_costs(self) -> bool:
+        """Whether any decode of the target was ever measured."""
+        return self.controller.knows_costs
 
     def propose(
         self,
-        slots: Sequence[Slot],
-        draft_limits: Sequence[DraftLimit],
+        generating: Sequence[ActiveRequest],
+        limits: Sequence[DraftLimit],
         num_prompt_rows: int,
-        limits: tuple[int, int],
+        batch_limits: tuple[int, int],
     ) -> None:
-        """Set `run.proposal` of every generating slot.
+        """Set the `proposal` of every generating request.
 
         Args:
-            slots: those that generate.
-            rooms: what each may verify.
+            generating: the requests.
+            limits: what each may verify.
             num_prompt_rows: prompt rows that will share the batch.
-            limits: most rows and most outputs of the batch.
+            batch_limits: most rows and most outputs of the batch.
         """
-        plans = [self._desk(slot, room) for slot, room in zip(slots, draft_limits, strict=True)]
-        drafting = [d for d in plans if d.room > 0]
+        plans = [self._plan(*one) for one in zip(generating, limits, strict=True)]
+        drafting = [plan for plan in plans if plan.max_tokens > 0]
         if drafting:
-            context = sum(len(d.active.tokens) for d in plans) // len(plans)
-            step = Step(len(plans), len(plans) + num_prompt_rows, context, *limits)
+            context = sum(len(plan.active.tokens) for plan in plans) // len(plans)
+            step = Step(len(plans), len(plans) + num_prompt_rows, context, *batch_limits)
             self._ask_text(drafting)
             for plan in drafting:
                 self._choose_text(plan, step)
             sunk_ms = self._ask_models(drafting, step)
-            lengths = self.controller.plan([d.offer() for d in plans], step, sunk_ms)
+            lengths = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
             for plan, length in zip(plans, lengths, strict=True):
                 plan.settle_on(length)
-        self._note_reasons(plans)
+        self._count_reasons(plans)
 
-    def drop(self, slots: Sequence[Slot]) -> None:
+    def drop(self, running: Sequence[ActiveRequest]) -> None:
         """The cache has no cells for drafts: verify none in this step."""
-        for slot in slots:
-            active = slot.active
-            if active is not None and active.proposal.head.tokens:
-                for draft in (active.proposal.head, active.proposal.tail):
-                    if draft.tokens:
-                        self._note_miss(active, draft.speculator, "context full")
-                self._note_reason(active, "context full")
-                active.proposal = NO_PROPOSAL
+        for active in running:
+            if not active.proposal.head.tokens:
+                continue
+            for draft in (active.proposal.head, active.proposal.tail):
+                if draft.tokens:
+                    self._count_miss(active, draft.speculator, "context full")
+            self._count_reason(active, "context full")
+            active.proposal = NO_PROPOSAL
 
     def observe(self, decoded: Decoded) -> None:
         """Show the verified rows to the speculators that asked for them."""
         for speculator in self.speculators.values():
             speculator.observe(decoded)
 
-    def settle(self, slot: Slot, emitted: Sequence[int], num_accepted: int) -> None:
-        """The target emitted these tokens: book the draft, teach control and the speculators."""
-        active = slot.active
-        assert active is not None
+    def settle(self, active: ActiveRequest, emitted: Sequence[int], num_accepted: int) -> None:
+        """The target emitted these tokens: count the draft, teach control and the speculators."""
         if active.policy is None or active.policy.reason:
             return
         if active.proposal.head.tokens:
-            active.count_draft(num_accepted)
-            self._book(active, num_accepted)
-        for outcome in active.tracker.follow(slot.slot_id, emitted):
+            self._count_verified(active, num_accepted)
+        for outcome in active.tracker.follow(active.slot_id, emitted):
             self.controller.record(outcome)
         for speculator in self.speculators.values():
-            speculator.accept(slot.slot_id, emitted, num_accepted)
+            speculator.accept(active.slot_id, emitted, num_accepted)
 
-    def end(self, slot: Slot) -> None:
+    def end(self, active: ActiveRequest) -> None:
         """The request leaves its slot."""
-        active = slot.active
-        if active is None or active.policy is None:
+        if active.policy is None:
             return
         if not active.policy.reason:
             for speculator in self.speculators.values():
-                speculator.end(slot.slot_id)
-            self.controller.end(slot.slot_id, active.num_emitted)
+                speculator.end(active.slot_id)
+            self.controller.end(active.slot_id, active.num_emitted)
         active.tracker, active.policy = DraftTracker(), None
 
     def describe(self) -> dict[str, Any]:
@@ -222,37 +184,38 @@ class Drafting:
         except OSError as error:
             log.warning("what control learned is not kept: %s", error)
 
-    def _desk(self, slot: Slot, room: DraftLimit) -> DraftPlan:
-        active = slot.active
-        assert active is not None
-        if active.policy is None:
-            active.policy = self.policy(active.request.speculative)
-            if not active.policy.reason:
-                self.controller.begin(slot.slot_id, active.request.namespace)
-                for name in active.policy.types:
-                    # of before, if it was put back into the queue
-                    active.stats_by_speculator.setdefault(name, SpeculatorStats())
-                for speculator in self.speculators.values():
-                    speculator.begin(slot.slot_id, active.tokens, active.request.namespace)
+    def _plan(self, active: ActiveRequest, limit: DraftLimit) -> DraftPlan:
+        """An empty plan; the first one of a request tells everybody that it begins to generate."""
+        policy = active.policy or self._begin(active)
         active.proposal = NO_PROPOSAL
-        plan = DraftPlan(slot.slot_id, active, active.policy, min(room.tokens, active.policy.n_max))
-        if active.policy.reason:
-            plan.room, plan.reason = 0, active.policy.reason
-        elif plan.room <= 0:
-            plan.reason = room.reason
+        plan = DraftPlan(active.slot_id, active, policy, min(limit.num_tokens, policy.n_max))
+        if policy.reason:
+            plan.max_tokens, plan.reason = 0, policy.reason
+        elif plan.max_tokens <= 0:
+            plan.reason = limit.reason
         return plan
+
+    def _begin(self, active: ActiveRequest) -> SpeculationPolicy:
+        policy = active.policy = self.policy(active.request.speculative)
+        if not policy.reason:
+            self.controller.begin(active.slot_id, active.request.namespace)
+            for name in policy.types:  # one that was preempted has counted already
+                active.by_speculator.setdefault(name, SpeculationStats())
+            for speculator in self.speculators.values():
+                speculator.begin(active.slot_id, active.tokens, active.request.namespace)
+        return policy
 
     def _ask_text(self, plans: Sequence[DraftPlan]) -> None:
         for name, speculator in self.speculators.items():
             if speculator.is_model:
                 continue
-            asked = [d for d in plans if d.wants(speculator)]
+            asked = [plan for plan in plans if plan.wants(speculator)]
             if not asked:
                 continue
             for plan, draft in zip(
                 asked, speculator.propose([d.request() for d in asked]), strict=True
             ):
-                if self._book_answer(plan, speculator, draft):
+                if self._count_call(plan, speculator, draft):
                     plan.drafts[name] = draft
 
     def _choose_text(self, plan: DraftPlan, step: Step) -> None:
@@ -280,19 +243,19 @@ class Drafting:
         """
         spent = 0.0
         for speculator in self.speculators.values():
-            candidates = [d for d in plans if d.wants(speculator)] if speculator.is_model else []
-            if not candidates:
+            candidates = [plan for plan in plans if plan.wants(speculator)]
+            if not speculator.is_model or not candidates:
                 continue
             allowances = self.controller.plan_model(
-                speculator.name, [d.model_slot(speculator) for d in candidates], step
+                speculator.name, [plan.model_slot(speculator) for plan in candidates], step
             )
             for plan, allowance in zip(candidates, allowances, strict=True):
-                has_failed = not speculator.can_draft(plan.seq_id)  # to say its backlog
+                has_failed = not speculator.can_draft(plan.seq_id)  # asked what it has to catch up
                 plan.allowance = NO_ALLOWANCE if has_failed else allowance
                 if not plan.allowance.max_tokens:
                     plan.miss(speculator, FAILED if has_failed else BELOW_BREAK_EVEN)
-            if forced := [d for d in candidates if d.allowance.max_tokens]:
-                spent += self._run_model(speculator, forced, step)
+            if allowed := [plan for plan in candidates if plan.allowance.max_tokens]:
+                spent += self._run_model(speculator, allowed, step)
         return spent
 
     def _run_model(
@@ -312,12 +275,12 @@ class Drafting:
             else:
                 num_caught_up -= plan.num_catch_up(speculator)  # what it left for later
         if drafts[0].reason != FAILED:  # then for all, and nothing is known of what it read
-            active = ModelDraftCall(
+            call = ModelDraftCall(
                 speculator.name, seq_ids, allowances, scores, max(0, num_caught_up), milliseconds
             )
-            self.controller.observe_draft(active, step)
+            self.controller.observe_draft(call, step)
         for plan, draft in zip(plans, drafts, strict=True):
-            if self._book_answer(plan, speculator, draft):
+            if self._count_call(plan, speculator, draft):
                 self._choose_model(plan, speculator, draft)
         return milliseconds
 
@@ -336,44 +299,44 @@ class Drafting:
         elif sum(survival) > sum(plan.survival):
             plan.take(Proposal(draft), survival)
 
-    def _book_answer(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> bool:
+    def _count_call(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> bool:
         """Count what a speculator answered; returns whether there is a draft."""
         has_draft = len(draft.tokens) > 0
-        plan.active.stats_by_speculator[speculator.name].ask(has_draft)
-        speculator.stats.ask(has_draft)
+        for stats in (plan.active.by_speculator[speculator.name], speculator.stats):
+            stats.count_call(has_draft=has_draft)
         if not has_draft:
             plan.miss(speculator, draft.reason or "no match")
         return has_draft
 
-    def _book(self, active: ActiveRequest, num_accepted: int) -> None:
-        """Count the draft that was verified for those who made it."""
+    def _count_verified(self, active: ActiveRequest, num_accepted: int) -> None:
+        """Count the draft that was verified, for the request and for those who made it."""
         start = 0
         for draft in (active.proposal.head, active.proposal.tail):
             if num_drafted := len(draft.tokens):
-                outcome = (start, num_drafted, max(0, min(num_drafted, num_accepted - start)))
-                active.stats_by_speculator[draft.speculator].verify(outcome)
-                self.speculators[draft.speculator].stats.verify(outcome)
+                num_right = max(0, min(num_drafted, num_accepted - start))
+                own = active.by_speculator[draft.speculator]
+                for stats in (own, self.speculators[draft.speculator].stats):
+                    stats.count_verified(start, num_drafted, num_right)
                 start += num_drafted
+        for stats in (active.drafts, self.stats):
+            stats.count_verified(0, start, num_accepted)
 
-    def _note_reasons(self, plans: Sequence[DraftPlan]) -> None:
-        """Say of every slot and speculator why nothing of it is verified in this step."""
+    def _count_reasons(self, plans: Sequence[DraftPlan]) -> None:
+        """Say of every request and speculator why nothing of it is verified in this step."""
         for plan in plans:
-            active, proposal, speculators = (
-                plan.active,
-                plan.active.proposal,
-                [self.speculators[name] for name in plan.policy.types],
-            )
+            active, proposal = plan.active, plan.active.proposal
+            speculators = [self.speculators[name] for name in plan.policy.types]
             if not proposal.head.tokens:
-                self._note_reason(active, plan.reason or plan.why_not(speculators[0]))
+                self._count_reason(active, plan.reason or plan.why_not(speculators[0]))
             if not plan.policy.reason:
                 for speculator in speculators:
                     if speculator.name not in (proposal.head.speculator, proposal.tail.speculator):
-                        self._note_miss(active, speculator.name, plan.why_not(speculator))
+                        self._count_miss(active, speculator.name, plan.why_not(speculator))
 
-    def _note_miss(self, active: ActiveRequest, speculator: str, reason: str) -> None:
-        active.stats_by_speculator[speculator].miss(reason)
-        self.speculators[speculator].stats.miss(reason)
+    def _count_miss(self, active: ActiveRequest, speculator: str, reason: str) -> None:
+        active.by_speculator[speculator].count_miss(reason)
+        self.speculators[speculator].stats.count_miss(reason)
 
-    def _note_reason(self, active: ActiveRequest, reason: str) -> None:
-        active.reasons[reason] += 1
-        self.reasons[reason] += 1
+    def _count_reason(self, active: ActiveRequest, reason: str) -> None:
+        active.drafts.count_miss(reason)
+        self.stats.count_miss(reason)

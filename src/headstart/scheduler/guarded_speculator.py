@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from math import inf
 from operator import index
 from typing import Any
@@ -14,8 +13,7 @@ import numpy as np
 import orjson
 
 from headstart.scheduler.report import SpeculatorReport
-from headstart.scheduler.request import DraftCounts
-from headstart.scheduler.speculator_stats import SpeculatorStats
+from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.speculators.base import Speculator
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 
@@ -24,7 +22,6 @@ log = logging.getLogger(__name__)
 FAILED = "speculator failed"
 _MOST_REASONS = 64  # told apart: each takes memory and a line of /metrics for ever
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-_COUNTS = tuple(field.name for field in fields(DraftCounts))
 _INTS, _FLOATS = {int}, {float}
 
 
@@ -36,15 +33,19 @@ class GuardedSpeculator:
     """
 
     def __init__(
-        self, speculator: Speculator, clock: Callable[[], float] = time.perf_counter
+        self,
+        speculator: Speculator,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Guard a speculator for a target with so many token ids."""
         self.speculator = speculator
         self.name = speculator.name
         self.is_model = speculator.is_model
         self.wants_logits = Capability.LOGITS in speculator.needs
-        self.vocab_size = 2**31  # the scheduler sets the target's
+        self._vocab_size = vocab_size
         self.failure = ""
-        self.stats = SpeculatorStats()
+        self.stats = SpeculationStats()
         self.last_seconds = 0.0  # of the last propose
         self._clock = clock
         self._failed: set[int] = set()
@@ -96,8 +97,8 @@ class GuardedSpeculator:
             return self._empty(draft)
         if type(tokens) is not list or set(map(type, tokens)) != _INTS:
             tokens = [index(token) for token in tokens]
-        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
-            raise ValueError(f"draft {tokens} leaves the vocabulary (0 to {self.vocab_size - 1})")
+        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            raise ValueError(f"draft {tokens} leaves the vocabulary (0 to {self._vocab_size - 1})")
         scores = list(draft.confidence[: len(tokens)])
         if scores:
             if set(map(type, scores)) != _FLOATS:
@@ -137,7 +138,7 @@ class GuardedSpeculator:
         try:
             return max(0, int(self.speculator.num_catch_up(seq_id, history)))
         except Exception as error:
-            self._fail("backlog", [seq_id], error)
+            self._fail("num_catch_up", [seq_id], error)
             return 0
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
@@ -196,13 +197,13 @@ class GuardedSpeculator:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def report(self) -> SpeculatorReport:
-        counts = self.stats.counts()
+        """What it did since the start; a copy."""
         return SpeculatorReport(
             name=self.name,
+            stats=self.stats.copy(),
             seconds=dict(self._seconds),
             failure=self.failure,
             details=self.describe(),
-            **{name: getattr(counts, name) for name in _COUNTS},
         )
 
     def _guarded(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.errors import CapacityError, RequestError
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
 from headstart.scheduler.request import Event, Request, error_event
 from headstart.scheduler.scheduler import Scheduler
@@ -85,10 +86,11 @@ def run_loop(
             (None: for ever).
         send: hands a message over; must not block for long.
     """
-    last_report, keeper = 0.0, _StateSaver(scheduler.drafting, clock())
+    last_report, saver = 0.0, _StateSaver(scheduler.drafting, clock())
     send(Message(report=make_report(scheduler)))
+    scheduler.compiling.prepare()
     while True:
-        for command in receive(0.0 if scheduler.has_work else keeper.seconds_left(clock())):
+        for command in receive(0.0 if scheduler.has_work else saver.seconds_left(clock())):
             if isinstance(command, Stop):
                 scheduler.drafting.close()
                 return
@@ -102,7 +104,7 @@ def run_loop(
             last_report = now
         if events or is_due:
             send(Message(events, make_report(scheduler) if is_due else None))
-        keeper.note(now, has_worked=has_work, is_idle=not scheduler.has_work)
+        saver.note(now, has_worked=has_work, is_idle=not scheduler.has_work)
 
 
 def _obey(scheduler: Scheduler, command: Request | Cancel, send: Callable[[Message], None]) -> None:
@@ -116,33 +118,17 @@ def _obey(scheduler: Scheduler, command: Request | Cancel, send: Callable[[Messa
 
 
 def make_report(scheduler: Scheduler) -> WorkerReport:
-    """The scheduler's counters and slots now."""
-    counters = scheduler.counters
-    positions = counters.accepted_by_position
+    """What the scheduler counted, and its slots now. Copies: the loop goes on counting."""
+    drafting = scheduler.drafting
     return WorkerReport(
-        num_processing=sum(s.active is not None for s in scheduler.slots),
+        num_processing=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
-        requests=counters.requests,
-        requests_failed=counters.requests_failed,
-        prompt_tokens=counters.prompt_tokens,
-        prompt_tokens_cached=counters.prompt_tokens_cached,
-        prompt_seconds=counters.prompt_seconds,
-        tokens_predicted=counters.tokens_predicted,
-        predicted_seconds=counters.predicted_seconds,
-        num_decodes=counters.num_decodes,
-        busy_slots=counters.busy_slots,
-        max_tokens_in_cache=counters.max_tokens_in_cache,
-        drafts=counters.drafts,
-        drafted=counters.drafted,
-        accepted=counters.accepted,
-        accepted_by_position=tuple(positions[i] for i in range(max(positions, default=-1) + 1)),
-        preemptions=counters.preemptions,
+        counters=replace(scheduler.counters),
+        drafts=drafting.stats.copy(),
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
-        speculators=tuple(
-            speculator.report() for speculator in scheduler.drafting.speculators.values()
-        ),
-        reasons=dict(scheduler.drafting.reasons),
-        control=scheduler.drafting.controller.describe(),
+        speculators=tuple(one.report() for one in drafting.speculators.values()),
+        memory_bytes=resident_bytes(),
+        control=drafting.describe_control(),
     )
 
 
@@ -160,8 +146,6 @@ def _slot_report(slot: Slot) -> SlotReport:
         num_in_cache=active.num_decoded,
         num_emitted=active.num_emitted,
         max_tokens=active.request.max_tokens,
-        num_drafted=active.num_drafted,
-        num_accepted=active.num_accepted,
-        drafted_by=dict(active.drafted_by),
-        reasons=dict(active.reasons),
+        drafts=active.drafts.copy(),
+        by_speculator={name: one.copy() for name, one in active.by_speculator.items()},
     )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.scheduler.request import DraftCounts
+from headstart.scheduler.counters import Counters
+from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import ModelInfo
 
 
@@ -36,17 +37,16 @@ class SlotReport:
     num_in_cache: int = 0  # tokens of this slot in the KV cache
     num_emitted: int = 0
     max_tokens: int | None = None
-    num_drafted: int = 0
-    num_accepted: int = 0
-    drafted_by: Mapping[str, DraftCounts] = field(default_factory=dict)  # by speculator
-    reasons: Mapping[str, int] = field(default_factory=dict)  # why steps had no draft -> steps
+    drafts: SpeculationStats = field(default_factory=SpeculationStats)
+    by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculatorReport(DraftCounts):
+class SpeculatorReport:
     """One speculator since the start. Times in seconds."""
 
     name: str
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
     seconds: Mapping[str, float] = field(default_factory=dict)  # begin, propose, observe, accept
     failure: str = ""  # why it was switched off
     details: Mapping[str, Any] = field(default_factory=dict)  # its own `describe()`
@@ -54,28 +54,14 @@ class SpeculatorReport(DraftCounts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """Counters since the start (of tokens, requests, decodes; seconds) and the present state."""
+    """What was counted since the start, and the present state."""
 
     num_processing: int = 0
     num_waiting: int = 0
-    requests: int = 0
-    requests_failed: int = 0
-    prompt_tokens: int = 0  # decoded
-    prompt_tokens_cached: int = 0
-    prompt_seconds: float = 0.0
-    tokens_predicted: int = 0
-    predicted_seconds: float = 0.0
-    num_decodes: int = 0
-    busy_slots: int = 0  # summed over decodes
-    max_tokens_in_cache: int = 0
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_by_position: tuple[int, ...] = ()
-    preemptions: int = 0
+    counters: Counters = field(default_factory=Counters)
+    drafts: SpeculationStats = field(default_factory=SpeculationStats)  # of all speculators
     engine_restarts: int = 0
     slots: tuple[SlotReport, ...] = ()
     speculators: tuple[SpeculatorReport, ...] = ()
-    reasons: Mapping[str, int] = field(default_factory=dict)  # why steps had no draft -> slot steps
-    # cost table and calibration, JSON-ready
-    control: Mapping[str, Any] = field(default_factory=dict)
+    memory_bytes: int = 0  # resident in the engine's process
+    control: Mapping[str, Any] = field(default_factory=dict)  # costs and acceptance, JSON-ready

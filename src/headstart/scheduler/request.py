@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from headstart.errors import InvalidParameterError
 from headstart.grammar.constraint import Constraint
 from headstart.sampling.params import SamplingParams
+from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import SequenceMode
 
 
@@ -61,6 +61,7 @@ class Request:
     constraint: Constraint | None = None  # which texts the answer may have; None: any
     namespace: str = ""  # tenant of shared corpora
     wants_progress: bool = False  # ProgressEvents while the prompt is read
+    wants_provenance: bool = False  # `TokenEvent.step`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,20 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedDraft:
+    """What one step verified for a request, and what the step took; for those who want to see it.
+
+    The times are those of the whole batch, whoever else was in it.
+    """
+
+    draft: tuple[int, ...]  # tokens
+    sources: tuple[str, ...]  # the speculator of each
+    chances: tuple[float | None, ...]  # that each is accepted; None where control did not say
+    target_ms: float
+    draft_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,7 @@ class TokenEvent:
     text: bytes
     sources: tuple[str, ...]  # per token: the speculator that guessed it, "" for the target's own
     logprobs: tuple[TokenLogprob, ...] = ()
+    step: VerifiedDraft | None = None  # where the request wants provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,50 +115,6 @@ class ProgressEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftCounts:
-    """What one speculator did, for one request or since the start.
-
-    Each step of a slot in which it might have drafted counts as a draft verified or under a reason.
-    """
-
-    calls: int = 0  # times it was asked, per sequence
-    offered: int = 0  # drafts it made
-    drafts: int = 0  # of them verified, all of their tokens or the first ones
-    drafts_accepted: int = 0  # with at least one accepted token
-    drafted: int = 0  # tokens verified
-    accepted: int = 0  # tokens
-    drafted_by_position: tuple[int, ...] = ()
-    accepted_by_position: tuple[int, ...] = ()
-    # why no draft of it was verified -> steps
-    reasons: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def rows_wasted(self) -> int:
-        """Rows of the target's batches that held rejected draft tokens."""
-        return self.drafted - self.accepted
-
-    def __add__(self, other: DraftCounts) -> DraftCounts:
-        reasons = dict(self.reasons)
-        for reason, count in other.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
-        return DraftCounts(
-            calls=self.calls + other.calls,
-            offered=self.offered + other.offered,
-            drafts=self.drafts + other.drafts,
-            drafts_accepted=self.drafts_accepted + other.drafts_accepted,
-            drafted=self.drafted + other.drafted,
-            accepted=self.accepted + other.accepted,
-            drafted_by_position=_added(self.drafted_by_position, other.drafted_by_position),
-            accepted_by_position=_added(self.accepted_by_position, other.accepted_by_position),
-            reasons=reasons,
-        )
-
-
-def _added(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     """Counts and times of one request. Times in seconds."""
 
@@ -152,12 +124,8 @@ class RequestStats:
     num_cached: int = 0  # of them, taken from the prompt cache
     num_emitted: int = 0  # tokens
     num_steps: int = 0  # verify steps, those without a draft included
-    num_drafts: int = 0  # steps with a draft
-    num_drafted: int = 0  # draft tokens that were verified
-    num_accepted: int = 0
-    accepted_histogram: tuple[int, ...] = ()  # [n] = drafts of which n tokens were accepted
-    drafted_by: Mapping[str, DraftCounts] = field(default_factory=dict)  # by speculator
-    reasons: dict[str, int] = field(default_factory=dict)  # why a step had no draft -> steps
+    drafts: SpeculationStats = field(default_factory=SpeculationStats)  # all of them together
+    by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from headstart.scheduler.request import DraftCounts, ErrorEvent, RequestStats
+from headstart.scheduler.request import ErrorEvent, RequestStats
+from headstart.scheduler.speculation_stats import SpeculationStats
 
 log = logging.getLogger(__name__)
 
@@ -39,35 +40,33 @@ def log_error(event: ErrorEvent) -> None:
 
 def _speculation(stats: RequestStats) -> str:
     """What was drafted, by whom, and why nothing was."""
-    parts = ["no drafts"]
-    if stats.num_drafted:
-        share = stats.num_accepted / stats.num_drafted
+    parts, drafts, by_speculator = ["no drafts"], stats.drafts, stats.by_speculator
+    if num_drafted := drafts.num_drafted:
+        num_accepted = drafts.num_accepted
         parts = [
-            f"draft acceptance = {share:.5f} ({stats.num_accepted} accepted / "
-            f"{stats.num_drafted} drafted), acceptance length = {stats.acceptance_length:.2f}"
+            f"draft acceptance = {num_accepted / num_drafted:.5f} "
+            f"({num_accepted} accepted / {num_drafted} drafted), "
+            f"acceptance length = {stats.acceptance_length:.2f}"
         ]
-    several = len(stats.drafted_by) > 1
-    if several or stats.num_drafted:
-        parts += [
-            _drafted_by(name, counts, with_reasons=several)
-            for name, counts in stats.drafted_by.items()
-        ]
-    if stats.reasons:
-        parts.append(f"without a draft: {_counted(stats.reasons)}")
+    several = len(by_speculator) > 1
+    if several or num_drafted:
+        parts += [_of_one(*one, with_reasons=several) for one in by_speculator.items()]
+    if drafts.reasons:
+        parts.append(f"without a draft: {_counted(drafts.reasons)}")
     if not stats.is_valid:
         parts.append("THE TEXT IS NOT VALID: draft tokens were accepted unseen, for a measurement")
     return "; ".join(parts)
 
 
-def _drafted_by(name: str, counts: DraftCounts, *, with_reasons: bool) -> str:
+def _of_one(name: str, stats: SpeculationStats, *, with_reasons: bool) -> str:
     """One speculator; the only one has the reasons of the request."""
     what = f"{name} no drafts"
-    if counts.drafts:
+    if num_drafts := stats.num_drafts:
         what = (
-            f"{name} {counts.accepted}/{counts.drafted} in {counts.drafts} drafts, "
-            f"{counts.rows_wasted} rows wasted"
+            f"{name} {stats.num_accepted}/{stats.num_drafted} in {num_drafts} drafts, "
+            f"{stats.num_rows_wasted} rows wasted"
         )
-    return f"{what} ({_counted(counts.reasons)})" if with_reasons and counts.reasons else what
+    return f"{what} ({_counted(stats.reasons)})" if with_reasons and stats.reasons else what
 
 
 def _counted(reasons: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,14 +20,35 @@ from headstart.errors import (
 )
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching
-from headstart.scheduler.commit import Committer
+from headstart.scheduler.checkpoints import choose_stops
+from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
+from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
-from headstart.scheduler.slot import ActiveRequest, Slot
+from headstart.scheduler.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    TokenEvent,
+    error_event,
+)
+from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import time_decodes
-from headstart.types import Batch, ContextFullError, Decoded, Engine, Logits, StepStats, Vocab
+from headstart.types import (
+    Batch,
+    ContextFullError,
+    Decoded,
+    Engine,
+    Logits,
+    MemoryKind,
+    StepStats,
+    Vocab,
+)
+
+if TYPE_CHECKING:
+    from headstart.grammar.compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -44,30 +66,31 @@ class Scheduler:
         drafting: Drafting,
         config: SchedulerConfig,
         clock: Callable[[], float] = time.perf_counter,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         self.engine = engine
         self.vocab = vocab
         self.drafting = drafting
         self.config = config
         self.clock = clock
-        for speculator in drafting.speculators.values():
-            speculator.vocab_size = engine.vocab_size
         self.slots = [Slot(i) for i in range(config.parallel)]
+        self.compiling = ConstraintQueue(compiler, clock)
         self.waiting: deque[ActiveRequest] = deque()
+        self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self._batch = Batch(engine.max_batch_tokens)
-        self._in_batch: list[Slot] = []  # in the order of their rows
+        self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self._events: list[Event] = []
-        self._committer = Committer(engine, vocab, drafting, self.counters, self._events)
+        self._committer = Committer(engine, vocab, drafting)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting) or any(s.active is not None for s in self.slots)
+        return bool(self.compiling or self.waiting or self.running)
 
     def warm_up(self, seconds: float) -> None:
         """Measure what steps of some sizes cost; nothing stays in the cache."""
         if samples := time_decodes(self.engine, self.clock, seconds):
-            self.drafting.controller.learn_costs(samples)
+            self.drafting.learn_costs(samples)
         self.drafting.time_models(self.clock)
 
     def submit(self, request: Request) -> None:
@@ -78,29 +101,34 @@ class Scheduler:
             ContextLengthError, InvalidParameterError: it can never run.
         """
         self._check(request)
-        if len(self.waiting) >= self.config.max_queue + sum(s.active is None for s in self.slots):
+        num_free = len(self.slots) - len(self.running)
+        num_waiting = len(self.waiting) + len(self.compiling)
+        if num_waiting >= self.config.max_queue + num_free:
             raise CapacityError(
-                f"{len(self.waiting)} requests are waiting and --max-queue is "
+                f"{num_waiting} requests are waiting and --max-queue is "
                 f"{self.config.max_queue}; try again later"
             )
-        sampler = Sampler(request.sampling, self.engine, self.vocab.eog_ids)
-        self.waiting.append(ActiveRequest(request, sampler, self.clock()))
+        active = ActiveRequest(request, self.clock())
+        if request.constraint is None:
+            self.waiting.append(active)
+        else:
+            self.compiling.add(active)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
-        for active in list(self.waiting):
-            if active.request.request_id == request_id:
-                self.waiting.remove(active)
-                self._events.append(
-                    FinishEvent(request_id, "cancelled", active.stats(-1, self.clock()))
-                )
-        for slot in self.slots:
-            if slot.active is not None and slot.active.request.request_id == request_id:
-                self._committer.finish(slot, "cancelled", self.clock())
+        waiting = [a for a in self.waiting if a.request.request_id == request_id]
+        for active in waiting:
+            self.waiting.remove(active)
+        for active in waiting + self.compiling.remove(request_id):
+            summary = active.summarize(self.clock())
+            self._events.append(FinishEvent(request_id, "cancelled", summary))
+        for active in [a for a in self.running if a.request.request_id == request_id]:
+            self._finish(active, Ending("cancelled"), self.clock())
 
     def step(self) -> StepStats:
-        """Advance every slot by one decode."""
+        """Advance every running request by one decode."""
         started = self.clock()
+        self._take_compiled()
         self._admit()
         self._draft()
         drafted = self.clock()
@@ -110,13 +138,14 @@ class Scheduler:
             return StepStats()
         self._observe_cost(1000.0 * (decoded - drafted))
         self.drafting.observe(self._observed(logits))
+        self._committer.target_ms = 1000.0 * (decoded - drafted)
+        self._committer.draft_ms = 1000.0 * (drafted - started)
         emitted = self._commit(logits)
         return self._account(started, drafted, decoded, emitted)
 
     def take_events(self) -> list[Event]:
         """Events since the last call, in order."""
-        events = self._events[:]
-        self._events.clear()
+        events, self._events = self._events, []
         return events
 
     def _check(self, request: Request) -> None:
@@ -144,39 +173,71 @@ class Scheduler:
             )
         self.drafting.check(request.speculative)
 
+    def _take_compiled(self) -> None:
+        """Queue the requests whose constraint is ready, refuse those that have none."""
+        if not self.compiling:
+            return
+        if not self.waiting and not self.running:
+            self.compiling.wait()
+        for active, error in self.compiling.take_ready():
+            if error is None:
+                self.waiting.append(active)
+            else:
+                self._events.append(error_event(active.request.request_id, error))
+
     def _admit(self) -> None:
         while self.waiting:
-            slot = admission.choose_slot(self.slots, self.waiting[0], self.engine)
-            if slot is None:
-                return
-            active = self.waiting.popleft()
+            active = self.waiting[0]
+            placement = admission.find_slot(self.slots, active, self.engine)
+            if placement is None:
+                break
+            self.waiting.popleft()
+            if active.admitted is None and not self._begin(active):
+                continue
+            admission.admit(placement, active, self.engine)
             if active.admitted is None:
                 active.admitted = self.clock()
-                active.sampler.read(active.tokens)
-            slot.last_used = self.clock()
+            if self.engine.memory is not MemoryKind.CUT:
+                active.stops = self._stops(active)
+            active.leader = admission.find_leader(self.running, active, self.engine)
+            self.running.append(active)
+        admission.share_prefixes(self.slots, self.running, self.engine)
+
+    def _stops(self, active: ActiveRequest) -> list[int]:
+        is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
+        return choose_stops(active.tokens, active.num_decoded, is_control, step)
+
+    def _begin(self, active: ActiveRequest) -> bool:
+        """Make what only a running request needs; False if it cannot be made and the request ends.
+
+        Not at submission: hundreds of waiting requests would hold memory for nothing.
+        """
+        try:
+            active.sampler = Sampler(active.request.sampling, self.engine, self.vocab.eog_ids)
+            active.sampler.read(active.tokens)
+            if active.compiled is not None:
+                active.legality = active.sampler.legality = active.compiled.begin()
+        except HeadstartError as error:
+            self._events.append(error_event(active.request.request_id, error))
+            return False
+        return True
 
     def _draft(self) -> None:
-        """Give every generating run its draft for this step."""
-        generating = [s for s in self.slots if s.active is not None and s.active.is_generating]
+        """Give every generating request its draft for this step."""
+        generating = [a for a in self.running if a.is_generating]
         if not generating:
             return
-        draft_limits = batching.draft_rooms(generating, self.engine, len(self.slots))
-        reading = sum(
-            s.active.num_pending
-            for s in self.slots
-            if s.active is not None and not s.active.is_generating
-        )
-        limits = (self.engine.max_batch_tokens, self.engine.max_outputs)
-        self.drafting.propose(
-            generating, draft_limits, min(reading, self.config.prefill_chunk), limits
-        )
+        limits = batching.draft_limits(generating, self.engine, len(self.slots))
+        reading = sum(a.num_pending for a in self.running if not a.is_generating)
+        num_prompt_rows = min(reading, self.config.prefill_chunk)
+        batch_limits = (self.engine.max_batch_tokens, self.engine.max_outputs)
+        self.drafting.propose(generating, limits, num_prompt_rows, batch_limits)
 
     def _decode(self) -> Logits | None:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
         while True:
-            self._in_batch = batching.build(
-                self._batch, self.slots, self.engine, self.config.prefill_chunk
-            )
+            chunk = self.config.prefill_chunk
+            self._in_batch = batching.build(self._batch, self.running, self.engine, chunk)
             if not self._batch.num_rows:
                 return None
             try:
@@ -187,31 +248,24 @@ class Scheduler:
                 self._fail(error)
 
     def _make_room(self) -> None:
-        """Free cells: forget drafts, then idle prefixes, then put the youngest request back in the
-        queue.
-        """
-        running = [s for s in self.slots if s.active is not None]
-        if any(s.active is not None and s.active.proposal.head.tokens for s in running):
-            self.drafting.drop(running)
+        """Free cells: drop drafts, then idle prefixes, then preempt the youngest request."""
+        if any(active.proposal.head.tokens for active in self.running):
+            self.drafting.drop(self.running)
             return
         idle = [s for s in self.slots if s.active is None and s.kept]
         if idle:
             oldest = min(idle, key=lambda s: s.last_used)
             self.engine.clear(oldest.slot_id)
             oldest.kept = []
-        elif len(running) > 1:
-            self._preempt(max(running, key=lambda s: s.active.submitted if s.active else 0.0))
+        elif len(self.running) > 1:
+            self._preempt(max(self.running, key=lambda active: active.submitted))
         else:
-            self._committer.finish(running[0], "length", self.clock(), truncated=True)
+            self._finish(self.running[0], CONTEXT_FULL, self.clock())
 
-    def _preempt(self, slot: Slot) -> None:
+    def _preempt(self, active: ActiveRequest) -> None:
         """Take the request off its slot; it loses its cells and no text, and continues later."""
-        active = slot.active
-        assert active is not None
-        self.drafting.end(slot)
-        self.engine.clear(slot.slot_id)
-        active.num_decoded, active.proposal = 0, NO_PROPOSAL
-        slot.active, slot.kept = None, []
+        self._clear(active)
+        active.num_decoded, active.proposal, active.leader = 0, NO_PROPOSAL, None
         self.waiting.appendleft(active)
         self.counters.preemptions += 1
         log.info(
@@ -222,33 +276,50 @@ class Scheduler:
     def _fail(self, error: EngineError) -> None:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
         log.error("decode failed: %s", error)
-        for slot in self._in_batch:
-            self._fail_slot(slot, error)
+        for active in self._in_batch:
+            self._fail_request(active, error)
 
-    def _fail_slot(self, slot: Slot, error: HeadstartError) -> None:
-        if slot.active is None:
-            return
-        stats = slot.active.stats(slot.slot_id, self.clock())
-        self._events.append(error_event(slot.active.request.request_id, error, stats))
-        self.drafting.end(slot)
+    def _fail_request(self, active: ActiveRequest, error: HeadstartError) -> None:
+        summary = active.summarize(self.clock())
+        self._events.append(error_event(active.request.request_id, error, summary))
         self.counters.requests_failed += 1
+        self._clear(active)
+
+    def _clear(self, active: ActiveRequest) -> None:
+        """Take the request off its slot and forget what is in the cache."""
+        slot = self._release(active)
         self.engine.clear(slot.slot_id)
-        slot.active, slot.kept = None, []
+        slot.kept = []
+
+    def _release(self, active: ActiveRequest) -> Slot:
+        """Take the request off its slot, which keeps its tokens for the next prompt."""
+        self.drafting.end(active)
+        self.running.remove(active)
+        slot = self.slots[active.slot_id]
+        slot.kept = active.tokens[: active.num_decoded]
+        slot.active, slot.last_used, active.slot_id = None, self.clock(), NO_SLOT
+        return slot
+
+    def _finish(self, active: ActiveRequest, ending: Ending, now: float) -> None:
+        """End a request that did not fail."""
+        request_id = active.request.request_id
+        if rest := active.stop.flush():  # held back because it might have begun a stop string
+            self._events.append(TokenEvent(request_id, (), rest, ()))
+        summary = active.summarize(now)
+        self.counters.add_request(summary)
+        word = active.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
+        end = FinishEvent(request_id, ending.reason, summary, word, ending.is_truncated)
+        self._events.append(end)
+        self._release(active)
 
     def _observe_cost(self, milliseconds: float) -> None:
-        """Tell control what the decode cost: rows, and what each of them attended to on average."""
+        """Tell control what the decode cost: rows, and what each attended to on average."""
+        attended = sum(a.num_rows * (a.num_decoded + a.num_rows // 2) for a in self._in_batch)
         num_rows = self._batch.num_rows
-        attended = sum(
-            s.active.num_rows * (s.num_cached + s.active.num_rows // 2)
-            for s in self._in_batch
-            if s.active is not None
-        )
-        self.drafting.controller.observe_step(num_rows, attended // num_rows, milliseconds)
+        self.drafting.observe_step(num_rows, attended // num_rows, milliseconds)
 
     def _observed(self, logits: Logits) -> Decoded:
-        """The rows for speculators. They must not write to the logits: these are sampled
-        afterwards.
-        """
+        """The rows for speculators, who must not write to the logits: they are sampled later."""
         if not self.drafting.observes:
             return _NOTHING_OBSERVED
         batch = self._batch
@@ -263,26 +334,32 @@ class Scheduler:
         )
 
     def _commit(self, logits: Logits) -> int:
-        """Verify and emit, slot by slot, in the order of the batch's outputs; returns tokens
-        emitted.
-        """
-        offset = emitted = 0
+        """Verify and emit in the order of the batch's outputs; returns tokens emitted."""
+        offset = num_emitted = 0
         now = self.clock()
-        for slot in self._in_batch:
-            active = slot.active
-            assert active is not None
+        for active in self._in_batch:
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
                 active.num_decoded += active.num_rows
+                if active.stops and active.num_decoded == active.stops[0]:
+                    self.engine.checkpoint(active.slot_id)
+                    active.stops.pop(0)
                 if active.request.wants_progress:
                     self._events.append(_progress(active, now))
                 continue
             width = 1 + len(active.proposal.tokens)
-            try:
-                emitted += self._committer.commit(slot, logits[offset : offset + width], now)
-            except (EngineError, InvalidParameterError) as error:  # of this request alone
-                self._fail_slot(slot, error)
+            rows = logits[offset : offset + width]
             offset += width
-        return emitted
+            try:
+                event, ending = self._committer.commit(active, rows, now)
+            except (EngineError, InvalidParameterError) as error:  # of this request alone
+                self._fail_request(active, error)
+                continue
+            if event is not None:
+                self._events.append(event)
+                num_emitted += len(event.tokens)
+            if ending is not None:
+                self._finish(active, ending, now)
+        return num_emitted
 
     def _account(self, started: float, drafted: float, decoded: float, emitted: int) -> StepStats:
         """Sum up."""

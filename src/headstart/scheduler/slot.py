@@ -1,20 +1,24 @@
-"""A seat for one running request, and the request's progress on it."""
+"""A request that was admitted or waits for it, and the slots whose caches requests use."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
-from headstart.scheduler.request import DraftCounts, Request, RequestStats
-from headstart.scheduler.speculator_stats import SpeculatorStats
+from headstart.scheduler.request import Request, RequestStats
+from headstart.scheduler.speculation_policy import SpeculationPolicy
+from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
-    from headstart.scheduler.draft_plan import SpeculationPolicy
+    from headstart.grammar.compiler import Compiled
+    from headstart.grammar.state import GrammarState
+
+NO_SLOT = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -27,28 +31,30 @@ class ActiveRequest:
     """
 
     request: Request
-    sampler: Sampler
     submitted: float  # clock readings, seconds
+    sampler: Sampler = field(init=False)  # made when it is admitted
+    compiled: Compiled | None = None  # the request's constraint
+    legality: GrammarState | None = None  # where its text stands in it
     tokens: list[int] = field(init=False)
+    slot_id: int = NO_SLOT  # also its seq_id
     num_decoded: int = 0
+    leader: ActiveRequest | None = None  # reads the same prefix; this one waits and shares it
     proposal: Proposal = NO_PROPOSAL
+    # that its tokens are accepted, as control expects it; only where the request wants provenance
+    chances: Sequence[float] = ()
     tracker: DraftTracker = field(default_factory=DraftTracker)
     policy: SpeculationPolicy | None = None  # set while speculators know this sequence
+    stops: list[int] = field(default_factory=list)  # where reading it pauses for a checkpoint
     num_rows: int = 0  # rows of the batch being built or decoded, draft included
     stop: StopStrings = field(init=False)
     indent: Indentation = field(init=False)
     admitted: float | None = None
     first_token: float | None = None
     is_valid: bool = True  # False once tokens were accepted unseen
-    num_cached: int = 0
+    num_cached: int = 0  # prompt tokens that were not decoded for this request
     num_steps: int = 0
-    num_drafts: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    accepted_histogram: list[int] = field(default_factory=list)
-    # of each speculator that may draft for it
-    stats_by_speculator: dict[str, SpeculatorStats] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
+    drafts: SpeculationStats = field(default_factory=SpeculationStats)
+    by_speculator: dict[str, SpeculationStats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -72,7 +78,7 @@ class ActiveRequest:
     def is_generating(self) -> bool:
         """Whether only a token that it emitted is left to decode, so that it may draft.
 
-        The last token of a prompt is no such token, also where all before it came from the cache.
+        The last token of a prompt is no such token, even if all before it came from the cache.
         """
         num_tokens = len(self.tokens)
         return num_tokens - self.num_decoded == 1 and num_tokens > len(self.request.prompt)
@@ -83,35 +89,19 @@ class ActiveRequest:
         limit = self.request.max_tokens
         return 2**30 if limit is None else limit - self.num_emitted
 
-    def count_draft(self, num_accepted: int) -> None:
-        """Book the verified proposal."""
-        self.num_drafts += 1
-        self.num_drafted += len(self.proposal.head.tokens) + len(self.proposal.tail.tokens)
-        self.num_accepted += num_accepted
-        self.accepted_histogram += [0] * (num_accepted + 1 - len(self.accepted_histogram))
-        self.accepted_histogram[num_accepted] += 1
-
-    @property
-    def drafted_by(self) -> dict[str, DraftCounts]:
-        """What each speculator that might draft for it did."""
-        return {name: stats.counts() for name, stats in self.stats_by_speculator.items()}
-
-    def stats(self, slot_id: int, now: float) -> RequestStats:
+    def summarize(self, now: float) -> RequestStats:
+        """Counts and times so far."""
         admitted = now if self.admitted is None else self.admitted
         first = now if self.first_token is None else self.first_token
         return RequestStats(
-            slot_id=slot_id,
+            slot_id=self.slot_id,
             is_valid=self.is_valid,
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
             num_emitted=self.num_emitted,
             num_steps=self.num_steps,
-            num_drafts=self.num_drafts,
-            num_drafted=self.num_drafted,
-            num_accepted=self.num_accepted,
-            accepted_histogram=tuple(self.accepted_histogram),
-            drafted_by=self.drafted_by,
-            reasons=dict(self.reasons),
+            drafts=self.drafts,
+            by_speculator=self.by_speculator,
             queue_seconds=admitted - self.submitted,
             prompt_seconds=first - admitted,
             generation_seconds=now - first,
@@ -124,12 +114,13 @@ class Slot:
 
     slot_id: int  # also its seq_id
     active: ActiveRequest | None = None
-    kept: list[int] = field(default_factory=list)  # in the cache while no request runs
+    kept: list[int] = field(default_factory=list)  # in the cache while no request uses the slot
+    namespace: str = ""  # whose text it holds
     last_used: float = 0.0
 
     @property
     def cached(self) -> list[int]:
-        """Tokens in the cache; while a request runs, a prefix of this list (see `num_cached`)."""
+        """Tokens in the cache; of a running request, the first `num_cached` of this list."""
         return self.kept if self.active is None else self.active.tokens
 
     @property

@@ -38,12 +38,21 @@ ANSWERS = (
     (
         400,
         "not_supported_error",
-        "a field asks for what is not built, for instance a grammar or tools; leave it out",
+        "a field asks for what is not built, for instance images or adapters; leave it out",
     ),
     (401, "authentication_error", "no API key, or a wrong one"),
+    (
+        403,
+        "permission_error",
+        "without an API key: a host name or a web page that `--allowed-hosts` or `--cors-origins` "
+        "does not name",
+    ),
     (404, "not_found_error", "no such path or model"),
     (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
+    (408, "invalid_request_error", "the head or the body of the request did not come in time"),
     (413, "invalid_request_error", "the body is larger than `--max-body-mb`"),
+    (415, "invalid_request_error", "a browser's body that is not `application/json`"),
+    (431, "invalid_request_error", "the head of the request is larger than 64 KiB"),
     (
         500,
         "server_error",

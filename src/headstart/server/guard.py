@@ -1,4 +1,4 @@
-"""What every request passes before its route: cross-origin headers, readiness, key, body size.
+"""What every request passes before its route: website, key, readiness, body size.
 
 Plain ASGI, because a stream must not be buffered and a large body must not be read.
 """
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError
 from headstart.server.errors import ApiError, error_response
+from headstart.server.websites import WebsitePolicy
 
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 # bodies up to this multiple of the limit are read (and dropped) so that the client sees the 413
@@ -31,6 +32,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._keys = load_keys(config)
+        self._websites = WebsitePolicy(config, has_keys=bool(self._keys))
         self._max_bytes = config.max_body_mb * 2**20
         self._why_not_ready = why_not_ready
 
@@ -39,35 +41,52 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        send = _with_origin(send, headers.get("origin"))
-        if scope["method"] == "OPTIONS":
-            await _preflight(headers)(scope, receive, send)
-            return
+        origin = headers.get("origin")
+        if origin is not None and self._websites.allows(origin):
+            send = _with_origin(send, origin)
         try:
-            self._admit(scope, headers)
+            is_preflight = self._admit(scope, headers)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
+        if is_preflight:
+            await _preflight(headers)(scope, receive, send)
+            return
         await self._app(scope, self._limited(receive, headers), send)
 
-    def _admit(self, scope: Scope, headers: Headers) -> None:
-        """Raise unless the server is ready and the key is right; note whose request it is."""
-        scope["headstart.namespace"] = ""
+    def _admit(self, scope: Scope, headers: Headers) -> bool:
+        """Raise unless the key is right and the server is ready; note whose request it is.
+
+        Returns whether it is a browser's question before the request.
+        """
+        scope["headstart.namespace"], scope["headstart.is_trusted"] = "", not self._keys
         if scope["path"] in PUBLIC_PATHS:
-            return
+            if self._keys:
+                scope["headstart.is_trusted"] = self._matching(headers) is not None
+            return bool(scope["method"] == "OPTIONS")
+        self._websites.check(scope["method"], headers)
+        if scope["method"] == "OPTIONS":
+            return True
+        if self._keys:
+            scope["headstart.namespace"] = self._namespace(headers)
+            scope["headstart.is_trusted"] = True
         if reason := self._why_not_ready():
             raise ApiError(503, reason)
-        if self._keys:
-            scope["headstart.namespace"] = self._namespace(_offered_key(headers))
+        return False
 
-    def _namespace(self, offered: bytes) -> str:
+    def _namespace(self, headers: Headers) -> str:
         """Name of the tenant with this key; never the key itself."""
-        matches = [key for key in self._keys if hmac.compare_digest(key, offered)]
-        if not matches:
+        key = self._matching(headers)
+        if key is None:
             raise ApiError(
                 401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             )
-        return hashlib.sha256(matches[0]).hexdigest()[:16]
+        return hashlib.sha256(key).hexdigest()[:16]
+
+    def _matching(self, headers: Headers) -> bytes | None:
+        offered = _offered_keys(headers)
+        matches = [key for key in self._keys for one in offered if hmac.compare_digest(key, one)]
+        return matches[0] if matches else None
 
     def _limited(self, receive: Receive, headers: Headers) -> Receive:
         """Count the body while it is read; past the limit drop the rest and raise 413."""
@@ -114,15 +133,16 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
     return tuple(key.strip().encode() for key in keys if key.strip())
 
 
-def _offered_key(headers: Headers) -> bytes:
+def _offered_keys(headers: Headers) -> tuple[bytes, ...]:
+    """The key that was sent: its bytes, and what they are in UTF-8 if the client wrote Latin-1."""
     value = headers.get("authorization") or headers.get("x-api-key") or ""
-    return value.removeprefix("Bearer ").strip().encode()
+    scheme, space, rest = value.partition(" ")
+    text = (rest if space and scheme.lower() == "bearer" else value).strip()
+    return text.encode("latin-1"), text.encode()
 
 
-def _with_origin(send: Send, origin: str | None) -> Send:
-    """Let the page that asked read the answer, wherever it came from."""
-    if not origin:
-        return send
+def _with_origin(send: Send, origin: str) -> Send:
+    """Let the page that asked read the answer."""
 
     async def send_with_origin(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -10,15 +10,19 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError
 from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
-from headstart.server.model import ServedModel
+from headstart.server.connections import ConnectionLimits, LimitedProtocol
+from headstart.server.model import ServedModel, Service
 
 BACKLOG = 2048  # connections the system holds until they are accepted
 SHUTDOWN_SECONDS = 5  # for answers in flight after SIGTERM or Ctrl-C
@@ -46,31 +50,41 @@ def serve(
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded)
-    server = _Server(
-        worker,
-        uvicorn.Config(
-            app,
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            headers=[("server", "headstart")],
-            timeout_keep_alive=config.timeout,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS + SEND_SECONDS,
-        ),
-    )
+    server = _Server(worker, app.state.service, uvicorn_config(app, config))
     with take_port(config) as listener, _sigterm_is_no_failure(server):
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
 
 
+def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+    """How uvicorn serves the app.
+
+    Raises:
+        ConfigError: the system lets this process open too few files.
+    """
+    protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits.of(config))
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("server", "headstart")],
+        timeout_keep_alive=config.timeout,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS + SEND_SECONDS,
+    )
+
+
 class _Server(uvicorn.Server):
     """Tells answers in flight that it ends, where uvicorn would cut their connections."""
 
-    def __init__(self, worker: Worker, config: uvicorn.Config) -> None:
+    def __init__(self, worker: Worker, service: Service, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._worker = worker
+        self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The second signal does not wait for a long step, as the first does."""
@@ -79,6 +93,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.is_stopping = True
         closing = asyncio.create_task(self._close_worker())
         await super().shutdown(sockets)
         closing.cancel()

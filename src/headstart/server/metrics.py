@@ -67,14 +67,22 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _one(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
+def _now(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
     return lambda report: [({}, getattr(report, name))]
+
+
+def _counter(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
+    return lambda report: [({}, getattr(report.counters, name))]
+
+
+def _drafts(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
+    return lambda report: [({}, getattr(report.drafts, name))]
 
 
 def _ratio(above: str, below: str) -> Callable[[WorkerReport], Iterable[Sample]]:
     def read(report: WorkerReport) -> Iterable[Sample]:
-        divisor = getattr(report, below)
-        return [({}, getattr(report, above) / divisor if divisor else 0.0)]
+        divisor = getattr(report.counters, below)
+        return [({}, getattr(report.counters, above) / divisor if divisor else 0.0)]
 
     return read
 
@@ -97,7 +105,7 @@ def _reasons(report: WorkerReport) -> Iterable[Sample]:
     return [
         ({"speculator": one.name, "reason": reason}, count)
         for one in report.speculators
-        for reason, count in one.reasons.items()
+        for reason, count in one.stats.reasons.items()
     ]
 
 
@@ -117,65 +125,66 @@ METRICS = (
         "llamacpp:prompt_tokens_total",
         "counter",
         "Prompt tokens decoded for requests that ended, cached ones excluded",
-        _one("prompt_tokens"),
+        _counter("prompt_tokens"),
     ),
     Metric(
         "llamacpp:prompt_tokens_cached_total",
         "counter",
         "Prompt tokens of requests that ended, reused from the cache",
-        _one("prompt_tokens_cached"),
+        _counter("prompt_tokens_cached"),
     ),
     Metric(
         "llamacpp:prompt_seconds_total",
         "counter",
         "Seconds of reading the prompts of requests that ended",
-        _one("prompt_seconds"),
+        _counter("prompt_seconds"),
     ),
     Metric(
         "llamacpp:tokens_predicted_total",
         "counter",
         "Tokens generated for requests that ended",
-        _one("tokens_predicted"),
+        _counter("tokens_predicted"),
     ),
     Metric(
         "llamacpp:tokens_predicted_seconds_total",
         "counter",
         "Seconds of generating for requests that ended",
-        _one("predicted_seconds"),
+        _counter("predicted_seconds"),
     ),
     Metric(
-        "llamacpp:n_decode_total", "counter", "Decodes of the target model", _one("num_decodes")
+        "llamacpp:n_decode_total", "counter", "Decodes of the target model", _counter("num_decodes")
     ),
     Metric(
         "llamacpp:n_tokens_max",
         "counter",
         "Most tokens of one request that ended, prompt and answer",
-        _one("max_tokens_in_cache"),
+        _counter("max_tokens_in_cache"),
     ),
     Metric(
         "llamacpp:spec_decode_num_draft_tokens_total",
         "counter",
         "Draft tokens verified",
-        _one("drafted"),
+        _drafts("num_drafted"),
     ),
     Metric(
         "llamacpp:spec_decode_num_accepted_tokens_total",
         "counter",
         "Draft tokens accepted",
-        _one("accepted"),
+        _drafts("num_accepted"),
     ),
     Metric(
         "llamacpp:spec_decode_num_drafts_total",
         "counter",
         "Verify steps with a draft",
-        _one("drafts"),
+        _drafts("num_drafts"),
     ),
     Metric(
         "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
         "counter",
         "Draft tokens accepted by position",
         lambda report: [
-            ({"position": str(i)}, count) for i, count in enumerate(report.accepted_by_position)
+            ({"position": str(i)}, count)
+            for i, count in enumerate(report.drafts.accepted_by_position)
         ],
         ("position",),
     ),
@@ -192,10 +201,10 @@ METRICS = (
         _ratio("tokens_predicted", "predicted_seconds"),
     ),
     Metric(
-        "llamacpp:requests_processing", "gauge", "Requests that hold a slot", _one("num_processing")
+        "llamacpp:requests_processing", "gauge", "Requests that hold a slot", _now("num_processing")
     ),
     Metric(
-        "llamacpp:requests_deferred", "gauge", "Requests that wait for a slot", _one("num_waiting")
+        "llamacpp:requests_deferred", "gauge", "Requests that wait for a slot", _now("num_waiting")
     ),
     Metric(
         "llamacpp:n_busy_slots_per_decode",
@@ -203,86 +212,102 @@ METRICS = (
         "Busy slots per decode, average since the start",
         _ratio("busy_slots", "num_decodes"),
     ),
-    Metric("headstart_requests_total", "counter", "Requests that ended", _one("requests")),
+    Metric("headstart_requests_total", "counter", "Requests that ended", _counter("requests")),
     Metric(
         "headstart_requests_failed_total",
         "counter",
         "Requests that ended with an error",
-        _one("requests_failed"),
+        _counter("requests_failed"),
     ),
     Metric(
         "headstart_preemptions_total",
         "counter",
         "Requests put back into the queue because the cache was full",
-        _one("preemptions"),
+        _counter("preemptions"),
     ),
     Metric(
         "headstart_engine_restarts_total",
         "counter",
         "Restarts of the engine process",
-        _one("engine_restarts"),
+        _now("engine_restarts"),
+    ),
+    Metric(
+        "headstart_step_seconds_total",
+        "counter",
+        "Seconds of steps: in the target model, before it (drafting), and after it",
+        lambda report: [
+            ({"part": part}, getattr(report.counters, f"{part}_seconds"))
+            for part in ("target", "draft", "other")
+        ],
+        ("part",),
+    ),
+    Metric(
+        "headstart_engine_memory_bytes",
+        "gauge",
+        "Memory of the engine's process in RAM, mapped model files included",
+        _now("memory_bytes"),
     ),
     Metric(
         "headstart_proposals_total",
         "counter",
         "Times a speculator was asked",
-        _each(lambda one: one.calls),
+        _each(lambda one: one.stats.num_calls),
         _SPECULATOR,
     ),
     Metric(
         "headstart_drafts_offered_total",
         "counter",
         "Drafts that a speculator made",
-        _each(lambda one: one.offered),
+        _each(lambda one: one.stats.num_offered),
         _SPECULATOR,
     ),
     Metric(
         "headstart_drafts_total",
         "counter",
         "Drafts verified",
-        _each(lambda one: one.drafts),
+        _each(lambda one: one.stats.num_drafts),
         _SPECULATOR,
     ),
     Metric(
         "headstart_drafts_accepted_total",
         "counter",
         "Drafts of which a token was accepted",
-        _each(lambda one: one.drafts_accepted),
+        _each(lambda one: one.stats.num_drafts_accepted),
         _SPECULATOR,
     ),
     Metric(
         "headstart_draft_tokens_total",
         "counter",
         "Draft tokens verified",
-        _each(lambda one: one.drafted),
+        _each(lambda one: one.stats.num_drafted),
         _SPECULATOR,
     ),
     Metric(
         "headstart_draft_tokens_accepted_total",
         "counter",
         "Draft tokens accepted",
-        _each(lambda one: one.accepted),
+        _each(lambda one: one.stats.num_accepted),
         _SPECULATOR,
     ),
     Metric(
         "headstart_rows_wasted_total",
         "counter",
         "Rows of the target that held rejected draft tokens",
-        _each(lambda one: one.rows_wasted),
+        _each(lambda one: one.stats.num_rows_wasted),
         _SPECULATOR,
     ),
     Metric(
         "headstart_draft_tokens_by_position_total",
         "counter",
         "Draft tokens verified by position in the draft",
-        _positions(lambda one: one.drafted_by_position),
+        _positions(lambda one: one.stats.drafted_by_position),
         _POSITION,
     ),
     Metric(
         "headstart_draft_tokens_accepted_by_position_total",
         "counter",
         "Draft tokens accepted by position in the draft",
-        _positions(lambda one: one.accepted_by_position),
+        _positions(lambda one: one.stats.accepted_by_position),
         _POSITION,
     ),
     Metric(
@@ -310,7 +335,9 @@ METRICS = (
         "headstart_steps_without_draft_total",
         "counter",
         "Steps of a slot without a draft by reason",
-        lambda report: [({"reason": reason}, count) for reason, count in report.reasons.items()],
+        lambda report: [
+            ({"reason": reason}, count) for reason, count in report.drafts.reasons.items()
+        ],
         ("reason",),
     ),
 )

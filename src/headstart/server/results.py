@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.scheduler.request import DraftCounts, RequestStats, TokenLogprob
+from headstart.scheduler.request import RequestStats, TokenLogprob
+from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.utf8 import text_or_bytes
 from headstart.types import Vocab
 
@@ -28,14 +29,14 @@ def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
 
 def timings(stats: RequestStats) -> dict[str, Any]:
     """llama-server's timings: milliseconds and tokens per second."""
-    num_read = stats.num_prompt - stats.num_cached
+    num_prompt_read = stats.num_prompt - stats.num_cached
     result = {
         "cache_n": stats.num_cached,
-        **_pace("prompt", num_read, stats.prompt_seconds),
+        **_pace("prompt", num_prompt_read, stats.prompt_seconds),
         **_pace("predicted", stats.num_emitted, stats.generation_seconds),
     }
-    if stats.num_drafted:
-        result |= {"draft_n": stats.num_drafted, "draft_n_accepted": stats.num_accepted}
+    if num_drafted := stats.drafts.num_drafted:
+        result |= {"draft_n": num_drafted, "draft_n_accepted": stats.drafts.num_accepted}
     return result
 
 
@@ -51,39 +52,36 @@ def _pace(name: str, num_tokens: int, seconds: float) -> dict[str, float]:
 
 def speculative_metrics(stats: RequestStats) -> dict[str, Any]:
     """Acceptance of one answer under vLLM's names, then who drafted and why nobody did."""
+    drafts, num_drafted = stats.drafts, stats.drafts.num_drafted
     return {
         "speculative_decoding": {
             "mean_acceptance_length": stats.acceptance_length,
-            "draft_acceptance_rate": stats.num_accepted / stats.num_drafted
-            if stats.num_drafted
-            else 0.0,
-            "acceptance_histogram": list(stats.accepted_histogram),
-            "num_spec_steps": stats.num_drafts,
+            "draft_acceptance_rate": drafts.num_accepted / num_drafted if num_drafted else 0.0,
+            "acceptance_histogram": list(drafts.accepted_histogram),
+            "num_spec_steps": drafts.num_drafts,
             "num_steps": stats.num_steps,
-            "num_draft_tokens": stats.num_drafted,
-            "num_accepted_draft_tokens": stats.num_accepted,
-            "by_speculator": {
-                name: draft_counts(counts) for name, counts in stats.drafted_by.items()
-            },
-            "reasons_not_drafted": dict(stats.reasons),
+            "num_draft_tokens": num_drafted,
+            "num_accepted_draft_tokens": drafts.num_accepted,
+            "by_speculator": {name: draft_counts(one) for name, one in stats.by_speculator.items()},
+            "reasons_not_drafted": dict(drafts.reasons),
             **({} if stats.is_valid else {"output_is_valid": False}),
         }
     }
 
 
-def draft_counts(counts: DraftCounts) -> dict[str, Any]:
+def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
     """What one speculator did; the same names in answers, /slots and /props."""
     return {
-        "num_proposals": counts.calls,
-        "num_drafts_offered": counts.offered,
-        "num_drafts": counts.drafts,
-        "num_drafts_accepted": counts.drafts_accepted,
-        "num_draft_tokens": counts.drafted,
-        "num_accepted_draft_tokens": counts.accepted,
-        "num_rows_wasted": counts.rows_wasted,
-        "draft_tokens_by_position": counts.drafted_by_position,
-        "accepted_draft_tokens_by_position": counts.accepted_by_position,
-        "reasons_not_drafted": dict(counts.reasons),
+        "num_proposals": stats.num_calls,
+        "num_drafts_offered": stats.num_offered,
+        "num_drafts": stats.num_drafts,
+        "num_drafts_accepted": stats.num_drafts_accepted,
+        "num_draft_tokens": stats.num_drafted,
+        "num_accepted_draft_tokens": stats.num_accepted,
+        "num_rows_wasted": stats.num_rows_wasted,
+        "draft_tokens_by_position": stats.drafted_by_position,
+        "accepted_draft_tokens_by_position": stats.accepted_by_position,
+        "reasons_not_drafted": dict(stats.reasons),
     }
 
 
@@ -91,30 +89,27 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
     """One sum over the choices of a call; times add up, as if they had run one after another."""
     if len(stats) == 1:
         return stats[0]
-    length = max((len(one.accepted_histogram) for one in stats), default=0)
-    padded = [
-        one.accepted_histogram + (0,) * (length - len(one.accepted_histogram)) for one in stats
-    ]
-    drafted_by: dict[str, DraftCounts] = {}
-    reasons: dict[str, int] = {}
+    by_speculator: dict[str, SpeculationStats] = {}
     for one in stats:
-        for name, counts in one.drafted_by.items():
-            drafted_by[name] = drafted_by.get(name, DraftCounts()) + counts
-        for reason, count in one.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
+        for name, drafts in one.by_speculator.items():
+            by_speculator[name] = by_speculator.get(name, SpeculationStats()) + drafts
     return RequestStats(
         is_valid=all(one.is_valid for one in stats),
-        accepted_histogram=tuple(map(sum, zip(*padded, strict=True))),
-        drafted_by=drafted_by,
-        reasons=reasons,
+        drafts=sum((one.drafts for one in stats), SpeculationStats()),
+        by_speculator=by_speculator,
         **{name: sum(getattr(one, name) for one in stats) for name in _SUMMED},
     )
 
 
 _SUMMED = (
-    "num_prompt", "num_cached", "num_emitted", "num_steps", "num_drafts", "num_drafted",
-    "num_accepted", "queue_seconds", "prompt_seconds", "generation_seconds",
-)  # fmt: skip
+    "num_prompt",
+    "num_cached",
+    "num_emitted",
+    "num_steps",
+    "queue_seconds",
+    "prompt_seconds",
+    "generation_seconds",
+)
 
 
 def token_probabilities(
@@ -160,7 +155,9 @@ def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict
     }
 
 
-def provenance(tokens: Sequence[int], sources: Sequence[str], vocab: Vocab) -> list[dict[str, Any]]:
+def sources_of_tokens(
+    tokens: Sequence[int], sources: Sequence[str], vocab: Vocab
+) -> list[dict[str, Any]]:
     """Which speculator guessed each token; "" is the target's own."""
     return [
         {"id": token, "piece": text_or_bytes(vocab.token_bytes(token)), "source": source}

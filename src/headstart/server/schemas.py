@@ -135,6 +135,10 @@ class GenerationBody(SamplingBody):
     return_draft_info: bool = Field(
         default=False, description="`sources`: which speculator guessed each token"
     )
+    provenance: bool = Field(
+        default=False,
+        description="`provenance`: who guessed each token, and what each step verified",
+    )
     sse_ping_interval: Int | None = Field(
         default=None, description="seconds between comments in a silent stream; -1 none"
     )
@@ -149,9 +153,19 @@ class GenerationBody(SamplingBody):
     thinking_budget_tokens: Int | None = Field(
         default=None, description="the same as reasoning_budget_tokens"
     )
-    grammar: Any = Field(default=None, description="refused")
-    json_schema: Any = Field(default=None, description="refused")
-    response_format: dict[str, Any] | None = Field(default=None, description="only type text")
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="type text, json_object or json_schema"
+    )
+    json_schema: Any = Field(default=None, description="the answer is JSON of this schema")
+    grammar: Any = Field(default=None, description="GBNF; Lark if it begins with %llguidance")
+    regex: Any = Field(default=None, description="the whole answer matches it; Rust's syntax")
+    lark: Any = Field(default=None, description="a grammar in llguidance's Lark")
+    grammar_lazy: bool = Field(
+        default=False, description="the constraint begins at one of grammar_triggers"
+    )
+    grammar_triggers: Any = Field(
+        default=None, description='[{"type": 1, "value": text}] or [{"type": 0, "token": id}]'
+    )
 
     @model_validator(mode="before")
     @classmethod

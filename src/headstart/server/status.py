@@ -24,7 +24,8 @@ router = APIRouter()
 @get(router, "/health", "/v1/health")
 async def health(http: HttpRequest) -> Response:
     """Say whether requests can be taken; 503 and why while they cannot."""
-    if reason := service_of(http).why_not_ready():
+    is_trusted = http.scope["headstart.is_trusted"]
+    if reason := service_of(http).why_not_ready(with_details=is_trusted):
         raise ApiError(503, reason)
     return _json({"status": "ok"})
 
@@ -79,7 +80,8 @@ async def props(http: HttpRequest) -> Response:
         "is_sleeping": False,
         "target_model": _facts(info.target),
         "draft_model": _facts(info.draft) if info.draft else None,
-        "speculation": dict(info.speculation) | _speculators(report),
+        "settings": list(served.settings),
+        "speculation": dict(info.speculation) | speculation_state(report),
     })  # fmt: skip
 
 
@@ -94,7 +96,7 @@ async def slots(http: HttpRequest) -> Response:
         slot.is_processing for slot in report.slots
     ):
         raise ApiError(503, "no slot available")
-    return _json([_slot(slot, service) for slot in report.slots])
+    return _json([slot_state(slot, service) for slot in report.slots])
 
 
 def _json(data: Any) -> Response:
@@ -135,10 +137,11 @@ def _facts(model: ModelInfo) -> dict[str, Any]:
     return {name: getattr(model, name) for name in names}
 
 
-def _speculators(report: WorkerReport) -> dict[str, Any]:
+def speculation_state(report: WorkerReport) -> dict[str, Any]:
+    """What speculators did since the start, why they did not, and what control believes."""
     return {
         "speculators": [_speculator(one) for one in report.speculators],
-        "reasons_not_drafted": dict(report.reasons),
+        "reasons_not_drafted": dict(report.drafts.reasons),
         "control": dict(report.control),
     }
 
@@ -147,19 +150,20 @@ def _speculator(one: SpeculatorReport) -> dict[str, Any]:
     return {
         "name": one.name,
         "failure": one.failure,
-        **draft_counts(one),
+        **draft_counts(one.stats),
         "seconds": dict(one.seconds),
         "details": dict(one.details),
     }
 
 
-def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
+def slot_state(slot: SlotReport, service: Service) -> dict[str, Any]:
+    """One slot, under llama-server's names and ours."""
     left = -1 if slot.max_tokens is None else slot.max_tokens - slot.num_emitted
     return {
         "id": slot.slot_id,
         "id_task": slot.request_id,
         "n_ctx": service.info.context_size,
-        "speculative": slot.num_drafted > 0,
+        "speculative": slot.drafts.num_drafted > 0,
         "is_processing": slot.is_processing,
         "n_prompt_tokens": slot.num_prompt,
         "n_prompt_tokens_processed": slot.num_processed - slot.num_cached,
@@ -168,8 +172,8 @@ def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
         "next_token": [
             {"has_next_token": slot.is_processing, "n_remain": left, "n_decoded": slot.num_emitted}
         ],
-        "draft_n": slot.num_drafted,
-        "draft_n_accepted": slot.num_accepted,
-        "by_speculator": {name: draft_counts(counts) for name, counts in slot.drafted_by.items()},
-        "reasons_not_drafted": dict(slot.reasons),
+        "draft_n": slot.drafts.num_drafted,
+        "draft_n_accepted": slot.drafts.num_accepted,
+        "by_speculator": {name: draft_counts(one) for name, one in slot.by_speculator.items()},
+        "reasons_not_drafted": dict(slot.drafts.reasons),
     }

@@ -12,6 +12,7 @@ from headstart.config import MULTI_TOKEN_HEADS, SPECULATOR_ALIASES
 from headstart.sampling.params import MAX_SEED, SAMPLER_ALIASES, SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
+from headstart.server.constraints import read_constraint
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import (
     MAX_BREAKER_BYTES,
@@ -85,8 +86,10 @@ def make_requests(
         slot_id=_slot(body.id_slot, call.info),
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
+        constraint=read_constraint(body, call.model.vocab),
         namespace=call.namespace,
         wants_progress=body.return_progress or body.timings_per_token,
+        wants_provenance=body.provenance,
     )
     return [
         dataclasses.replace(
@@ -171,6 +174,8 @@ def generation_settings(request: Request, body: GenerationBody | None = None) ->
         "n_indent": request.min_indent,
         "n_probs": request.num_logprobs or 0,
         "post_sampling_probs": request.post_sampling_probs,
+        "grammar": "" if request.constraint is None else request.constraint.text,
+        "grammar_lazy": request.constraint is not None and bool(request.constraint.triggers),
         "cache_prompt": request.cache_prompt,
         "stream": body.stream if body else False,
         "timings_per_token": body.timings_per_token if body else False,
@@ -203,14 +208,6 @@ def _refuse(body: GenerationBody) -> None:
         raise not_supported(
             f"lora is {shorten(body.lora)} but adapters are not supported; leave it out"
         )
-    for name in ("grammar", "json_schema"):
-        if getattr(body, name) not in (None, ""):
-            raise not_supported(f"{name} is not supported yet; leave it out")
-    kind = (body.response_format or {}).get("type", "text")
-    if kind in ("json_object", "json_schema"):
-        raise not_supported(f"response_format of type {kind} is not supported yet; use text")
-    if kind != "text":
-        raise ApiError(400, f"response_format.type is {shorten(kind)} but must be text")
 
 
 def _is_without_adapters(lora: Any) -> bool:

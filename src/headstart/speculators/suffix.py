@@ -127,8 +127,10 @@ class SuffixSpeculator(Speculator):
                 raise ConfigError(
                     "a corpus file needs to know the vocabulary: its tokens mean nothing without"
                 )
+            vocabulary, tokens = VocabularyId.of(vocab), options.corpus_tokens
+            # a server starts with what can be read of it; the command refuses it
             self.corpus = SuffixCorpus.open(
-                Path(options.file), VocabularyId.of(vocab), options.corpus_tokens
+                Path(options.file), vocabulary, tokens, keeps_damaged=True
             )
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:

@@ -150,13 +150,20 @@ class SuffixCorpus:
             )
 
     @classmethod
-    def open(cls, path: Path, vocabulary: VocabularyId, capacity: int = 2_000_000) -> SuffixCorpus:
-        """Open or create a corpus on disk.
+    def open(
+        cls,
+        path: Path,
+        vocabulary: VocabularyId,
+        capacity: int = 2_000_000,
+        *,
+        keeps_damaged: bool = False,
+    ) -> SuffixCorpus:
+        """Open or create a corpus on disk; see `TokenLog`.
 
         Raises:
             ConfigError: it holds far more than `capacity`; else as `TokenLog`.
         """
-        return cls(capacity, TokenLog(path, vocabulary))
+        return cls(capacity, TokenLog(path, vocabulary, keeps_damaged=keeps_damaged))
 
     def __len__(self) -> int:
         return sum(shelf.num_tokens for shelf in self._shelves.values())

@@ -23,11 +23,12 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count as count_from
 from pathlib import Path
 from zlib import crc32
 
 from headstart.errors import ConfigError, ModelError
-from headstart.structures.atomic import sync_folder
+from headstart.structures.atomic import replace_file, sync_folder
 from headstart.types import Vocab
 
 if sys.platform != "win32":
@@ -126,6 +127,8 @@ class TokenLog:
 
     Args:
         patience_seconds: how long to wait for a process that holds the file.
+        keeps_damaged: a damaged file is copied beside itself, and what comes before the damage is
+            used, instead of refusing it.
 
     Raises (constructor):
         ModelError: the file belongs to another vocabulary, is damaged or is no token log.
@@ -133,8 +136,14 @@ class TokenLog:
     """
 
     def __init__(
-        self, path: Path, vocabulary: VocabularyId, patience_seconds: float = PATIENCE_SECONDS
+        self,
+        path: Path,
+        vocabulary: VocabularyId,
+        patience_seconds: float = PATIENCE_SECONDS,
+        *,
+        keeps_damaged: bool = False,
     ) -> None:
+        self._keeps_damaged = keeps_damaged
         self.path = path.resolve()  # `rewrite` replaces the file, not a link to it
         self._vocabulary = vocabulary
         self._descriptor = self._open_current(path, patience_seconds)
@@ -145,10 +154,18 @@ class TokenLog:
             if len(data) < _HEADER_SIZE and self._header().startswith(data):
                 self._reset()
                 data = self._header()
-            self._check_header(data)
+            if not self._check_header(data):
+                self._reset()
+                data = self._header()
             self._records, end = self._parse(data)
             os.ftruncate(self._descriptor, end)
             self._size = end
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"corpus file {self.path} cannot be read or written: {error.strerror or error}; "
+                "make room, or name another file"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -193,14 +210,14 @@ class TokenLog:
         self._size = 0
         self._write(self._header())
 
-    def _check_header(self, data: bytes) -> None:
+    def _check_header(self, data: bytes) -> bool:
+        """Whether what follows can be read; False if it was damaged and is set aside."""
         if len(data) < _HEADER_SIZE or not data.startswith(_MAGIC):
             raise ModelError(f"{self.path} is not a corpus file of headstart; name another file")
         fields, (crc,) = data[: _HEADER.size], _CRC.unpack_from(data, _HEADER.size)
         if crc32(fields) != crc:
-            raise ModelError(
-                f"corpus file {self.path} is damaged in its header; delete it or restore a copy"
-            )
+            self._set_aside(data, 0)
+            return False
         _, version, vocab_size, digest = _HEADER.unpack(fields)
         if version != _VERSION:
             raise ModelError(
@@ -213,6 +230,7 @@ class TokenLog:
                 "the model "
                 f"has {self._vocabulary.size}); name another file for this model"
             )
+        return True
 
     def _parse(self, data: bytes) -> tuple[list[Record], int]:
         """All whole records and where they end."""
@@ -224,7 +242,8 @@ class TokenLog:
             if crc32(fields) != head_crc:
                 if not any(data[position:]):
                     break
-                raise self._damaged(position)
+                self._set_aside(data, position)
+                break
             count, namespace, body_crc = _RECORD.unpack(fields)
             start = position + _RECORD_SIZE
             body = data[start : start + 4 * count]
@@ -240,14 +259,36 @@ class TokenLog:
                 or not count
                 or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size
             ):
-                raise self._damaged(position)
+                self._set_aside(data, position)
+                break
             records.append(Record(namespace, tokens))
             position = start + 4 * count
         return records, position
 
-    def _damaged(self, position: int) -> ModelError:
-        return ModelError(
-            f"corpus file {self.path} is damaged at byte {position}; delete it or restore a copy"
+    def _set_aside(self, data: bytes, position: int) -> None:
+        """Keep a copy of a damaged file, of which only the part before the damage is used.
+
+        Raises:
+            ModelError: that was not asked for.
+            OSError: there is no room for the copy; the file is as it was.
+        """
+        where = f"at byte {position}" if position else "in its header"
+        if not self._keeps_damaged:
+            raise ModelError(
+                f"corpus file {self.path} is damaged {where}; restore a copy, or move it away "
+                f"(mv {self.path} {self.path}.damaged) to begin anew"
+            )
+        copy = next(
+            path
+            for number in count_from(1)
+            if not (path := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists()
+        )
+        replace_file(copy, data)
+        log.warning(
+            "corpus file %s is damaged %s; a copy of it is %s, what comes before is used",
+            self.path,
+            where,
+            copy,
         )
 
     def append(self, record: Record) -> None:

@@ -14,6 +14,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[bytes]) -> None:
         self._stops = tuple(stops)
         self._held = b""
+        self.found = b""  # the stop string that ended the text
 
     def feed(self, piece: bytes) -> tuple[bytes, bytes | None]:
         """Returns (bytes that are certain to be text, the stop string found or None)."""
@@ -23,7 +24,7 @@ class StopStrings:
         found = [(held.find(stop), -len(stop), stop) for stop in self._stops if stop in held]
         if found:
             start, _, stop = min(found)  # the earliest; of two at one place the longer
-            self._held = b""
+            self._held, self.found = b"", stop
             return held[:start], stop
         keep = max(_overlap(held, stop) for stop in self._stops)
         self._held = held[len(held) - keep :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from headstart.cli.generate import most_drafted, show, summary
 from headstart.config import SpeculationConfig
 from headstart.errors import EngineError
 from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, RequestStats, TokenEvent
+from headstart.scheduler.speculation_stats import SpeculationStats
 
 PIECES = {1: b"one ", 2: b"two ", 3: b"\xe2\x82", 4: b"\xac!", 5: b"STOP", 6: b"[red]"}
 STATS = RequestStats(
@@ -19,9 +21,9 @@ STATS = RequestStats(
     num_cached=2,
     num_emitted=6,
     num_steps=3,
-    num_drafted=8,
-    num_accepted=3,
-    reasons={"no match": 2},
+    drafts=SpeculationStats(
+        verified=Counter({(0, 5, 3): 1, (0, 3, 0): 1}), reasons=Counter({"no match": 2})
+    ),
     prompt_seconds=0.5,
     generation_seconds=2.0,
 )

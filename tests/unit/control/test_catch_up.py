@@ -6,7 +6,7 @@ import pytest
 from tests.unit.control.test_model_planner import STEP, learned
 
 from headstart.control import ModelSlot
-from headstart.control.catch_up import GAP_DRAFTS, USES, AnswerLength, CatchUpEstimate
+from headstart.control.catch_up import GAP_DRAFTS, SHARE, AnswerLength, CatchUpEstimate
 
 
 def test_a_prompt_is_read_for_a_long_answer_and_not_for_its_last_tokens() -> None:
@@ -40,38 +40,45 @@ def test_the_expected_rest_follows_the_answers_and_never_passes_max_tokens() -> 
     assert answers.left(ModelSlot(1, 16, num_left=0)) == 1
 
 
-def test_drafts_per_token_are_counted_from_the_first_use_on() -> None:
+def part(catch_up: CatchUpEstimate, slot: ModelSlot, num_left: float, tokens: float) -> float:
+    fixed, by_token = catch_up.shares(slot, num_left)
+    return fixed + by_token * tokens
+
+
+def test_the_share_of_tokens_is_counted_from_the_first_use_on() -> None:
     catch_up = CatchUpEstimate()
     for seq_id in range(100):
-        for at in range(50, 90, 2):
-            catch_up.allowance(ModelSlot(seq_id, 16, num_answered=at))
-            catch_up.drafted(seq_id)
+        for at in range(50, 90, 4):
+            catch_up.granted(ModelSlot(seq_id, 16, num_answered=at))
+            catch_up.drafted(seq_id, 1.0)
         catch_up.end(seq_id, 90)
-    assert catch_up.num_drafts(ModelSlot(0, 16), 80.0) == pytest.approx(40.0, rel=0.05)
+    assert catch_up.share == pytest.approx(0.5, rel=0.05)
+    # 80 tokens to come, half of them of steps with drafts, two a step: 20 drafts
+    assert part(catch_up, ModelSlot(0, 16), 80.0, 2.0) == pytest.approx(1 / 20, rel=0.05)
 
 
 def test_a_model_that_is_not_used_gets_another_chance() -> None:
     catch_up = CatchUpEstimate()
     for seq_id in range(20):
-        catch_up.allowance(ModelSlot(seq_id, 16))
-        catch_up.drafted(seq_id)
+        catch_up.granted(ModelSlot(seq_id, 16))
+        catch_up.drafted(seq_id, 1.0)
         catch_up.end(seq_id, 1000)
-    assert catch_up.uses < 0.1 * USES
+    assert catch_up.share < 0.1 * SHARE
     for seq_id in range(200):
         catch_up.end(seq_id, 1000)
-    assert catch_up.uses == pytest.approx(USES, rel=0.05)
+    assert catch_up.share == pytest.approx(SHARE, rel=0.05)
 
 
 def test_a_gap_is_paid_by_the_drafts_until_the_next_one() -> None:
     catch_up = CatchUpEstimate()
     slot = ModelSlot(1, 16)
-    catch_up.allowance(slot)
-    catch_up.drafted(1)
-    assert catch_up.num_drafts(slot, 1000.0) == GAP_DRAFTS
+    catch_up.granted(slot)
+    catch_up.drafted(1, 1.0)
+    assert part(catch_up, slot, 1000.0, 2.0) == 1 / GAP_DRAFTS
     for i in range(200):
-        catch_up.allowance(ModelSlot(1, 16, catch_up=20 if i % 10 == 0 else 1))
-        catch_up.drafted(1)
-    assert catch_up.num_drafts(slot, 1000.0) == pytest.approx(10.0, rel=0.05)
+        catch_up.granted(ModelSlot(1, 16, catch_up=20 if i % 10 == 0 else 1))
+        catch_up.drafted(1, 1.0)
+    assert part(catch_up, slot, 1000.0, 2.0) == pytest.approx(1 / 10.0, rel=0.05)
 
 
 def test_a_long_prompt_is_one_reading_over_several_steps() -> None:
@@ -80,13 +87,13 @@ def test_a_long_prompt_is_one_reading_over_several_steps() -> None:
     """
     catch_up = CatchUpEstimate()
     unread = ModelSlot(1, 16, catch_up=1000)
-    share = catch_up.num_drafts(unread, 100.0)
+    share = catch_up.shares(unread, 100.0)
     for left in (1000, 744, 488, 232):
-        assert catch_up.num_drafts(ModelSlot(1, 16, catch_up=left), 100.0) == share
-        catch_up.allowance(ModelSlot(1, 16, catch_up=left))
-    catch_up.drafted(1)
-    assert catch_up.num_drafts(ModelSlot(1, 16), 100.0) == GAP_DRAFTS
+        assert catch_up.shares(ModelSlot(1, 16, catch_up=left), 100.0) == share
+        catch_up.granted(ModelSlot(1, 16, catch_up=left))
+    catch_up.drafted(1, 1.0)
+    assert part(catch_up, ModelSlot(1, 16), 100.0, 2.0) == 1 / GAP_DRAFTS
     for seq_id in range(2, 40):  # read, and never drafted for
-        catch_up.allowance(ModelSlot(seq_id, 16, catch_up=1000))
+        catch_up.granted(ModelSlot(seq_id, 16, catch_up=1000))
         catch_up.end(seq_id, 100)
-    assert catch_up.uses < 0.1 * USES
+    assert catch_up.share < 0.1 * SHARE

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.control_simulation import ModelSimulation, Simulation
+from benchmarks.simulated_models import ModelSimulation
+from benchmarks.simulated_slots import Simulation
 
 from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, SlotDraft, Step
 from headstart.control.choice import draft_value

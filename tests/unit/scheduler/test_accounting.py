@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from functools import reduce
-from operator import add
+from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Answer,
     Model,
@@ -32,7 +31,6 @@ from headstart.sampling import SamplingParams
 from headstart.scheduler.client import WorkerClient
 from headstart.scheduler.loop import Message, make_report
 from headstart.scheduler.request import (
-    DraftCounts,
     FinishEvent,
     Request,
     RequestStats,
@@ -40,11 +38,10 @@ from headstart.scheduler.request import (
     error_event,
 )
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.speculator_stats import SpeculatorStats
+from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import SequenceMode
 
 CHAIN = ("suffix", "ngram-simple", "recycling", "draft-model")
-COUNTS = [field.name for field in fields(DraftCounts)]
 
 
 def stats_of(answers: dict[str, Answer]) -> list[RequestStats]:
@@ -78,17 +75,19 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(
     for request in requests:
         stats, wish = answers[request.request_id].finish.stats, request.speculative
         allowed = () if wish.mode is SequenceMode.OFF else wish.types or CHAIN
-        assert list(stats.drafted_by) == list(allowed if stats.num_steps > 1 else ())
-        for counts in stats.drafted_by.values():
-            assert counts.drafts + sum(counts.reasons.values()) == stats.num_steps - 1
-            assert counts.calls >= counts.offered >= counts.drafts >= counts.drafts_accepted
-            assert counts.drafted == sum(counts.drafted_by_position)
-            assert counts.accepted == sum(counts.accepted_by_position)
+        assert list(stats.by_speculator) == list(allowed if stats.num_steps > 1 else ())
+        for counts in stats.by_speculator.values():
+            assert counts.num_drafts + counts.reasons.total() == stats.num_steps - 1
+            assert counts.num_calls >= counts.num_offered >= counts.num_drafts
+            assert counts.num_drafts >= counts.num_drafts_accepted
+            assert counts.num_drafted == sum(counts.drafted_by_position)
+            assert counts.num_accepted == sum(counts.accepted_by_position)
             assert len(counts.drafted_by_position) == len(counts.accepted_by_position)
-            assert counts.rows_wasted == counts.drafted - counts.accepted >= 0
-        assert sum(c.drafted for c in stats.drafted_by.values()) == stats.num_drafted
-        assert sum(c.accepted for c in stats.drafted_by.values()) == stats.num_accepted
-    assert sum(stats.num_drafted for stats in stats_of(answers)) > 0
+            assert counts.num_rows_wasted == counts.num_drafted - counts.num_accepted >= 0
+        by_speculator = stats.by_speculator.values()
+        assert sum(c.num_drafted for c in by_speculator) == stats.drafts.num_drafted
+        assert sum(c.num_accepted for c in by_speculator) == stats.drafts.num_accepted
+    assert sum(stats.drafts.num_drafted for stats in stats_of(answers)) > 0
 
 
 def test_requests_and_totals_agree_also_while_they_run() -> None:
@@ -103,18 +102,15 @@ def test_requests_and_totals_agree_also_while_they_run() -> None:
         ended += [event.stats for event in scheduler.take_events() if hasattr(event, "stats")]
         report = make_report(scheduler)
         shares = [
-            *(stats.drafted_by for stats in ended),
-            *(slot.drafted_by for slot in report.slots),
+            *(stats.by_speculator for stats in ended),
+            *(slot.by_speculator for slot in report.slots),
         ]
         for total in report.speculators:
-            expected = reduce(
-                add, (share[total.name] for share in shares if total.name in share), DraftCounts()
-            )
-            assert {n: getattr(total, n) for n in COUNTS} == {
-                n: getattr(expected, n) for n in COUNTS
-            }
-        assert report.drafted == sum(total.drafted for total in report.speculators)
-    assert report.drafted > 0
+            counts = (share[total.name] for share in shares if total.name in share)
+            assert total.stats == sum(counts, SpeculationStats())
+        drafted = [total.stats.num_drafted for total in report.speculators]
+        assert report.drafts.num_drafted == sum(drafted)
+    assert report.drafts.num_drafted > 0
 
 
 def test_the_second_of_two_fixed_speculators_is_outbid_and_not_even_asked() -> None:
@@ -122,8 +118,8 @@ def test_the_second_of_two_fixed_speculators_is_outbid_and_not_even_asked() -> N
     engine = Model()
     chain = [Oracle(engine, requests, wrong=0.0), *make_speculators(["suffix"], Model)]
     for stats in stats_of(run(make_scheduler(engine, chain), requests)):
-        counts = stats.drafted_by["suffix"]
-        assert (counts.calls, counts.reasons.get("outbid", 0)) == (0, stats.num_drafts)
+        counts = stats.by_speculator["suffix"]
+        assert (counts.num_calls, counts.reasons["outbid"]) == (0, stats.drafts.num_drafts)
 
 
 class Stingy(Controller):
@@ -143,12 +139,12 @@ def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_les
     one, other = Oracle(engine, requests, wrong=0.0), Oracle(engine, requests, wrong=0.5)
     other.name = "worse"
     for stats in stats_of(run(make_scheduler(engine, [one, other], AUTO, Stingy(0)), requests)):
-        for counts in stats.drafted_by.values():
-            assert counts.offered > 0 == counts.drafts
+        for counts in stats.by_speculator.values():
+            assert counts.num_offered > 0 == counts.num_drafts
             assert set(counts.reasons) <= {"below break-even", "no match", "max_tokens reached"}
     for stats in stats_of(run(make_scheduler(Model(), [one, other], AUTO, Stingy(1)), requests)):
-        by = stats.drafted_by
-        assert by["oracle"].drafts + by["worse"].drafts == stats.num_drafts > 0
+        by = stats.by_speculator
+        assert by["oracle"].num_drafts + by["worse"].num_drafts == stats.drafts.num_drafts > 0
         assert sum(counts.reasons.get("outbid", 0) for counts in by.values()) > 0
         assert "below break-even" not in by["oracle"].reasons
 
@@ -160,33 +156,31 @@ def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_to
     )
     scheduler = make_scheduler(engine, [Oracle(engine, [request])], fixed(16))
     (stats,) = stats_of(run(scheduler, [request]))
-    counts = stats.drafted_by["oracle"]
-    assert counts.reasons["context full"] == stats.reasons["context full"] > 0
+    counts = stats.by_speculator["oracle"]
+    assert counts.reasons["context full"] == stats.drafts.reasons["context full"] > 0
 
 
-def test_a_tally_counts_positions_from_the_first_token_of_the_step() -> None:
-    stats = SpeculatorStats()
-    stats.ask(True)
-    stats.ask(False)
+def test_positions_are_counted_from_the_first_token_of_the_step() -> None:
+    stats = SpeculationStats()
+    stats.count_call(has_draft=True)
+    stats.count_call(has_draft=False)
     for outcome in ((0, 3, 3), (0, 2, 0), (1, 2, 1)):
-        stats.verify(outcome)
-    stats.miss("no match")
-    counts = stats.counts()
-    assert (counts.calls, counts.offered, counts.drafts, counts.drafts_accepted) == (2, 1, 3, 2)
-    assert (counts.drafted, counts.drafted_by_position) == (7, (2, 3, 2))
-    assert (counts.accepted, counts.accepted_by_position) == (4, (1, 2, 1))
-    assert counts.reasons == {"no match": 1}
-    assert SpeculatorStats().counts() == DraftCounts()
-    twice = counts + counts
-    assert (twice.drafted_by_position, twice.rows_wasted, twice.reasons) == (
-        (4, 6, 4),
-        6,
-        {"no match": 2},
-    )
+        stats.count_verified(*outcome)
+    stats.count_miss("no match")
+    assert (stats.num_calls, stats.num_offered) == (2, 1)
+    assert (stats.num_drafts, stats.num_drafts_accepted) == (3, 2)
+    assert (stats.num_drafted, stats.drafted_by_position) == (7, (2, 3, 2))
+    assert (stats.num_accepted, stats.accepted_by_position) == (4, (1, 2, 1))
+    assert stats.accepted_histogram == (1, 1, 0, 1)
+    assert stats.reasons == {"no match": 1}
+    twice = stats + stats
+    assert twice.drafted_by_position == (4, 6, 4)
+    assert (twice.num_rows_wasted, twice.reasons) == (6, {"no match": 2})
+    assert SpeculationStats().drafted_by_position == SpeculationStats().accepted_histogram == ()
 
 
 def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
-    client = WorkerClient(lambda: None)  # type: ignore[arg-type, return-value]  # never started
+    client = WorkerClient(lambda: None)  # type: ignore[return-value]  # never started
     caplog.clear()
     with caplog.at_level(logging.INFO, "headstart.scheduler.request_log"):
         client._on_message(Message(events))
@@ -194,25 +188,25 @@ def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
 
 
 def test_the_log_line_says_who_drafted_what_and_why_nobody_did(caplog) -> None:
-    suffix = DraftCounts(drafts=3, drafted=9, accepted=5, reasons={"no match": 4, "outbid": 1})
-    model = DraftCounts(calls=2, reasons={"below break-even": 8})
+    verified = Counter({(0, 3, 3): 1, (0, 4, 2): 1, (0, 2, 0): 1})
+    reasons = Counter({"no match": 4, "outbid": 1})
+    suffix = SpeculationStats(verified=verified, reasons=reasons)
+    model = SpeculationStats(num_calls=2, reasons=Counter({"below break-even": 8}))
     stats = RequestStats(
         num_emitted=13,
         num_steps=8,
-        num_drafts=3,
-        num_drafted=9,
-        num_accepted=5,
-        drafted_by={"suffix": suffix, "draft-model": model},
-        reasons={"no match": 4},
+        drafts=SpeculationStats(verified=verified, reasons=Counter({"no match": 4})),
+        by_speculator={"suffix": suffix, "draft-model": model},
     )
     both = scheduler_line(caplog, stats)
     assert "draft acceptance = 0.55556 (5 accepted / 9 drafted), acceptance length = 1.62; " in both
     assert "; suffix 5/9 in 3 drafts, 4 rows wasted (4 no match, 1 outbid); " in both
     assert "; draft-model no drafts (8 below break-even); " in both
     assert both.endswith("; without a draft: 4 no match")
-    alone = scheduler_line(caplog, replace(stats, drafted_by={"suffix": suffix}))
+    alone = scheduler_line(caplog, replace(stats, by_speculator={"suffix": suffix}))
     assert alone.endswith("; suffix 5/9 in 3 drafts, 4 rows wasted; without a draft: 4 no match")
-    none = replace(stats, num_drafted=0, num_accepted=0, drafted_by={"suffix": DraftCounts()})
+    drafts = SpeculationStats(reasons=Counter({"no match": 4}))
+    none = replace(stats, drafts=drafts, by_speculator={"suffix": SpeculationStats()})
     assert scheduler_line(caplog, none).endswith("eos, no drafts; without a draft: 4 no match")
     assert scheduler_line(caplog, replace(stats, is_valid=False)).endswith(
         "unseen, for a measurement"

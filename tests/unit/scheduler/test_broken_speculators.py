@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
+    SIZE,
     Model,
     check,
     fixed,
@@ -62,7 +63,7 @@ class Careless(Speculator):
     ],
     ids=["no scores", "many scores", "long", "beyond the vocabulary", "negative", "nan",
          "out of range", "no integer", "no tokens", "two dimensions",
-         "empty array", "reason", "granted"],
+         "empty array", "reason", "forced"],
 )  # fmt: skip
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
 def test_a_draft_that_breaks_the_contract_costs_no_request(draft: Draft, spec) -> None:
@@ -94,7 +95,7 @@ def test_a_score_that_is_no_number_is_a_failure_and_teaches_control_nothing(
     check(engine, requests, play(scheduler, requests))
     report = scheduler.drafting.speculators["careless"].report()
     assert says in report.failure
-    assert (report.offered, report.drafted) == (0, 0)
+    assert (report.stats.num_offered, report.stats.num_drafted) == (0, 0)
     assert "careless" not in scheduler.drafting.controller.describe()["acceptance"]
 
 
@@ -116,9 +117,9 @@ def test_a_draft_of_other_numbers_is_as_good_as_one_of_plain_ones(draft: Draft, 
     scheduler = make_scheduler(engine, [Careless(draft)], spec)
     answers = run(scheduler, requests)
     check(engine, requests, answers)
-    assert scheduler.drafting.speculators["careless"].report().offered > 0
+    assert scheduler.drafting.speculators["careless"].report().stats.num_offered > 0
     assert all(type(token) is int for answer in answers.values() for token in answer.tokens)
-    cut = GuardedSpeculator(Careless(draft)).propose([DraftRequest(0, [1], 2)])[0]
+    cut = GuardedSpeculator(Careless(draft), SIZE).propose([DraftRequest(0, [1], 2)])[0]
     assert (cut.tokens, len(cut.confidence), cut.speculator) == ([1, 2], 2, "careless")
     assert {type(value) for value in (*cut.tokens, *cut.confidence)} == {int, float}
 
@@ -145,7 +146,7 @@ def test_reasons_that_are_never_the_same_are_not_all_kept() -> None:
     ]
     request = replace(make_requests(1)[0], max_tokens=200, sampling=SamplingParams(ignore_eos=True))
     scheduler = make_scheduler(Model(), [speculator])
-    reasons = run(scheduler, [request])["r0"].finish.stats.reasons
+    reasons = run(scheduler, [request])["r0"].finish.stats.drafts.reasons
     assert len(reasons) < 80
     assert reasons["other"] > 100
 
@@ -163,8 +164,8 @@ def test_a_wrong_number_of_drafts_switches_the_speculator_off(
     check(engine, requests, answers)
     stats = answers["r0"].finish.stats
     assert (
-        stats.reasons
-        == stats.drafted_by["careless"].reasons
+        stats.drafts.reasons
+        == stats.by_speculator["careless"].reasons
         == {"speculator failed": stats.num_steps - 1}
     )
 
@@ -209,11 +210,11 @@ def test_a_description_that_fails_costs_itself_only_and_is_logged_once(
 
 def test_a_description_is_told_in_plain_values() -> None:
     speculator = GuardedSpeculator(
-        Describing({1: np.int64(2), "b": (np.float32(0.5), float("nan")), "c": Path})
+        Describing({1: np.int64(2), "b": (np.float32(0.5), float("nan")), "c": Path}), SIZE
     )
     assert "error" in speculator.describe()
     speculator = GuardedSpeculator(
-        Describing({1: np.int64(2), "b": (np.float32(0.5), float("nan"))})
+        Describing({1: np.int64(2), "b": (np.float32(0.5), float("nan"))}), SIZE
     )
     assert speculator.describe() == {"1": 2, "b": [0.5, None]}
 
@@ -238,7 +239,7 @@ def test_all_are_closed_though_one_cannot_be(caplog) -> None:
     "tokens", [ZeroDivisionError(), "many", None, float("nan"), -5, np.int64(3), 2.0]
 )
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
-def test_a_model_that_cannot_say_its_backlog_costs_no_request(tokens: object, spec) -> None:
+def test_a_model_that_cannot_say_how_much_it_lacks_costs_no_request(tokens: object, spec) -> None:
     class CatchUpEstimate(Careless):
         name = "reading"
         is_model = True
@@ -255,11 +256,11 @@ def test_a_model_that_cannot_say_its_backlog_costs_no_request(tokens: object, sp
     speculator = scheduler.drafting.speculators["reading"]
     if isinstance(tokens, int | float | np.int64) and tokens == tokens:
         assert not speculator.failure
-        assert speculator.report().calls or spec is AUTO
+        assert speculator.report().stats.num_calls or spec is AUTO
     else:
-        assert speculator.failure.startswith("backlog: ")
-        assert not speculator.report().calls
-        assert set(answers["r1"].finish.stats.reasons) == {
+        assert speculator.failure.startswith("num_catch_up: ")
+        assert not speculator.report().stats.num_calls
+        assert set(answers["r1"].finish.stats.drafts.reasons) == {
             "speculator failed",
             "max_tokens reached",
         }

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Model,
     RandomController,
@@ -34,12 +34,17 @@ def drafter(skew: float = 0.0, sampling: str = "auto", catch_up: int = 256) -> D
     return DraftModelSpeculator(Model(skew=skew), DraftModelSpeculator.Options(sampling, catch_up))
 
 
+def engine_of(speculator: DraftModelSpeculator) -> Model:
+    assert isinstance(speculator.engine, Model)
+    return speculator.engine
+
+
 def test_a_model_that_equals_the_target_is_always_right_coupled() -> None:
     engine, speculator = Model(), drafter(sampling="coupled")
     answers = run(make_scheduler(engine, [speculator]), [REQUEST])
     stats = answers["r"].finish.stats
     check(engine, [REQUEST], answers)
-    assert stats.num_accepted == stats.num_drafted > 40
+    assert stats.drafts.num_accepted == stats.drafts.num_drafted > 40
     assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
 
 
@@ -53,7 +58,9 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
         engine = Model()
         scheduler = make_scheduler(engine, [drafter(0.3, sampling=sampling)])
         check(engine, requests, run(scheduler, requests))
-        accepted[sampling] = scheduler.counters.accepted / scheduler.counters.drafted
+        accepted[sampling] = (
+            scheduler.drafting.stats.num_accepted / scheduler.drafting.stats.num_drafted
+        )
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"]
 
@@ -61,7 +68,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
 def test_nothing_is_decoded_twice_when_all_drafts_are_accepted() -> None:
     engine, speculator = Model(), drafter(sampling="coupled")
     run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
-    cached = speculator.engine.cache[0]
+    cached = engine_of(speculator).cache[0]
     assert speculator.num_decoded == len(cached)
     assert cached == [*REQUEST.prompt, *answer(engine, REQUEST).tokens][: len(cached)]
 
@@ -71,7 +78,7 @@ def test_only_rejected_tokens_are_decoded_in_vain(length: int) -> None:
     engine, speculator = Model(), drafter(0.4)
     answers = run(make_scheduler(engine, [speculator], fixed(length)), [REQUEST])
     stats = answers["r"].finish.stats
-    rejected = stats.num_drafted - stats.num_accepted
+    rejected = stats.drafts.num_drafted - stats.drafts.num_accepted
     assert rejected > 0
     assert speculator.num_decoded <= len(REQUEST.prompt) + stats.num_emitted + rejected
 
@@ -82,17 +89,17 @@ def test_it_catches_up_in_one_batch_after_it_was_not_asked() -> None:
     history = [*range(1, 21)]
     speculator.begin(0, history)
     speculator.propose([DraftRequest(0, history, 1)])
-    before, decodes = speculator.num_decoded, speculator.engine.num_decodes
+    before, decodes = speculator.num_decoded, engine_of(speculator).num_decodes
     for _ in range(10):
         grown = [len(history) % 30, 5]
         history += grown
         speculator.accept(0, grown, 0)
     assert speculator.num_catch_up(0, history) == 19
     speculator.propose([DraftRequest(0, history, 1)])
-    assert (speculator.num_decoded - before, speculator.engine.num_decodes - decodes) == (20, 1)
+    assert (speculator.num_decoded - before, engine_of(speculator).num_decodes - decodes) == (20, 1)
 
 
-def test_the_backlog_of_a_new_text_is_all_that_it_does_not_share_with_the_last_one() -> None:
+def test_a_new_text_is_to_be_read_as_far_as_it_does_not_share_with_the_last_one() -> None:
     """Control prices a draft by it: what an older request left in the cache is not this one's."""
     speculator = drafter()
     speculator.begin(0, [*range(1, 29)])
@@ -128,7 +135,7 @@ def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
     assert speculator.num_catch_up(0, [*range(1, 21), 5]) == 20
 
 
-def test_accepted_drafts_are_no_backlog() -> None:
+def test_accepted_drafts_need_not_be_read_again() -> None:
     speculator = drafter(sampling="argmax")
     history = [*range(1, 21)]
     speculator.begin(0, history)
@@ -181,8 +188,8 @@ def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> Non
         check(engine, [again], answers)
         runs.append((answers[again.request_id].finish.stats, speculator.num_decoded))
     (first, rows), (second, _), (third, _) = runs
-    assert (second.num_drafted, second.num_accepted) == (first.num_drafted, first.num_accepted)
-    assert (third.num_drafted, third.num_accepted) == (first.num_drafted, first.num_accepted)
+    assert second.drafts.verified == first.drafts.verified
+    assert third.drafts.verified == first.drafts.verified
     spent = [later[1] - earlier[1] for earlier, later in itertools.pairwise(runs)]
     assert all(rows - len(REQUEST.prompt) <= s <= rows for s in spent)
 
@@ -193,8 +200,8 @@ def test_a_full_draft_context_stops_drafting_and_the_request_goes_on() -> None:
     answers = run(make_scheduler(engine, [speculator]), [REQUEST])
     check(engine, [REQUEST], answers)
     stats = answers["r"].finish.stats
-    assert stats.num_drafted > 0
-    assert stats.reasons["draft context full"] > 0
+    assert stats.drafts.num_drafted > 0
+    assert stats.drafts.reasons["draft context full"] > 0
 
 
 def test_too_few_draft_cells_cost_drafts_only() -> None:
@@ -203,8 +210,8 @@ def test_too_few_draft_cells_cost_drafts_only() -> None:
     speculator = DraftModelSpeculator(Model(skew=0.3, context_size=128, num_cells=128))
     scheduler = make_scheduler(engine, [speculator])
     check(engine, requests, run(scheduler, requests))
-    assert scheduler.counters.drafted > 0
-    assert scheduler.drafting.reasons["draft context full"] > 0
+    assert scheduler.drafting.stats.num_drafted > 0
+    assert scheduler.drafting.stats.reasons["draft context full"] > 0
 
 
 def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
@@ -213,15 +220,15 @@ def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
     answers = run(make_scheduler(engine, [speculator]), [long])
     check(engine, [long], answers)
     stats = answers["r"].finish.stats
-    assert 3 <= stats.reasons["draft model is reading the prompt"] <= 8
-    assert stats.num_accepted == stats.num_drafted > 30
+    assert 3 <= stats.drafts.reasons["draft model is reading the prompt"] <= 8
+    assert stats.drafts.num_accepted == stats.drafts.num_drafted > 30
 
 
 def test_it_does_not_draft_below_the_wanted_probability() -> None:
     engine, speculator = Model(), drafter()
     shy = replace(REQUEST, speculative=SpeculativeParams(p_min=0.99))
     answers = run(make_scheduler(engine, [speculator]), [shy, renamed(REQUEST, "bold")])
-    few, many = (answers[n].finish.stats for n in ("r", "bold"))
+    few, many = (answers[n].finish.stats.drafts for n in ("r", "bold"))
     assert 0 <= few.num_drafted < many.num_drafted
     assert few.reasons["draft model is unsure"] > 0
 
@@ -249,7 +256,7 @@ def test_two_draft_models_draft_side_by_side(spec: SpeculationConfig) -> None:
         check(engine, requests, run(scheduler, requests))
         for report in scheduler.drafting.speculators.values():
             if report.name in drafted:
-                drafted[report.name] += report.stats.counts().drafted
+                drafted[report.name] += report.stats.num_drafted
     assert drafted["draft-model"] > 0
     assert drafted["second-model"] > 0 or spec is not AUTO
 
@@ -268,4 +275,4 @@ def test_continuing_the_drafts_of_others_keeps_its_cache_right(spec: Speculation
         speculator = chain[1]
         assert isinstance(speculator, DraftModelSpeculator)
         for seq_id, line in speculator._sequences.items():
-            assert speculator.engine.cache.get(seq_id, []) == line.tokens
+            assert engine_of(speculator).cache.get(seq_id, []) == line.tokens

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.scheduler.harness import Letters, Model
+from tests.harness import Letters, Model
 
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.draft_plan import DraftPlan, SpeculationPolicy, model_requests
+from headstart.scheduler.draft_plan import DraftPlan, model_requests
 from headstart.scheduler.proposal import Proposal
 from headstart.scheduler.request import Request
 from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.speculation_policy import SpeculationPolicy
 from headstart.types import Draft, SequenceMode
 
 AUTO = SpeculationPolicy(SequenceMode.AUTO, ("suffix", "draft-model"), 16, 0, 0.0)
@@ -18,12 +19,9 @@ AUTO = SpeculationPolicy(SequenceMode.AUTO, ("suffix", "draft-model"), 16, 0, 0.
 
 def plan(text_draft: list[int], policy: SpeculationPolicy = AUTO) -> DraftPlan:
     request = Request(request_id="r", prompt=[1, 2, 3], sampling=SamplingParams(temperature=0.8))
-    one = DraftPlan(
-        0,
-        ActiveRequest(request, Sampler(request.sampling, Model(), Letters.eog_ids), 0.0),
-        policy,
-        room=16,
-    )
+    active = ActiveRequest(request, submitted=0.0)
+    active.sampler = Sampler(request.sampling, Model(), Letters.eog_ids)
+    one = DraftPlan(0, active, policy, max_tokens=16)
     if text_draft:
         one.take(
             Proposal(Draft(text_draft, [1.0] * len(text_draft), "suffix")), [1.0] * len(text_draft)

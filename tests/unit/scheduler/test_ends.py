@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     EOS,
     SIZE,
     Letters,
@@ -230,17 +230,14 @@ def test_stats_agree_with_what_was_emitted() -> None:
         got = answers[request.request_id]
         stats = got.finish.stats
         assert stats.num_emitted == len(got.tokens)
-        assert stats.num_accepted == sum(source == "oracle" for source in got.sources)
-        by_oracle = stats.drafted_by["oracle"]
-        assert (by_oracle.drafted, by_oracle.accepted) == (stats.num_drafted, stats.num_accepted)
-        assert (
-            sum(n * count for n, count in enumerate(stats.accepted_histogram)) == stats.num_accepted
-        )
-        assert sum(stats.accepted_histogram) == stats.num_drafts
-        assert stats.num_steps == 1 + stats.num_drafts + sum(stats.reasons.values())
-    total = scheduler.drafting.speculators["oracle"].report()
-    assert (total.drafted, total.accepted) == (
-        scheduler.counters.drafted,
-        scheduler.counters.accepted,
-    )
-    assert sum(total.accepted_by_position) == total.accepted
+        assert stats.drafts.num_accepted == sum(source == "oracle" for source in got.sources)
+        drafts, by_oracle = stats.drafts, stats.by_speculator["oracle"]
+        assert by_oracle.num_drafted == drafts.num_drafted
+        assert by_oracle.num_accepted == drafts.num_accepted
+        histogram = enumerate(drafts.accepted_histogram)
+        assert sum(n * count for n, count in histogram) == drafts.num_accepted
+        assert sum(stats.drafts.accepted_histogram) == stats.drafts.num_drafts
+        assert stats.num_steps == 1 + stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
+    total, sum_of_all = scheduler.drafting.speculators["oracle"].stats, scheduler.drafting.stats
+    assert total.num_drafted == sum_of_all.num_drafted
+    assert total.num_accepted == sum_of_all.num_accepted == sum(total.accepted_by_position)

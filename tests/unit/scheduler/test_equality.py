@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Answer,
     Model,
@@ -57,7 +57,7 @@ def test_output_is_identical_with_and_without_drafts(
         scheduler = make_scheduler(engine, speculators_of(chain, order), spec)
         check(engine, requests, run(scheduler, requests))
         if order == 2 or "draft-model" in chain:
-            assert scheduler.counters.drafted > 0
+            assert scheduler.drafting.stats.num_drafted > 0
 
 
 @pytest.mark.parametrize("num_slots", range(1, 9))
@@ -69,7 +69,7 @@ def test_output_does_not_depend_on_the_number_of_slots(num_slots: int) -> None:
             engine, speculators_of(("suffix", "draft-model"), order), parallel=num_slots
         )
         check(engine, requests, run(scheduler, requests))
-        assert scheduler.counters.accepted > 0
+        assert scheduler.drafting.stats.num_accepted > 0
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -122,7 +122,7 @@ def test_output_is_identical_when_drafts_break_off_anywhere(
     scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.3)], fixed(length))
     answers = run(scheduler, requests)
     check(engine, requests, answers)
-    assert 0 < scheduler.counters.accepted < scheduler.counters.drafted
+    assert 0 < scheduler.drafting.stats.num_accepted < scheduler.drafting.stats.num_drafted
     assert {"oracle", ""} == {source for a in answers.values() for source in a.sources}
 
 
@@ -131,7 +131,7 @@ def test_memory_that_cannot_roll_back_gets_no_drafts() -> None:
     engine = Model(memory=MemoryKind.CHECKPOINT)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], parallel=2)
     check(engine, requests, run(scheduler, requests))
-    assert scheduler.counters.drafted == 0
+    assert scheduler.drafting.stats.num_drafted == 0
 
 
 def test_drafts_are_as_short_as_the_memory_can_roll_back() -> None:
@@ -140,7 +140,9 @@ def test_drafts_are_as_short_as_the_memory_can_roll_back() -> None:
     answers = run(
         make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16)), requests
     )
-    longest = max(len(a.finish.stats.accepted_histogram) - 1 for a in answers.values() if a.finish)
+    longest = max(
+        len(a.finish.stats.drafts.accepted_histogram) - 1 for a in answers.values() if a.finish
+    )
     assert longest == engine.max_rollback
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Model,
     check,
@@ -68,7 +68,7 @@ def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(
         check(engine, [request], answers)
         stats = answers[request.request_id].finish.stats
         assert watching.began == [[*request.prompt, answers[request.request_id].tokens[0]]]
-        assert stats.num_steps == 1 + stats.num_drafts + sum(stats.reasons.values())
+        assert stats.num_steps == 1 + stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
     assert stats.num_cached == len(LONG.prompt) - 1
 
 
@@ -102,7 +102,7 @@ def test_a_request_that_was_put_back_begins_again_with_all_it_emitted() -> None:
         assert any(text[: len(history)] == history for text in texts)
     for request in requests:
         stats = answers[request.request_id].finish.stats
-        booked = stats.num_drafts + sum(stats.reasons.values())
+        booked = stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
         assert 1 + booked <= stats.num_steps <= 1 + booked + scheduler.counters.preemptions
 
 
@@ -119,7 +119,7 @@ def test_the_earlier_answer_to_the_same_prompt_is_not_copied_though_the_prompt_i
         check(engine, [first, second], answers)
         stats = [answers[name].finish.stats for name in ("long", "2")]
         assert stats[1].num_cached == len(prompt) - 1
-        assert stats[0].num_accepted == stats[1].num_accepted < 20
+        assert stats[0].drafts.num_accepted == stats[1].drafts.num_accepted < 20
 
 
 @pytest.mark.parametrize("prompt", [[5], LONG.prompt])
@@ -146,4 +146,4 @@ def test_the_last_token_of_a_cached_prompt_is_a_row_like_any_other(prompt: list[
 def test_with_no_drafts_allowed_each_step_but_the_first_says_so() -> None:
     for request in (LONG, replace(LONG, prompt=[5])):
         answers = run(make_scheduler(Model(), [Watching()], fixed(0)), [request])
-        assert answers["long"].finish.stats.reasons == {"off": 9}
+        assert answers["long"].finish.stats.drafts.reasons == {"off": 9}

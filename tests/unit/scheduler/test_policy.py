@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     Model,
     check,
     fixed,
@@ -82,28 +82,32 @@ def test_drafts_from_a_server_that_has_no_speculator_are_refused_with_the_remedy
     "wish", [{}, {"n_max": 16}, {"n_min": 2, "p_min": 0.5}, {"mode": SequenceMode.OFF}]
 )
 def test_what_clients_send_anyway_is_harmless_there(wish: dict) -> None:
-    assert asked(OFF, SpeculativeParams(**wish), ()).reasons == {"no speculator is loaded": 59}
+    assert asked(OFF, SpeculativeParams(**wish), ()).drafts.reasons == {
+        "no speculator is loaded": 59
+    }
 
 
 @pytest.mark.parametrize("n_max", [3, 4, 5, 100])
 def test_the_servers_draft_max_is_the_limit_for_requests_too(n_max: int) -> None:
     stats = asked(fixed(4), SpeculativeParams(n_max=n_max))
-    assert len(stats.accepted_histogram) - 1 == min(n_max, 4)
+    assert len(stats.drafts.accepted_histogram) - 1 == min(n_max, 4)
 
 
 def test_without_draft_max_a_request_may_draft_as_far_as_auto() -> None:
     stats = asked(SpeculationConfig(spec="fixed"), SpeculativeParams(n_max=24))
-    assert stats.num_drafted / stats.num_drafts > 16
+    assert stats.drafts.num_drafted / stats.drafts.num_drafts > 16
 
 
 @pytest.mark.parametrize("wish", [{}, {"n_max": 8}, {"mode": SequenceMode.AUTO, "n_max": 8}])
 def test_a_server_that_drafts_no_token_says_off_whatever_the_request_wants(wish: dict) -> None:
-    assert asked(fixed(0), SpeculativeParams(**wish)).reasons == {"off": 59}
+    assert asked(fixed(0), SpeculativeParams(**wish)).drafts.reasons == {"off": 59}
 
 
 def test_a_request_that_wants_none_is_told_apart_from_a_server_that_has_none() -> None:
     for wish in ({"n_max": 0}, {"mode": SequenceMode.OFF}, {"types": ()}):
-        assert asked(fixed(4), SpeculativeParams(**wish)).reasons == {"disabled by request": 59}
+        assert asked(fixed(4), SpeculativeParams(**wish)).drafts.reasons == {
+            "disabled by request": 59
+        }
 
 
 @pytest.mark.parametrize("chain", [CHAIN, CHAIN[::-1]])
@@ -114,21 +118,25 @@ def test_with_fixed_lengths_the_first_in_order_drafts_model_or_not(
     """Texts are asked before models: that must not decide."""
     other = CHAIN[1 - CHAIN.index(first)]
     stats = asked(fixed(4), SpeculativeParams(types=(first, other)), chain)
-    names = {name: counts.drafts for name, counts in stats.drafted_by.items()}
+    names = {name: counts.num_drafts for name, counts in stats.by_speculator.items()}
     assert names[first] > 0
     if first == "draft-model":  # which always has one
         assert names[other] == 0
-        assert set(stats.drafted_by[other].reasons) <= {"outbid", "no match", "max_tokens reached"}
-        assert "outbid" in stats.drafted_by[other].reasons
+        assert set(stats.by_speculator[other].reasons) <= {
+            "outbid",
+            "no match",
+            "max_tokens reached",
+        }
+        assert "outbid" in stats.by_speculator[other].reasons
     else:
-        assert stats.drafted_by[other].reasons["outbid"] > 0
+        assert stats.by_speculator[other].reasons["outbid"] > 0
 
 
 def test_a_model_that_has_no_draft_leaves_the_texts() -> None:
     wish = SpeculativeParams(types=CHAIN, p_min=1.0)
     stats = asked(fixed(4), wish, CHAIN)
-    assert stats.drafted_by["ngram-simple"].drafts > 0
-    assert stats.drafted_by["draft-model"].reasons["draft model is unsure"] > 0
+    assert stats.by_speculator["ngram-simple"].num_drafts > 0
+    assert stats.by_speculator["draft-model"].reasons["draft model is unsure"] > 0
 
 
 def test_a_speculator_named_twice_is_asked_once() -> None:
@@ -141,5 +149,5 @@ def test_a_speculator_named_twice_is_asked_once() -> None:
     check(engine, requests, answers)
     for answer in answers.values():
         stats = answer.finish.stats
-        for counts in stats.drafted_by.values():
-            assert counts.drafts + sum(counts.reasons.values()) == stats.num_steps - 1
+        for counts in stats.by_speculator.values():
+            assert counts.num_drafts + sum(counts.reasons.values()) == stats.num_steps - 1

@@ -1,17 +1,17 @@
 """Real vocabularies for tests: the embedded models', and llama.cpp's test vocabularies where they
 are present.
 
-The latter are in the source package of llama-cpp-python but not in its wheel; `python
-tests/fetch_vocabs.py` brings them. HEADSTART_VOCABS names another folder with `ggml-vocab-*.gguf`.
+The latter are in the source package of llama-cpp-python but not in its wheel; `make test` brings
+them, and so does `python tests/fetch_vocabs.py`. HEADSTART_VOCABS names another folder with
+`ggml-vocab-*.gguf`.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 
-from tests.fetch_vocabs import default_folder
+from tests.fetch_vocabs import NAMES, folder_of_vocabularies, has_all, vocabulary_file
 
 import headstart
 from headstart.config import EngineConfig
@@ -20,30 +20,21 @@ from headstart.types import Vocab
 from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 DEMO = ("demo-target", "demo-draft-other")
-FETCHED = (
-    "qwen2",
-    "llama-bpe",
-    "llama-spm",
-    "gemma-4",
-    "gpt-2",
-    "phi-3",
-    "deepseek-llm",
-    "deepseek-coder",
-)
+FETCHED = NAMES
 
 
 def fetched_folder() -> Path:
-    return Path(os.environ.get("HEADSTART_VOCABS") or default_folder())
+    return folder_of_vocabularies()
 
 
 def has_fetched() -> bool:
-    return all(_path(name).exists() for name in FETCHED)
+    return has_all(fetched_folder())
 
 
 def _path(name: str) -> Path:
     if name.startswith("demo"):
         return Path(headstart.__file__).parent / "demo" / f"{name}.gguf"
-    return fetched_folder() / f"ggml-vocab-{name}.gguf"
+    return vocabulary_file(fetched_folder(), name)
 
 
 @cache

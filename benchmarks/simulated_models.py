@@ -1,0 +1,155 @@
+"""Simulated draft models: their rounds cost time, and they have to read what they continue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.simulated_slots import (
+    CONTEXT,
+    LONGEST,
+    REQUEST_TOKENS,
+    Score,
+    Simulation,
+    Slot,
+    settle,
+)
+from benchmarks.simulated_texts import make_model_text
+
+from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, SlotDraft, Step
+from headstart.control.values import NO_ALLOWANCE
+
+READ_A_CALL = 256  # tokens that a draft model reads in one call, as DraftModelSpeculator
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """What a draft model costs: milliseconds per round, by plain steps of one row, and per token
+    read.
+    """
+
+    round_share: float = 0.12
+    read_share: float = 0.01
+
+
+class ModelSimulation(Simulation):
+    """The same with a draft model: its rounds cost time, and undrafted tokens have no label."""
+
+    make = staticmethod(make_model_text)
+    model = DraftModel()
+
+    def draft_ms(
+        self, allowances: Sequence[Allowance], scores: Sequence[Sequence[float]], read: int
+    ) -> float:
+        rounds = max(
+            (min(g.max_tokens, len(s) + 1) for g, s in zip(allowances, scores, strict=True)),
+            default=0,
+        )
+        busy = sum(g.max_tokens > 0 for g in allowances)
+        share = rounds * self.model.round_share * (1 + 0.08 * busy) + read * self.model.read_share
+        return share * self.cost(1)
+
+    def fixed_model(self, length: int, min_confidence: float) -> Score:
+        allowance = Allowance(length, min_confidence)
+
+        def lengths(slots: Sequence[Slot]) -> tuple[list[int], float]:
+            read = read_prompts(slots)
+            ready = [not slot.unread for slot in slots]
+            allowances = [allowance if is_ready else NO_ALLOWANCE for is_ready in ready]
+            scores = [draft_scores(*pair) for pair in zip(slots, allowances, strict=True)]
+            for slot, s, is_ready in zip(slots, scores, ready, strict=True):
+                if is_ready:
+                    slot.catch_up_to(len(s))
+            return [len(s) for s in scores], self.draft_ms(allowances, scores, read)
+
+        return self.run(lengths)
+
+    def auto(self, controller: Controller | None = None) -> Score:
+        policy = AutoModel(self, controller or Controller())
+        return self.run(policy.lengths, policy.after, policy.ends)
+
+
+def read_prompts(slots: Sequence[Slot]) -> int:
+    """A call of the draft model reads what these slots lack, the shortest first, READ_A_CALL tokens
+    at most; returns how many.
+    """
+    room = READ_A_CALL
+    for slot in sorted(slots, key=lambda slot: slot.unread):
+        room -= slot.read_on(room)
+    return READ_A_CALL - room
+
+
+def draft_scores(slot: Slot, allowance: Allowance) -> list[float]:
+    """Scores of what the model drafts: up to the first one below the limit, or past its first
+    mistake.
+
+    After a mistake the model goes on in a text of its own; the scores there are of places here.
+    """
+    scores: list[float] = []
+    for place in slot.text[slot.at : slot.at + allowance.max_tokens]:
+        if place.confidence < allowance.min_confidence:
+            break
+        scores.append(place.confidence)
+    return scores
+
+
+class AutoModel:
+    """What a scheduler does with control and a draft model."""
+
+    def __init__(self, simulation: ModelSimulation, controller: Controller) -> None:
+        self.simulation, self.controller = simulation, controller
+        self.context, self.num_drafts = CONTEXT, 0
+        controller.declare_model("model")
+        if not controller.knows_draft_costs("model"):
+            plain, model = simulation.cost(1), simulation.model
+            controller.learn_draft_costs(
+                "model", model.round_share * plain, model.read_share * plain
+            )
+
+    def lengths(self, slots: Sequence[Slot]) -> tuple[list[int], float]:
+        self.context = self.simulation.context(slots)
+        step = Step(len(slots), len(slots), self.context)
+        wanted = [
+            ModelSlot(slot.seq_id, LONGEST, slot.unread, num_answered=slot.num_answered)
+            for slot in slots
+        ]
+        allowed = list(self.controller.plan_model("model", wanted, step))
+        asked = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
+        num_read = read_prompts([slots[i] for i in asked])
+        drafting = [i for i in asked if not slots[i].unread]
+        for i in asked:
+            if slots[i].unread:
+                allowed[i] = NO_ALLOWANCE
+        scores = [
+            draft_scores(slot, allowance) for slot, allowance in zip(slots, allowed, strict=True)
+        ]
+        for i in drafting:
+            slots[i].catch_up_to(len(scores[i]))
+            if scores[i]:
+                slots[i].pending.append((slots[i].at, scores[i], slots[i].run(len(scores[i]))))
+        milliseconds = self.simulation.draft_ms(allowed, scores, num_read)
+        self.num_drafts += len(drafting)
+        if asked:
+            run = ModelDraftCall(
+                "model",
+                [slots[i].seq_id for i in drafting],
+                [allowed[i] for i in drafting],
+                [scores[i] for i in drafting],
+                num_read,
+                milliseconds,
+            )
+            self.controller.observe_draft(run, step)
+        drafts = [
+            SlotDraft(self.controller.survival("model", s, slot.seq_id) if s else ())
+            for slot, s in zip(slots, scores, strict=True)
+        ]
+        return self.controller.plan(drafts, step, milliseconds), milliseconds
+
+    def after(self, slots: Sequence[Slot], chosen: Sequence[int], milliseconds: float) -> None:
+        self.controller.observe_step(len(slots) + sum(chosen), self.context, milliseconds)
+        for slot in slots:
+            slot.pending = settle(self.controller, "model", slot)
+
+    def ends(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            self.controller.end(seq_id, REQUEST_TOKENS)

@@ -1,0 +1,245 @@
+"""Users who generate simulated texts on simulated machines, under control or by other policies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from benchmarks.simulated_texts import CURVES, WORKLOADS, Kind, Place, make_text
+
+from headstart.control import Controller, Outcome, SlotDraft, Step
+
+LONGEST = 16  # draft tokens that a speculator offers
+REQUEST_TOKENS = 400
+CONTEXT, GROWN_CONTEXT = 500, 16384
+
+
+@dataclass
+class Slot:
+    """One user: a stream of requests over one long text."""
+
+    text: list[Place]
+    first_id: int
+    at: int = 0
+    # place, scores, matched
+    pending: list[tuple[int, list[float], int]] = field(default_factory=list)
+    prompt: int = 0  # tokens of every request's prompt
+    read: int = 0  # tokens of prompt and answer that the draft model has read
+    read_for: int = -1  # the request of `read`
+
+    @property
+    def seq_id(self) -> int:
+        return self.first_id + self.at // REQUEST_TOKENS
+
+    def run(self, longest: int = LONGEST) -> int:
+        """Draft tokens that would be accepted here."""
+        for i in range(longest):
+            if not self.text[self.at + i].is_guessed:
+                return i
+        return longest
+
+    @property
+    def num_answered(self) -> int:
+        return self.at % REQUEST_TOKENS
+
+    @property
+    def unread(self) -> int:
+        """Tokens that the draft model has not read, the newest one not counted."""
+        if self.read_for != self.seq_id:
+            self.read, self.read_for = 0, self.seq_id
+        return max(0, self.prompt + self.num_answered - self.read - 1)
+
+    def read_on(self, num_tokens: int) -> int:
+        """The draft model reads as many tokens of the text; returns how many there were."""
+        num_read = min(num_tokens, self.unread)
+        self.read += num_read
+        return num_read
+
+    def catch_up_to(self, drafted: int) -> None:
+        """The draft model read the text and its own draft but the last token; what is right of that
+        stays.
+        """
+        self.read = self.prompt + self.num_answered + self.run(max(0, drafted - 1))
+
+
+Lengths = Callable[[Sequence[Slot]], tuple[list[int], float]]
+"""Draft tokens per slot and the milliseconds it took to draft them."""
+
+
+@dataclass
+class Score:
+    """Tokens and milliseconds of one simulation."""
+
+    tokens: int = 0
+    milliseconds: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.milliseconds
+
+
+class Simulation:
+    """One workload on one machine. Every policy sees the same texts and noise.
+
+    growth: tokens of context per token of text (0: a constant context); a row's attention to
+    GROWN_CONTEXT tokens takes as long as a step of one row.
+    """
+
+    def __init__(
+        self,
+        workload: str,
+        curve: str,
+        num_slots: int,
+        *,
+        tokens: int = 3000,
+        seed: int = 1,
+        growth: int = 0,
+        prompt: int = 0,
+    ) -> None:
+        self.curve = CURVES[curve]
+        self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
+        self.prompt = prompt
+        self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
+
+    make = staticmethod(make_text)
+
+    def context(self, slots: Sequence[Slot]) -> int:
+        return CONTEXT + self.growth * sum(slot.at % REQUEST_TOKENS for slot in slots) // len(slots)
+
+    def cost(self, rows: int, context: int = CONTEXT) -> float:
+        return self.curve(rows) + self.curve(1) * rows * (context - CONTEXT) / GROWN_CONTEXT
+
+    def slots(self) -> list[Slot]:
+        slots = []
+        for i, kind in enumerate(self.kinds):
+            rng = random.Random(f"{self.seed}-{i}")
+            text: list[Place] = []
+            while len(text) < 3 * self.tokens * LONGEST // 8 + 2 * REQUEST_TOKENS:
+                text += self.make(kind, rng, REQUEST_TOKENS)
+            slots.append(Slot(text, i * 100000, prompt=self.prompt))
+        return slots
+
+    def run(
+        self,
+        lengths: Lengths,
+        after: Callable[[Sequence[Slot], list[int], float], None] | None = None,
+        ends: Callable[[Sequence[int]], None] | None = None,
+    ) -> Score:
+        """Generate until every slot has emitted `tokens` on average."""
+        noise, score, slots = random.Random(self.seed), Score(), self.slots()
+        while score.tokens < self.tokens * self.num_slots:
+            chosen, draft_ms = lengths(slots)
+            milliseconds = self.cost(self.num_slots + sum(chosen), self.context(slots))
+            seen = milliseconds * noise.uniform(0.9, 1.1) * (3.0 if noise.random() < 0.01 else 1.0)
+            emitted = [1 + slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
+            score.tokens += sum(emitted)
+            score.milliseconds += milliseconds + draft_ms
+            ended = []
+            for slot, n in zip(slots, emitted, strict=True):
+                seq_id = slot.seq_id
+                slot.at += n
+                if slot.seq_id != seq_id:
+                    ended.append(seq_id)
+            if after is not None:
+                after(slots, chosen, seen)
+            if ends is not None:
+                ends(ended)
+        return score
+
+    def off(self) -> Score:
+        return self.run(lambda slots: ([0] * len(slots), 0.0))
+
+    def fixed(self, length: int) -> Score:
+        return self.run(
+            lambda slots: ([length * slot.text[slot.at].has_draft for slot in slots], 0.0)
+        )
+
+    def oracle(self) -> Score:
+        """Lengths in hindsight: only tokens that will be accepted, and only as many as pay."""
+        return self._best_known(lambda slot, _: [1.0] * slot.run())
+
+    def reachable(self) -> Score:
+        """Lengths by the true chances."""
+        return self._best_known(lambda slot, kind: kind.survival(slot.text[slot.at], LONGEST))
+
+    def _best_known(self, survival: Callable[[Slot, Kind], list[float]]) -> Score:
+        """Maximise tokens - rate * ms in each step, and find the rate by repeating it."""
+        speedup, score = 1.0, Score()
+        plain = self.off().speed
+
+        def lengths(slots: Sequence[Slot]) -> tuple[list[int], float]:
+            offers = [
+                survival(slot, kind) if slot.text[slot.at].has_draft else []
+                for slot, kind in zip(slots, self.kinds, strict=True)
+            ]
+            base = len(slots)
+            # of this context: what a plain step would earn here, sped up
+            rate = speedup * base / self.cost(base)
+            order = sorted(((s, i) for i, offer in enumerate(offers) for s in offer), reverse=True)
+            values = accumulate((s for s, _ in order), initial=0.0)
+            best = max((v - rate * self.cost(base + n), -n) for n, v in enumerate(values))
+            chosen = [0] * base
+            for _, i in order[: -best[1]]:
+                chosen[i] += 1
+            return chosen, 0.0
+
+        for _ in range(3):
+            score = self.run(lengths)
+            speedup = score.speed / plain
+        return score
+
+    def auto(self, controller: Controller | None = None) -> Score:
+        """Text speculators under control, with labels from drafts that were not verified."""
+        policy = AutoText(self, controller or Controller())
+        return self.run(policy.lengths, policy.after, policy.ends)
+
+
+class AutoText:
+    """What a scheduler does with control when drafts cost nothing."""
+
+    def __init__(self, simulation: Simulation, controller: Controller) -> None:
+        self.simulation, self.controller = simulation, controller
+        self.context = CONTEXT
+
+    def lengths(self, slots: Sequence[Slot]) -> tuple[list[int], float]:
+        drafts = []
+        for slot in slots:
+            place = slot.text[slot.at]
+            if not place.has_draft:
+                drafts.append(SlotDraft())
+                continue
+            scores = [place.confidence] * LONGEST
+            drafts.append(SlotDraft(self.controller.survival("text", scores, slot.seq_id)))
+            slot.pending.append((slot.at, scores, slot.run()))
+        self.context = self.simulation.context(slots)
+        step = Step(len(slots), len(slots), self.context)
+        return self.controller.plan(drafts, step), 0.0
+
+    def after(self, slots: Sequence[Slot], chosen: Sequence[int], milliseconds: float) -> None:
+        self.controller.observe_step(len(slots) + sum(chosen), self.context, milliseconds)
+        for slot in slots:
+            slot.pending = settle(self.controller, "text", slot)
+
+    def ends(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            self.controller.end(seq_id, REQUEST_TOKENS)
+
+
+def settle(
+    controller: Controller, speculator: str, slot: Slot
+) -> list[tuple[int, list[float], int]]:
+    """Record the drafts whose fate is known; return the others of this request."""
+    waiting = []
+    for at, scores, matched in slot.pending:
+        if slot.at // REQUEST_TOKENS != at // REQUEST_TOKENS:
+            continue
+        if slot.at < at + min(matched + 1, len(scores)):
+            waiting.append((at, scores, matched))
+            continue
+        labelled = min(matched + 1, len(scores))
+        controller.record(
+            Outcome(slot.first_id + at // REQUEST_TOKENS, speculator, scores, matched, labelled)
+        )
+    return waiting

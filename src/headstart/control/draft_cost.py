@@ -1,0 +1,60 @@
+"""What a draft model costs: milliseconds per round by number of slots, and per token it reads.
+
+A call's time is shared by the two parts as expected; each takes its share of the innovation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headstart.control.values import ModelDraftCall
+
+ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
+CATCH_UP_SHARE = 0.02  # ... and a token read, this
+RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
+# these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
+YOUNG_CALLS = 3
+
+
+@dataclass(slots=True)
+class DraftCost:
+    """Milliseconds of one draft model: per round by number of slots, and per token read."""
+
+    round_ms: dict[int, float] = field(default_factory=dict)
+    catch_up_ms: float | None = None
+    calls: dict[int, int] = field(default_factory=dict)  # by number of slots
+
+    def milliseconds(self, num_slots: int, rounds: float, catch_up: int, plain_ms: float) -> float:
+        """Expected time of a call; `plain_ms` prices what was never measured."""
+        return rounds * self.round(num_slots, plain_ms) + catch_up * self.token(plain_ms)
+
+    def observe(self, run: ModelDraftCall, plain_ms: float) -> None:
+        """Learn from one call; a share of the innovation goes to each part of the price."""
+        num_slots, rounds = len(run.seq_ids), run.rounds  # none if it only read
+        if not (rounds or run.catch_up) or run.milliseconds <= 0.0:
+            return
+        per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)
+        expected = rounds * per_round + run.catch_up * price  # above 0, as prices are
+        share = rounds * per_round / expected
+        ratio = run.milliseconds / expected - 1.0
+        calls = self.calls[num_slots] = self.calls.get(num_slots, 0) + 1
+        cut = max(-0.95, min(2.0, ratio)) / calls
+        if calls > YOUNG_CALLS:
+            cut = max(-MAX_INNOVATION, min(MAX_INNOVATION, ratio)) * RATE
+        if rounds:
+            self.round_ms[num_slots] = per_round * (1.0 + cut * share)
+        if run.catch_up:
+            self.catch_up_ms = price * (1.0 + cut * (1.0 - share))
+
+    def token(self, plain_ms: float) -> float:
+        """Of a token read."""
+        return CATCH_UP_SHARE * plain_ms if self.catch_up_ms is None else self.catch_up_ms
+
+    def round(self, num_slots: int, plain_ms: float) -> float:
+        """More slots cost a tenth more each, until measured."""
+        if num_slots in self.round_ms:
+            return self.round_ms[num_slots]
+        if not self.round_ms:
+            return ROUND_SHARE * plain_ms * (1.0 + 0.1 * (num_slots - 1))
+        nearest = min(self.round_ms, key=lambda n: abs(n - num_slots))
+        return self.round_ms[nearest] * (1.0 + 0.1 * max(0, num_slots - nearest))

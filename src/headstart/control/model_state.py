@@ -1,0 +1,100 @@
+"""What is known of one draft model: prices, what its drafts are like, and when it was probed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headstart.control.catch_up import CatchUpEstimate
+from headstart.control.draft_cost import DraftCost
+from headstart.control.forecast import (
+    REQUEST_FADE,
+    THRESHOLDS,
+    Forecast,
+    Profile,
+    Rates,
+    forecast,
+    guess,
+)
+from headstart.control.probes import Probes
+from headstart.control.values import Allowance
+
+REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
+FORECAST_AGE = 8  # calls after which every forecast is made anew
+
+
+@dataclass(slots=True)
+class ModelState:
+    """Of one draft model."""
+
+    cost: DraftCost = field(default_factory=DraftCost)
+    profile: Profile = field(default_factory=Profile)
+    requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
+    idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
+    catch_up: CatchUpEstimate = field(default_factory=CatchUpEstimate)
+    limit: int = 2  # index of the confidence limit chosen last
+    probes: Probes = field(default_factory=Probes)
+    age: int = 0  # calls since the rates were read
+    rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
+    forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by seq_id and limit
+
+    def learn(
+        self,
+        seq_id: int,
+        confidence: Sequence[float],
+        survival: Sequence[float],
+        allowance: Allowance,
+    ) -> None:
+        """Count one draft, for the model and for the request."""
+        request = self.requests.get(seq_id)
+        if request is None:
+            request = self.requests[seq_id] = Profile(REQUEST_FADE)
+        self.profile.learn(confidence, survival, allowance)
+        request.learn(confidence, survival, allowance)
+        self.idle[seq_id] = 0
+        self._outdate(seq_id, allowance.min_confidence)
+
+    def skip(self, seq_id: int) -> None:
+        """No draft for this request; what it said of itself is old after a while, and then the
+        average counts.
+        """
+        idle = self.idle.get(seq_id)
+        if idle is None:
+            return
+        self.idle[seq_id] = idle + 1
+        if idle + 1 == REQUEST_MEMORY:
+            self.requests[seq_id] = Profile(REQUEST_FADE)
+            self._outdate(seq_id)
+
+    def end(self, seq_id: int, num_answered: int) -> None:
+        """The request is over."""
+        self.catch_up.end(seq_id, num_answered)
+        self.probes.end(seq_id)
+        if self.requests.pop(seq_id, None) is not None:
+            del self.idle[seq_id]
+            self._outdate(seq_id)
+
+    def _outdate(self, seq_id: int, min_confidence: float = 0.0) -> None:
+        for t, threshold in enumerate(THRESHOLDS):
+            if threshold >= min_confidence:
+                self.forecasts.pop((seq_id, t), None)
+
+    def forget(self) -> None:
+        """Read the rates anew now and then: they move slowly."""
+        self.age += 1
+        if self.age >= FORECAST_AGE:
+            self.age = 0
+            self.rates.clear()
+            self.forecasts.clear()
+
+    def forecast(self, seq_id: int, t: int, acceptance: float) -> Forecast:
+        """What to expect of this request's next draft; `acceptance` if nothing is known."""
+        known = self.forecasts.get((seq_id, t))
+        if known is None:
+            rates = self.rates.get(t)
+            if rates is None:
+                rates = self.rates[t] = self.profile.rates(t, guess(THRESHOLDS[t], acceptance))
+            request = self.requests.get(seq_id)
+            known = forecast(rates if request is None else request.rates_of_request(t, rates))
+            self.forecasts[seq_id, t] = known
+        return known

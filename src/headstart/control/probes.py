@@ -1,0 +1,91 @@
+"""When a draft model that is off drafts a little all the same, and what that may cost.
+
+A model that is off leaves no labels, so now and then it drafts a few tokens to be compared with the
+text (they need not be verified). Savings of a small share of the time pay for that, and for drafts
+of sizes never measured. The steps between two probes double, to PROBE_LAST, while guesses are
+wrong.
+
+A model that has not read a request's prompt must read it before it can guess. That begins when the
+savings pay for all of it and for some probes behind it, which are cheap then. It takes several
+calls, and half a prompt is worth nothing: reading that has begun goes on with every step until the
+model drafts. A call is charged with the time it took, when that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
+PROBE_SHARE = 0.01  # of the time
+PROBE_LIMIT = 64.0  # most savings, in plain steps, unless one prompt costs more
+PROBES_PER_PROMPT = 6  # that must be affordable behind a prompt
+DEBT = 8.0  # most, in plain steps: one call may take far longer than expected
+
+
+@dataclass(slots=True)
+class Probes:
+    """Of one draft model. Prices and savings in plain steps."""
+
+    savings: float = 0.0  # none to begin with: a prompt is first read where that pays
+    wait: int = PROBE_FIRST
+    steps: int = 0  # since the last draft
+    reading: int | None = None  # the sequence whose prompt is being read for a probe
+    goal: float = 0.0  # what the probe that is being saved for costs
+    is_charged: bool = False  # the call that was granted last is paid from the savings
+
+    def save(self) -> None:
+        """One more step."""
+        self.is_charged = False
+        if self.savings < max(PROBE_LIMIT, self.goal):
+            self.savings += PROBE_SHARE
+
+    def choose(
+        self, seq_ids: Sequence[int], reading: Sequence[float], known: Sequence[bool], price: float
+    ) -> int | None:
+        """Index of the sequence to probe with now, if any.
+
+        Args:
+            reading: price of what the model has to read for each.
+            known: whether it drafted for this request before.
+            price: of a probe without reading.
+        """
+        self.steps += 1
+        if self.reading in seq_ids:
+            self.is_charged = True
+            return seq_ids.index(self.reading)
+        self.reading = None
+        nearest = min(range(len(seq_ids)), key=lambda i: reading[i])
+        if not known[nearest]:  # a new text may be unlike the others
+            self.wait = PROBE_FIRST
+        if self.steps < self.wait:
+            return None
+        is_long = reading[nearest] > price
+        self.goal = reading[nearest] + price * (PROBES_PER_PROMPT if is_long else 1)
+        if self.goal > self.savings:
+            return None
+        self.reading = seq_ids[nearest]
+        self.is_charged = True
+        return nearest
+
+    def called(self, seq_ids: Sequence[int], steps: float) -> None:
+        """The model ran; `seq_ids` got a draft, and it took as long as so many plain steps."""
+        if self.is_charged:
+            self.savings = max(-DEBT, self.savings - steps)
+            self.is_charged = False
+        if self.reading in seq_ids:
+            self.reading, self.steps = None, 0
+            self.wait = min(PROBE_LAST, 2 * self.wait)
+
+    def granted(self) -> None:
+        """The model drafts because that pays: probe at once when it no longer does."""
+        self.steps, self.wait, self.reading = 0, PROBE_FIRST, None
+
+    def was_right(self) -> None:
+        """All of a guess agreed with the text: look again soon."""
+        self.wait = PROBE_FIRST
+
+    def end(self, seq_id: int) -> None:
+        """The request is over."""
+        if self.reading == seq_id:
+            self.reading = None

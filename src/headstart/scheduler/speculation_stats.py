@@ -1,0 +1,111 @@
+"""What became of drafts, counted in one place: for a request, for a speculator, or for all of them.
+
+While it happens only a few increments are made per step; positions are worked out when somebody
+asks. The report and the answer carry these objects as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Drafts offered, verified and accepted, and the reasons for steps without one.
+
+    Each step of a slot in which a draft was possible counts once: as a draft verified, or under a
+    reason.
+    """
+
+    num_calls: int = 0  # times a speculator was asked, per sequence
+    num_offered: int = 0  # drafts it made
+    # (position of its first token in the step's draft, tokens verified, of them accepted) -> drafts
+    verified: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)  # why none was verified -> steps
+
+    def count_call(self, *, has_draft: bool) -> None:
+        """A speculator was asked, and made a draft or none."""
+        self.num_calls += 1
+        self.num_offered += has_draft
+
+    def count_verified(self, start: int, num_drafted: int, num_accepted: int) -> None:
+        """A draft, or the part of it that begins at `start`, was verified."""
+        self.verified[start, num_drafted, num_accepted] += 1
+
+    def count_miss(self, reason: str) -> None:
+        """A step in which no draft was verified."""
+        self.reasons[reason] += 1
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts verified, all of their tokens or the first ones."""
+        return sum(self.verified.values())
+
+    @property
+    def num_drafts_accepted(self) -> int:
+        """Drafts with at least one accepted token."""
+        return sum(n for (_, _, accepted), n in self.verified.items() if accepted)
+
+    @property
+    def num_drafted(self) -> int:
+        """Draft tokens verified."""
+        return sum(n * drafted for (_, drafted, _), n in self.verified.items())
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens accepted."""
+        return sum(n * accepted for (_, _, accepted), n in self.verified.items())
+
+    @property
+    def num_rows_wasted(self) -> int:
+        """Rows of the target's batches that held rejected draft tokens."""
+        return self.num_drafted - self.num_accepted
+
+    @property
+    def drafted_by_position(self) -> tuple[int, ...]:
+        """Tokens verified at each position of the step's draft."""
+        spans = ((start, drafted, n) for (start, drafted, _), n in self.verified.items())
+        return _per_position(spans, self._length)
+
+    @property
+    def accepted_by_position(self) -> tuple[int, ...]:
+        """Tokens accepted at each of these positions."""
+        spans = ((start, accepted, n) for (start, _, accepted), n in self.verified.items())
+        return _per_position(spans, self._length)
+
+    @property
+    def accepted_histogram(self) -> tuple[int, ...]:
+        """[n] = drafts of which n tokens were accepted."""
+        histogram = [0] * (max((accepted for _, _, accepted in self.verified), default=-1) + 1)
+        for (_, _, accepted), n in self.verified.items():
+            histogram[accepted] += n
+        return tuple(histogram)
+
+    def copy(self) -> SpeculationStats:
+        """What is counted now, for a report."""
+        return deepcopy(self)
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        return SpeculationStats(
+            self.num_calls + other.num_calls,
+            self.num_offered + other.num_offered,
+            self.verified + other.verified,
+            self.reasons + other.reasons,
+        )
+
+    @property
+    def _length(self) -> int:
+        return max((start + drafted for start, drafted, _ in self.verified), default=0)
+
+
+def _per_position(spans: Iterable[tuple[int, int, int]], length: int) -> tuple[int, ...]:
+    """How many of the (start, length, count) cover each position."""
+    differences = [0] * (length + 1)
+    for start, span, n in spans:
+        differences[start] += n
+        differences[start + span] -= n
+    return tuple(accumulate(differences[:-1]))

@@ -1,0 +1,299 @@
+"""What a connection may take before any key is checked: bytes, seconds, a place among the others.
+
+uvicorn's protocol with the limits that web servers usually have: a head of 64 KiB, 30 seconds for
+it, a minute for the next piece of a body and for a client that does not read, a number of
+connections. Who is over a limit is told so where HTTP can still say it, and disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError
+from headstart.server.errors import ApiError, error_body
+
+if sys.platform != "win32":
+    import resource
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_PIPELINED = 16  # requests on one connection that wait for the answer before them
+HEAD_SECONDS = 30.0  # from the first sight of a client to the end of its request's head
+BODY_SECONDS = 60.0  # between two pieces of a body
+STALL_SECONDS = 60.0  # that a client may leave an answer unread once the buffers are full
+OTHER_DESCRIPTORS = 64  # open files besides connections: models, pipes, corpora, the log
+LEAST_CONNECTIONS = 16
+_LONG_HEAD = f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Of each connection, and how many there may be."""
+
+    max_connections: int = 1000
+    head_seconds: float = HEAD_SECONDS
+    body_seconds: float = BODY_SECONDS
+    stall_seconds: float = STALL_SECONDS
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> ConnectionLimits:
+        """`--timeout` shortens all of them.
+
+        Raises:
+            ConfigError: the system lets this process open too few files.
+        """
+        seconds = float(config.timeout)
+        return cls(
+            max_connections=_affordable(config.max_connections),
+            head_seconds=min(HEAD_SECONDS, seconds),
+            body_seconds=min(BODY_SECONDS, seconds),
+            stall_seconds=min(STALL_SECONDS, seconds),
+        )
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *, limits: ConnectionLimits, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None  # `cycle` is the one that was read last
+        self._is_refused = False
+        self._is_reading_body = False
+        self._num_unused = 0  # bytes that came and made no part of a body yet
+        self._num_head_bytes = 0
+        self.idle_since: float | None = None  # None while a request is being answered
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections and not self._close_another():
+            self._refuse(
+                503, f"{self._limits.max_connections} connections are open; try again later"
+            )
+            return
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._timer, self._stall):
+            if timer is not None:
+                timer.cancel()
+        for cycle, _ in self.pipeline:
+            cycle.disconnected = True
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def _close_another(self) -> bool:
+        """Make room: whoever has waited longest without asking for anything goes."""
+        idle = [
+            one
+            for one in self.connections
+            if isinstance(one, LimitedProtocol) and one.idle_since is not None and one is not self
+        ]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda one: one.idle_since or 0.0)
+        oldest.idle_since = None
+        oldest.transport.abort()
+        return True
+
+    # What comes
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused or self.parser is None:
+            return
+        self._num_unused += len(data)
+        super().data_received(data)
+        if self._is_refused or self.transport.is_closing():
+            return
+        if self._num_unused > MAX_HEAD_BYTES:
+            self._refuse(
+                431,
+                f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it",
+            )
+        elif self._is_reading_body:
+            self._set_timer(self._limits.body_seconds, self._body_is_late)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_head_bytes = 0
+        if self._timer is None:  # the next request on this connection
+            self._wait_for_head()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._num_head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._num_head_bytes += len(name) + len(value)
+
+    def on_headers_complete(self) -> None:
+        self._clear_timer()
+        if self._is_refused:
+            return
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(
+                431,
+                f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it",
+            )
+            return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(
+                400, f"more than {MAX_PIPELINED} requests wait on one connection; open another"
+            )
+            return
+        self._num_unused, self._is_reading_body, self.idle_since = 0, True, None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_unused = 0
+        if self.cycle is not None and not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_unused, self._is_reading_body = 0, False
+        self._clear_timer()
+        if self.cycle is not None and not self._is_refused:
+            super().on_message_complete()
+
+    # What goes
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self._running = None
+        super().on_response_complete()
+        if self._running is None and not self._is_reading_body:
+            self.idle_since = self.loop.time()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(self._limits.stall_seconds, self._reader_is_late)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "this is not HTTP; send an HTTP/1.1 request")
+
+    # What takes too long
+
+    def _wait_for_head(self) -> None:
+        if self._running is None:
+            self.idle_since = self.loop.time()
+        self._set_timer(self._limits.head_seconds, self._head_is_late)
+
+    def _set_timer(self, seconds: float, late: Any) -> None:
+        self._clear_timer()
+        self._timer = self.loop.call_later(seconds, late)
+
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        if not self._num_unused:  # nothing was asked, so nothing is answered
+            self.transport.close()
+            return
+        self._refuse(
+            408, f"no whole request head came within {self._limits.head_seconds:g} seconds"
+        )
+
+    def _body_is_late(self) -> None:
+        self._timer = None
+        if self.flow.read_paused:  # it is us who do not read on
+            self._set_timer(self._limits.body_seconds, self._body_is_late)
+            return
+        self._refuse(408, f"nothing of the body came for {self._limits.body_seconds:g} seconds")
+
+    def _reader_is_late(self) -> None:
+        """The answer lies in full buffers: nothing can be said any more."""
+        self._stall = None
+        log.info("a client did not read its answer for %g s", self._limits.stall_seconds)
+        self.transport.abort()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Say why where no answer has begun, and close."""
+        self._is_refused = True
+        self._clear_timer()
+        running = self._running
+        if running is None or running.response_complete or not running.response_started:
+            self._write_error(status, message)
+        if running is not None:  # whoever reads its body learns that no more of it comes
+            running.disconnected = True
+            running.message_event.set()
+        self.transport.close()
+
+    def _write_error(self, status: int, message: str) -> None:
+        body = orjson.dumps(error_body(ApiError(status, message)))
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+
+
+_REASONS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+def _affordable(wanted: int) -> int:
+    """How many connections the system's limit on open files leaves room for; raises it if it may.
+
+    Raises:
+        ConfigError: hardly any.
+    """
+    if sys.platform == "win32":
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OTHER_DESCRIPTORS
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    raised = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    if raised > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    left = soft - OTHER_DESCRIPTORS
+    if left >= wanted:
+        return wanted
+    if left < LEAST_CONNECTIONS:
+        raise ConfigError(
+            f"this process may open {soft} files, too few for {LEAST_CONNECTIONS} connections "
+            f"beside models and pipes; allow {needed} (ulimit -n {needed})"
+        )
+    log.warning(
+        "this process may open %d files, so %d connections are taken instead of %d; allow %d "
+        "(ulimit -n)",
+        soft,
+        left,
+        wanted,
+        needed,
+    )
+    return left

@@ -1,0 +1,121 @@
+"""What web pages may do here: a browser sends their requests from inside the owner's network.
+
+Without an API key nothing else tells a page's request from the owner's, so it must come from a page
+of this server or of an origin that the owner named, under a host name that is ours (DNS rebinding
+gives a foreign name our address), and as JSON (a form can send text/plain without being asked
+about). Programs that are no browsers send neither Origin nor Sec-Fetch-Site and meet only the check
+of the host name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from headstart.config import ServerConfig
+from headstart.server.errors import ApiError, shorten
+
+ANY, LOCALHOST = "*", "localhost"
+
+
+class WebsitePolicy:
+    """Host names and origins that may use the server.
+
+    Args:
+        has_keys: every request shows an API key; pages do not have it, so names are not checked.
+    """
+
+    def __init__(self, config: ServerConfig, *, has_keys: bool) -> None:
+        self._has_keys = has_keys
+        own = (LOCALHOST, config.host, socket.gethostname())
+        self._hosts = frozenset(map(_plain_host, (*own, *_split(config.allowed_hosts))))
+        self._origins = frozenset(_split(config.cors_origins))
+
+    def check(self, method: str, headers: Headers) -> None:
+        """Raise unless the request may go on.
+
+        Raises:
+            ApiError: 403 for a name or page that is not known, 415 for a body that is not JSON.
+        """
+        origin = headers.get("origin")
+        if not self._has_keys:
+            self._check_host(headers.get("host"))
+            if origin is not None and not self._may_use(origin, headers.get("host")):
+                raise ApiError(
+                    403,
+                    f"pages of {shorten(origin)} may not use this server; start it with "
+                    "--cors-origins to let them, or with an API key",
+                )
+        is_browser = origin is not None or "sec-fetch-site" in headers
+        if method == "POST" and is_browser and not _is_json(headers.get("content-type", "")):
+            raise ApiError(
+                415,
+                f"the content type is {shorten(headers.get('content-type', ''))} but a browser "
+                "must send application/json",
+            )
+
+    def allows(self, origin: str) -> bool:
+        """Whether pages of this origin may read answers."""
+        if ANY in self._origins or origin in self._origins:
+            return True
+        return LOCALHOST in self._origins and _is_local(_host_of(origin))
+
+    def _may_use(self, origin: str, host: str | None) -> bool:
+        _, _, page = origin.partition("://")
+        is_own = host is not None and page.lower() == host.lower()
+        return is_own or self.allows(origin)
+
+    def _check_host(self, host: str | None) -> None:
+        if host is None or ANY in self._hosts:  # browsers always send one
+            return
+        name = _host_of(f"//{host}")
+        if name in self._hosts or _is_local(name) or _needs_no_dns(name):
+            return
+        raise ApiError(
+            403,
+            f"the host name {shorten(name)} is not known here; start the server with "
+            "--allowed-hosts to allow it, or with an API key",
+        )
+
+
+def _split(names: str | None) -> Iterable[str]:
+    return [name.strip().rstrip("/") for name in (names or "").split(",") if name.strip()]
+
+
+def _plain_host(name: str) -> str:
+    return name.strip("[]").rstrip(".").lower()
+
+
+def _host_of(origin: str) -> str:
+    try:
+        return _plain_host(urlsplit(origin).hostname or "")
+    except ValueError:
+        return ""
+
+
+def _is_local(name: str) -> bool:
+    if name == LOCALHOST or name.endswith("." + LOCALHOST):
+        return True
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def _needs_no_dns(name: str) -> bool:
+    """An address, or a name without a dot: of the own network, no website can have one."""
+    return _is_address(name) or bool(name and "." not in name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")

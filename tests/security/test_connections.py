@@ -1,0 +1,216 @@
+"""What somebody without a key can take: little memory, little time, and nobody else's place."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+from tests.server.fake_worker import HOLD, FakeWorker, say
+from tests.server.serving import serving
+
+from headstart.config import ServerConfig
+from headstart.errors import ConfigError
+from headstart.server import connections
+from headstart.server.connections import MAX_HEAD_BYTES, ConnectionLimits
+
+
+@contextmanager
+def connected(client):
+    url = client.base_url
+    with socket.create_connection((url.host, url.port), timeout=10) as connection:
+        yield connection
+
+
+def answer_of(connection) -> bytes:
+    """All that comes until the server closes."""
+    parts = []
+    while True:
+        try:
+            part = connection.recv(1 << 16)
+        except ConnectionError:
+            part = b""
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def is_closed_within(connection, seconds: float) -> bytes:
+    started = time.monotonic()
+    answer = answer_of(connection)
+    assert time.monotonic() - started < seconds
+    return answer
+
+
+def push(connection, data: bytes) -> None:
+    with suppress(ConnectionError):  # refused on the way
+        connection.sendall(data)
+
+
+def post(body: bytes) -> bytes:
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nX: " + b"a" * (8 << 20),
+        b"GET /health HTTP/1.1\r\n" + b"X: aaaaaaaa\r\n" * 500_000,
+        b"GET /" + b"a" * (8 << 20),
+        b"POST /completion HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1\r\na\r\n0\r\nX: " + b"a" * (8 << 20),
+        b"POST /completion HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1;" + b"a" * (8 << 20),
+    ],
+    ids=["one header", "many headers", "path", "trailer", "chunk extension"],
+)
+def test_a_head_without_end_is_refused_early(head):
+    with serving() as client, connected(client) as connection:
+        push(connection, head)
+        is_closed_within(connection, 5)
+        assert client.get("/health").status_code == 200
+
+
+def test_a_head_that_came_at_once_has_the_same_limit():
+    with serving() as client:
+        for size, status in ((MAX_HEAD_BYTES // 2, b"200"), (MAX_HEAD_BYTES + 1, b"431")):
+            with connected(client) as connection:
+                head = b"GET /health HTTP/1.1\r\nConnection: close\r\nX: %b\r\n\r\n" % (b"a" * size)
+                push(connection, head)
+                answer = is_closed_within(connection, 5)
+                assert answer.startswith(b"HTTP/1.1 " + status) or (status == b"431" and not answer)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    for name in ("HEAD_SECONDS", "BODY_SECONDS", "STALL_SECONDS"):
+        monkeypatch.setattr(connections, name, 0.3)
+    with serving() as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b""),
+        (b"GET /hea", b"408"),
+        (b"POST /completion HTTP/1.1\r\nHost: localhost\r\n", b"408"),
+        (b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90\r\n\r\n{", b"408"),
+    ],
+    ids=["silent", "half a line", "half a head", "half a body"],
+)
+def test_who_stops_in_the_middle_is_disconnected(impatient, sent, status):
+    with connected(impatient) as connection:
+        push(connection, sent)
+        answer = is_closed_within(connection, 5)
+        assert answer[9:12] == status
+
+
+def test_timeout_shortens_the_other_limits():
+    assert ConnectionLimits.of(ServerConfig(timeout=7)).body_seconds == 7
+    assert ConnectionLimits.of(ServerConfig()).head_seconds == 30
+
+
+def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
+    worker = FakeWorker(lambda request: [*say(request, *[b"x" * 4096] * 100)[:-1], HOLD])
+    with serving(worker) as client, connected(client) as connection:
+        body = b'{"prompt": "a", "stream": true, "return_draft_info": true}'
+        push(connection, post(body))
+        assert worker.cancelled.get(timeout=10)
+
+
+def test_silent_connections_do_not_take_the_places_of_others():
+    with serving(config=ServerConfig(max_connections=8)) as client:
+        url = client.base_url
+        silent = [socket.create_connection((url.host, url.port)) for _ in range(40)]
+        try:
+            for _ in range(5):
+                assert client.get("/health").status_code == 200
+        finally:
+            for connection in silent:
+                connection.close()
+
+
+def test_when_all_connections_are_busy_the_next_is_told_so():
+    worker = FakeWorker(lambda request: [HOLD])
+    with serving(worker, config=ServerConfig(max_connections=3)) as client:
+        body = b'{"prompt": "a"}'
+        request = (
+            b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+            % (
+                len(body),
+                body,
+            )
+        )
+        url = client.base_url
+        busy = [socket.create_connection((url.host, url.port)) for _ in range(3)]
+        try:
+            for connection in busy:
+                push(connection, request)
+                worker.started.get(timeout=10)
+            with connected(client) as connection:
+                push(connection, request)
+                assert b"503" in is_closed_within(connection, 5)
+        finally:
+            for connection in busy:
+                connection.close()
+        for _ in busy:
+            worker.cancelled.get(timeout=10)
+
+
+def test_a_pipelined_request_ends_when_its_client_leaves(caplog):
+    worker = FakeWorker(lambda request: [HOLD])
+    with serving(worker) as client:
+        body = b'{"prompt": "a", "stream": true}'
+        request = (
+            b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+            % (
+                len(body),
+                body,
+            )
+        )
+        with connected(client) as connection:
+            push(connection, 3 * request)
+            worker.started.get(timeout=10)
+        worker.cancelled.get(timeout=10)
+        assert client.get("/health").status_code == 200
+    assert "Traceback" not in caplog.text
+    assert worker.cancelled.empty()
+
+
+def test_thousands_of_pipelined_requests_are_refused():
+    worker = FakeWorker(lambda request: [HOLD])
+    with serving(worker) as client, connected(client) as connection:
+        push(
+            connection,
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000,
+        )
+        connection.shutdown(socket.SHUT_WR)
+        answer = is_closed_within(connection, 10)
+        assert answer.count(b'"ok"') < 5000
+        assert client.get("/health").status_code == 200
+
+
+def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
+    monkeypatch.setattr("headstart.server.connections.resource.setrlimit", lambda *_: None)
+    monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (256, 256))
+    assert ConnectionLimits.of(ServerConfig()).max_connections == 192
+    assert "ulimit -n" in caplog.text
+    monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (70, 70))
+    with pytest.raises(ConfigError, match=r"may open 70 files.*ulimit -n"):
+        ConnectionLimits.of(ServerConfig())
+
+
+def test_a_hundred_clients_come_and_go_while_one_hangs():
+    with serving() as client, connected(client) as connection:
+        push(connection, b"GET /hea")
+        threads = [threading.Thread(target=client.get, args=("/health",)) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert client.get("/health").status_code == 200

@@ -1,0 +1,188 @@
+"""Prompts that are read: each token once however many wait for it, and short ones soon."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from tests.harness import (
+    EOS,
+    Answer,
+    Model,
+    Oracle,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    play,
+    run,
+)
+
+from headstart.sampling import SamplingParams
+from headstart.scheduler.batching import share_rows
+from headstart.scheduler.request import ProgressEvent, Request, TokenEvent
+from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.slot import ActiveRequest
+
+LONG = [(7 * i) % EOS for i in range(400)]
+
+
+def request(name: str, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
+    sampling = SamplingParams(temperature=0.8, seed=len(name), ignore_eos=True)
+    return Request(
+        request_id=name, prompt=prompt, sampling=sampling, max_tokens=max_tokens, **fields
+    )
+
+
+def count_prompt_rows(scheduler: Scheduler, requests: list[Request]) -> int:
+    answers: dict[str, Answer] = {}
+    for one in requests:
+        scheduler.submit(one)
+    rows = 0
+    while scheduler.has_work:
+        rows += scheduler.step().num_prompt_rows
+        for event in scheduler.take_events():
+            answers.setdefault(event.request_id, Answer()).add(event)
+    check(scheduler.engine, requests, answers)
+    return rows
+
+
+@pytest.mark.parametrize("num_requests", [2, 8])
+def test_a_prompt_that_several_wait_for_is_read_once(num_requests: int) -> None:
+    engine = Model()
+    requests = [request(f"r{i}", [*LONG, i], 4 + i) for i in range(num_requests)]
+    scheduler = make_scheduler(engine, parallel=8)
+    assert count_prompt_rows(scheduler, requests) <= len(LONG) + 2 * num_requests
+    assert scheduler.counters.prompt_tokens_cached >= (num_requests - 1) * len(LONG)
+
+
+def test_prompts_that_part_midway_share_what_they_have_in_common() -> None:
+    engine = Model()
+    requests = [
+        request("a", LONG),
+        request("b", LONG[:200] + LONG[100:300]),
+        request("c", LONG[:200] + LONG[100:250] + [3] * 50),
+        request("d", [5, *LONG[:100]]),
+    ]
+    rows = count_prompt_rows(make_scheduler(engine), requests)
+    assert rows <= 400 + 200 + 50 + 101 + 8
+
+
+def test_who_waits_for_a_prompt_goes_on_when_its_reader_is_cancelled() -> None:
+    engine = Model()
+    requests = [request("a", LONG), request("b", [*LONG, 1])]
+    scheduler = make_scheduler(engine, prefill_chunk=8)
+    scheduler.submit(request("busy", [1], 40))
+    scheduler.step()
+    scheduler.step()
+    for one in requests:
+        scheduler.submit(one)
+    for _ in range(5):
+        scheduler.step()
+    scheduler.cancel("a")
+    scheduler.take_events()
+    check(engine, requests[1:], play(scheduler))
+
+
+def test_nothing_is_shared_between_namespaces() -> None:
+    one, other = request("a", LONG, namespace="a"), request("b", LONG, namespace="b")
+    for parallel in (1, 2):
+        scheduler = make_scheduler(Model(), parallel=parallel)
+        assert count_prompt_rows(scheduler, [one, other]) >= 2 * len(LONG) - 2
+        answers = run(scheduler, [replace(other, request_id="again")])
+        assert answers["again"].finish.stats.num_cached == len(LONG) - 1
+        answers = run(scheduler, [replace(other, request_id="c", namespace="c", slot_id=0)])
+        assert answers["c"].finish.stats.num_cached == 0
+
+
+def test_a_prompt_that_must_not_be_cached_is_read_though_others_read_it() -> None:
+    engine = Model()
+    requests = [request("a", LONG), request("b", LONG, cache_prompt=False)]
+    assert count_prompt_rows(make_scheduler(engine), requests) >= 2 * len(LONG) - 2
+
+
+def first_tokens(scheduler: Scheduler) -> dict[str, int]:
+    """By request, the step of its first token."""
+    steps: dict[str, int] = {}
+    number = 0
+    while scheduler.has_work:
+        number += 1
+        scheduler.step()
+        for event in scheduler.take_events():
+            if isinstance(event, TokenEvent):
+                steps.setdefault(event.request_id, number)
+    return steps
+
+
+def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
+    scheduler = make_scheduler(Model(context_size=2048), prefill_chunk=16)
+    busy, long = request("busy", [1], 400), request("long", [i % EOS for i in range(1600)])
+    for one in (busy, long, request("short", [2] * 20)):
+        scheduler.submit(one)
+        scheduler.step()
+    steps = first_tokens(scheduler)
+    assert steps["short"] <= 3
+    assert steps["long"] <= 1600 / 16 + 10
+
+
+def test_a_stream_of_short_prompts_does_not_hold_up_a_long_one() -> None:
+    scheduler = make_scheduler(Model(context_size=2048), prefill_chunk=16, parallel=3)
+    for one in (request("busy", [1], 1500), request("long", [i % EOS for i in range(800)])):
+        scheduler.submit(one)
+    steps = 0
+    while True:
+        steps += 1
+        scheduler.submit(request(f"s{steps}", [steps % EOS] * 15, 1))
+        scheduler.step()
+        events = scheduler.take_events()
+        if any(isinstance(e, TokenEvent) and e.request_id == "long" for e in events):
+            break
+        assert steps < 300
+    assert steps >= 800 / 16
+
+
+@pytest.mark.parametrize(
+    ("pending", "num_rows", "shares"),
+    [
+        ([100], 16, [16]),
+        ([100, 5], 16, [11, 5]),
+        ([100, 30, 10], 16, [4, 2, 10]),
+        ([3, 100], 16, [3, 13]),
+        ([3, 2], 16, [3, 2]),
+        ([100, 50, 5], 0, [0, 0, 0]),
+    ],
+)
+def test_the_oldest_gets_a_quarter_and_the_shortest_come_first(
+    pending: list[int], num_rows: int, shares: list[int]
+) -> None:
+    reading = [ActiveRequest(request(f"{i}", [1] * n), 0.0) for i, n in enumerate(pending)]
+    assert share_rows(reading, num_rows) == shares
+
+
+def test_a_request_that_is_preempted_counts_its_prompt_once() -> None:
+    engine = Model(context_size=512, num_cells=96)
+    requests = [request(f"r{i}", [i + 1] * 20, 50) for i in range(4)]
+    scheduler = make_scheduler(engine, [Oracle(engine, requests)], fixed(4))
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    assert scheduler.counters.preemptions > 0
+    assert scheduler.counters.prompt_tokens + scheduler.counters.prompt_tokens_cached == 80
+    assert all(answer.finish.stats.num_cached < 20 for answer in answers.values())
+
+
+def test_progress_never_counts_more_than_the_prompt() -> None:
+    engine = Model(context_size=512, num_cells=96)
+    scheduler = make_scheduler(engine, prefill_chunk=8)
+    for one in make_requests(4, max_tokens=40):
+        scheduler.submit(replace(one, wants_progress=True))
+    while scheduler.has_work:
+        scheduler.step()
+        for event in scheduler.take_events():
+            if isinstance(event, ProgressEvent):
+                assert event.num_cached <= event.num_prompt
+
+
+def test_a_request_with_defaults_crosses_the_process_border() -> None:
+    plain = Request(request_id="r", prompt=[1])
+    assert pickle.loads(pickle.dumps(plain)) == plain
