@@ -56,7 +56,7 @@ NOT_SUPPORTED = (
     "--models-max", "--embedding", "--embeddings", "--rerank", "--reranking", "--pooling",
     "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file",
     "--mirostat", "--mirostat-lr", "--mirostat-ent", "--adaptive-target", "--adaptive-decay",
-    "--reasoning-format", "--reasoning-budget", "--reasoning-budget-message",
+    "--reasoning-budget-message",
     "--no-jinja", "-nocb", "--no-cont-batching", "-no-kvu", "--no-kv-unified", "--context-shift",
     "--keep", "--cache-reuse", "-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints",
     "--swa-checkpoints", "--swa-full", "--slot-save-path", "-sps", "--slot-prompt-similarity",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from headstart.text.thinking import Thinking
-from headstart.toolcalls.formats import CallFormat
+from headstart.toolcalls.formats import CallFormat, MarkedCalls
 from headstart.toolcalls.reader import Reader, Reading
 
 
@@ -16,7 +17,7 @@ class ReadOptions:
 
     splits_thoughts: bool = True
     reads_calls: bool = True
-    is_thinking: bool = False  # the prompt has opened the thoughts already
+    start: Literal["answer", "thoughts", "content"] = "answer"  # what the model writes first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class AnswerFormat:
     content_start: str = ""  # markers around the content, which are no part of it
     content_end: str = ""
     calls_end_thoughts: bool = False  # a call may begin before the thoughts have ended
+    required_calls: MarkedCalls | None = None  # for calls of another kind: a form to demand
+    seen_markers: tuple[str, ...] = ()  # further markers that are read
     why_no_calls: str = ""  # where there is no format of calls
 
     @property
@@ -41,13 +44,20 @@ class AnswerFormat:
         found = [self.content_start, self.content_end]
         if self.thinking:
             found += [self.thinking.start, self.thinking.end]
-        return tuple(marker.strip() for marker in found if marker.strip())
+        if isinstance(self.calls, MarkedCalls):
+            found += self.calls.markers
+        return tuple(marker.strip() for marker in (*found, *self.seen_markers) if marker.strip())
+
+    @property
+    def constrained_calls(self) -> MarkedCalls | None:
+        """The form in which calls can be demanded."""
+        return self.calls if isinstance(self.calls, MarkedCalls) else self.required_calls
 
     def read(self, reader: Reader, options: ReadOptions) -> Reading[None]:
         """Read an answer from its beginning to its end."""
         triggers = self.calls.triggers if self.calls and options.reads_calls else ()
-        if options.splits_thoughts:
-            yield from self._read_thoughts(reader, options.is_thinking, triggers)
+        if options.splits_thoughts and options.start != "content":
+            yield from self._read_thoughts(reader, options.start == "thoughts", triggers)
         yield from self._read_content(reader, triggers)
 
     def _read_thoughts(
@@ -81,9 +91,7 @@ class AnswerFormat:
             if found not in drops:
                 yield from self._read_calls(reader, found)
 
-    def _skip_space_before_calls(
-        self, reader: Reader, triggers: tuple[str, ...]
-    ) -> Reading[None]:
+    def _skip_space_before_calls(self, reader: Reader, triggers: tuple[str, ...]) -> Reading[None]:
         """White space is no content of an answer that only calls."""
         place = reader.mark()
         yield from reader.skip_space()

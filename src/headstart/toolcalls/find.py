@@ -9,6 +9,7 @@ Source of the idea: llama.cpp's common/chat-diff-analyzer.cpp.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -70,10 +71,8 @@ class _Probe:
         self._template = template
         self._before = self._render([_QUESTION])
         self.generation_prompt = ""
-        try:
+        with contextlib.suppress(InvalidParameterError):  # what is refused has no format
             self.generation_prompt = template.generation_prompt([_QUESTION], tools=_tools())
-        except InvalidParameterError:
-            pass  # what cannot be rendered has no format
         self.message_end = self.around_content(strips=False)[1]
 
     def _render(self, messages: list[dict[str, Any]]) -> str | None:
@@ -225,17 +224,15 @@ def _named_body(before: str, name_end: str, between: str) -> tuple[NamedCall, st
     arguments = JsonArguments()
     if _IDS[0] in before:
         start, name_start = before.rsplit(_IDS[0], 1)
-        body = NamedCall(
-            arguments, name_end.strip(), is_id_first=True, name_start=name_start.strip()
-        )
+        body = NamedCall(arguments, name_end, is_id_first=True, name_start=name_start)
         return body, start, between.rsplit(_IDS[1], 1)[0]
     if _IDS[0] in name_end:
         id_start, name_end = name_end.split(_IDS[0], 1)
-        return NamedCall(arguments, name_end.strip(), id_start.strip()), before, between
+        return NamedCall(arguments, name_end, id_start), before, between
     if before.endswith("functions.") and name_end.startswith(":0"):
-        body = NamedCall(arguments, name_end[2:].strip(), is_name_id=True)
+        body = NamedCall(arguments, name_end[2:], is_name_id=True)
         return body, before.removesuffix("functions."), between.removesuffix("functions.")
-    return NamedCall(arguments, name_end.strip()), before, between
+    return NamedCall(arguments, name_end), before, between
 
 
 def _tagged_calls(probe: _Probe, one: str, two: str) -> CallFormat:
@@ -259,7 +256,7 @@ def _tagged_calls(probe: _Probe, one: str, two: str) -> CallFormat:
         second = two.index(_NAMES[1])
         between = two[:second].rsplit(_VALUES[1], 1)[1][len(value_end) :]
         after = two.rsplit(_VALUES[1], 1)[1][len(value_end) :]
-    body = NamedCall(arguments, name_end.strip())
+    body = NamedCall(arguments, name_end)
     return _marked("tagged", body, (one[:first], between, after), probe, is_parallel=bool(two))
 
 
@@ -305,18 +302,18 @@ def _marked(
         raise _NotFoundError("nothing stands before a call that would tell it from content")
     after = _without_turn_end(after, probe.message_end)
     if not is_parallel:
-        return MarkedCalls(kind, body, before.strip(), after.strip(), is_parallel=False)
+        return MarkedCalls(kind, body, before.lstrip(), after.rstrip(), is_parallel=False)
     call_start = _common_suffix(before, between)
     between = between[: len(between) - len(call_start)]
     call_end = between[: common_prefix_length(between, after)]
     return MarkedCalls(
         kind,
         body,
-        section_start=before[: len(before) - len(call_start)].strip(),
-        section_end=after[len(call_end) :].strip(),
-        call_start=call_start.strip(),
-        call_end=call_end.strip(),
-        separator=between[len(call_end) :].strip(),
+        section_start=before[: len(before) - len(call_start)].lstrip(),
+        section_end=after[len(call_end) :].rstrip(),
+        call_start=call_start,
+        call_end=call_end,
+        separator=between[len(call_end) :],
     )
 
 

@@ -31,7 +31,9 @@ def pieces(marker: str) -> tuple[str, ...]:
 class CallFormat(Protocol):
     """How a model writes calls."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What /props and the log call it."""
 
     @property
     def triggers(self) -> tuple[str, ...]:
@@ -70,12 +72,25 @@ class MarkedCalls:
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        return (self.section_start or self.call_start or "{", *self.further_triggers)
+        start = self.section_start.strip() or self.call_start.strip()
+        return (start or "{", *self.further_triggers)
+
+    @property
+    def markers(self) -> list[str]:
+        """All texts that are markers."""
+        own = [self.section_start, self.section_end, self.call_start, self.call_end]
+        body = self.body
+        if isinstance(body, NamedCall):
+            own += [body.name_start, body.name_end, body.id_start]
+            if isinstance(body.arguments, TaggedArguments):
+                form = body.arguments
+                own += [form.key_start, form.key_end, form.value_end, form.attribute_end]
+        return own
 
     def read(self, reader: Reader) -> Reading[bool]:
         """Read all calls of a section."""
-        if self.section_start:
-            yield from reader.takes_one((self.section_start, *self.further_triggers))
+        if start := self.section_start.strip():
+            yield from reader.takes_one((start, *self.further_triggers))
         ends = (pieces(self.call_end) or pieces(self.section_end))[:1]
         is_call = False
         while (yield from self._read_one(reader, ends)):
@@ -87,7 +102,7 @@ class MarkedCalls:
     def _read_one(self, reader: Reader, ends: Sequence[str]) -> Reading[bool]:
         place = reader.mark()
         yield from reader.skip_space()
-        is_call = not self.call_start or (yield from reader.takes(self.call_start))
+        is_call = yield from reader.takes(self.call_start.strip())
         if is_call:
             yield from reader.skip_space()
             is_call = yield from self.body.read(reader, ends)
@@ -222,7 +237,7 @@ class NamedCall:
         call_id = ""
         if self.is_id_first:
             found: list[str] = []
-            if not (yield from reader.until((self.name_start,), found.append)):
+            if not (yield from reader.until((self.name_start.strip(),), found.append)):
                 return False
             call_id = "".join(found).strip()
         written = yield from reader.run(lambda char: char.isalnum() or char in _NAME_CHARS)
@@ -233,7 +248,7 @@ class NamedCall:
             call_id = written
         if self.id_start:
             yield from reader.skip_space()
-            if (yield from reader.takes(self.id_start)):
+            if (yield from reader.takes(self.id_start.strip())):
                 call_id = yield from reader.run(lambda char: char not in "[<{ \n")
         if not (yield from _takes_marker(reader, self.name_end)):
             return False

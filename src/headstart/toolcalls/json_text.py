@@ -75,9 +75,7 @@ def _code(text: str) -> int | None:
     return int(digits, 16) if is_whole and all(d in _HEX_DIGITS for d in digits) else None
 
 
-def read_members(
-    reader: Reader, on_member: Callable[[str], Reading[bool]]
-) -> Reading[bool]:
+def read_members(reader: Reader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
     """Read an object's members; `on_member` reads the value behind each key.
 
     Returns whether the object ended as it should.

@@ -127,9 +127,7 @@ class Reader:
         self.release()
         return self.text[start : self.at]
 
-    def until(
-        self, markers: Sequence[str], emit: Callable[[str], object]
-    ) -> Reading[str | None]:
+    def until(self, markers: Sequence[str], emit: Callable[[str], object]) -> Reading[str | None]:
         """Emit the text up to the first of the markers and go behind that marker.
 
         Returns the marker, the longest of those that begin at the same place; None if none comes.

@@ -9,3 +9,5 @@ from headstart.toolcalls.answer_format import AnswerFormat
 
 Detect = Callable[[str, ChatTemplate], AnswerFormat | None]
 FAMILIES: Sequence[Detect] = ()
+KNOWN_FORMATS: dict[str, AnswerFormat] = {}
+"""name -> format, without what depends on a template"""
