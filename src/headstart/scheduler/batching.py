@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headstart.scheduler.slot import ActiveRequest
-from headstart.types import Batch, Engine
+from headstart.types import Batch, Decoded, Engine, Logits
 
 _ALONE = 512  # prompt rows of a step in which nobody generates: bounds how long a cancel waits
 _SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
@@ -102,3 +102,16 @@ def share_rows(reading: Sequence[ActiveRequest], num_rows: int) -> list[int]:
         rows[i] += more
         left -= more
     return rows
+
+
+def output_rows(batch: Batch, logits: Logits) -> Decoded:
+    """The rows that produced logits, for speculators: read-only, they are sampled afterwards."""
+    rows = batch.wants_logits[: batch.num_rows].astype(bool)
+    view = logits.view()
+    view.flags.writeable = False
+    return Decoded(
+        batch.seq_ids[: batch.num_rows][rows],
+        batch.positions[: batch.num_rows][rows],
+        batch.tokens[: batch.num_rows][rows],
+        view,
+    )

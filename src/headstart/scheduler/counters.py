@@ -23,6 +23,9 @@ class Counters:
     busy_slots: int = 0  # summed over decodes
     max_tokens_in_cache: int = 0
     preemptions: int = 0
+    prompts_saved: int = 0  # to main memory
+    prompts_restored: int = 0  # from there
+    prompt_tokens_restored: int = 0
     target_seconds: float = 0.0  # of steps, in the target's decodes
     draft_seconds: float = 0.0  # of steps, before the decode: drafting, and admitting requests
     other_seconds: float = 0.0  # of steps, after it: sampling, counting, speculators' learning

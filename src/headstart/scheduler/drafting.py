@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headstart.cache.prompt_store import Data
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost import Sample
@@ -154,6 +155,16 @@ class Drafting:
                 speculator.end(active.slot_id)
             self.controller.end(active.slot_id, active.num_emitted)
         active.tracker, active.policy = DraftTracker(), None
+
+    def save_sequences(self, seq_id: int) -> dict[str, Data]:
+        """By speculator, what it has in a cache of its own of an idle sequence."""
+        saved = {name: one.save_sequence(seq_id) for name, one in self.speculators.items()}
+        return {name: data for name, data in saved.items() if data is not None}
+
+    def restore_sequences(self, seq_id: int, data: dict[str, Data]) -> None:
+        """Give speculators back what they had; the others compute it again when they need it."""
+        for name, saved in data.items():
+            self.speculators[name].restore_sequence(seq_id, saved)
 
     def describe(self) -> dict[str, Any]:
         """For /props: what is on, and why not."""

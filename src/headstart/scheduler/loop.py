@@ -125,6 +125,8 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         num_waiting=len(scheduler.waiting),
         counters=replace(scheduler.counters),
         drafts=drafting.stats.copy(),
+        prompts_in_memory=len(scheduler.memory.store),
+        prompt_bytes_in_memory=scheduler.memory.store.num_bytes,
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
         speculators=tuple(one.report() for one in drafting.speculators.values()),
         memory_bytes=resident_bytes(),

@@ -8,12 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
 from headstart.errors import (
     CapacityError,
-    ContextLengthError,
     EngineError,
     HeadstartError,
     InvalidParameterError,
@@ -25,6 +23,7 @@ from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.prompt_memory import PromptMemory
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
     Event,
@@ -39,7 +38,6 @@ from headstart.scheduler.warm_up import time_decodes
 from headstart.types import (
     Batch,
     ContextFullError,
-    Decoded,
     Engine,
     Logits,
     MemoryKind,
@@ -82,6 +80,8 @@ class Scheduler:
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self._events: list[Event] = []
         self._committer = Committer(engine, vocab, drafting)
+        store = PromptStore(config.cache_ram * 2**20)
+        self.memory = PromptMemory(store, engine, drafting, self.counters, clock)
 
     @property
     def has_work(self) -> bool:
@@ -100,7 +100,8 @@ class Scheduler:
             CapacityError: too many are waiting.
             ContextLengthError, InvalidParameterError: it can never run.
         """
-        self._check(request)
+        admission.check(request, self.engine, len(self.slots))
+        self.drafting.check(request.speculative)
         num_free = len(self.slots) - len(self.running)
         num_waiting = len(self.waiting) + len(self.compiling)
         if num_waiting >= self.config.max_queue + num_free:
@@ -137,7 +138,8 @@ class Scheduler:
         if logits is None:
             return StepStats()
         self._observe_cost(1000.0 * (decoded - drafted))
-        self.drafting.observe(self._observed(logits))
+        if self.drafting.observes:
+            self.drafting.observe(batching.output_rows(self._batch, logits))
         self._committer.target_ms = 1000.0 * (decoded - drafted)
         self._committer.draft_ms = 1000.0 * (drafted - started)
         emitted = self._commit(logits)
@@ -147,31 +149,6 @@ class Scheduler:
         """Events since the last call, in order."""
         events, self._events = self._events, []
         return events
-
-    def _check(self, request: Request) -> None:
-        prompt = request.prompt
-        if not len(prompt):
-            raise InvalidParameterError("the prompt has no tokens; send some text")
-        if len(prompt) >= self.engine.context_size:
-            raise ContextLengthError(len(prompt), self.engine.context_size)
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= self.engine.vocab_size:
-            wrong = low if low < 0 else high
-            raise InvalidParameterError(
-                f"token id {wrong} is not in the vocabulary (0 to {self.engine.vocab_size - 1})"
-            )
-        if (bias := request.sampling.logit_bias) and not all(
-            0 <= i < self.engine.vocab_size for i in bias
-        ):
-            raise InvalidParameterError(
-                "logit_bias names a token that is not in the vocabulary (0 to "
-                f"{self.engine.vocab_size - 1})"
-            )
-        if request.slot_id is not None and not 0 <= request.slot_id < len(self.slots):
-            raise InvalidParameterError(
-                f"id_slot is {request.slot_id} but the slots are 0 to {len(self.slots) - 1}"
-            )
-        self.drafting.check(request.speculative)
 
     def _take_compiled(self) -> None:
         """Queue the requests whose constraint is ready, refuse those that have none."""
@@ -194,6 +171,7 @@ class Scheduler:
             self.waiting.popleft()
             if active.admitted is None and not self._begin(active):
                 continue
+            placement = self.memory.improve(placement, active, self.slots)
             admission.admit(placement, active, self.engine)
             if active.admitted is None:
                 active.admitted = self.clock()
@@ -254,9 +232,7 @@ class Scheduler:
             return
         idle = [s for s in self.slots if s.active is None and s.kept]
         if idle:
-            oldest = min(idle, key=lambda s: s.last_used)
-            self.engine.clear(oldest.slot_id)
-            oldest.kept = []
+            self.memory.drop(min(idle, key=lambda s: s.last_used), self.slots)
         elif len(self.running) > 1:
             self._preempt(max(self.running, key=lambda active: active.submitted))
         else:
@@ -318,21 +294,6 @@ class Scheduler:
         num_rows = self._batch.num_rows
         self.drafting.observe_step(num_rows, attended // num_rows, milliseconds)
 
-    def _observed(self, logits: Logits) -> Decoded:
-        """The rows for speculators, who must not write to the logits: they are sampled later."""
-        if not self.drafting.observes:
-            return _NOTHING_OBSERVED
-        batch = self._batch
-        rows = batch.wants_logits[: batch.num_rows].astype(bool)
-        view = logits.view()
-        view.flags.writeable = False
-        return Decoded(
-            batch.seq_ids[: batch.num_rows][rows],
-            batch.positions[: batch.num_rows][rows],
-            batch.tokens[: batch.num_rows][rows],
-            view,
-        )
-
     def _commit(self, logits: Logits) -> int:
         """Verify and emit in the order of the batch's outputs; returns tokens emitted."""
         offset = num_emitted = 0
@@ -382,11 +343,3 @@ def _progress(active: ActiveRequest, now: float) -> ProgressEvent:
     return ProgressEvent(
         active.request.request_id, active.num_prompt, active.num_cached, active.num_decoded, since
     )
-
-
-_NOTHING_OBSERVED = Decoded(
-    np.empty(0, np.int32),
-    np.empty(0, np.int32),
-    np.empty(0, np.int32),
-    np.empty((0, 0), np.float32),
-)

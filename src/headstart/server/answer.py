@@ -21,7 +21,6 @@ from headstart.server.model import Service
 from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 
-PING_SECONDS = 30
 CLIENT_GONE = 499  # nginx's status; nobody reads it
 
 
@@ -32,7 +31,7 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
         ApiError, HeadstartError: before the first event; later ones end the stream.
     """
     dialect = await run_in_threadpool(prepare)
-    pings = _ping_seconds(dialect.body)
+    pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
         events = await stack.enter_async_context(
@@ -134,10 +133,10 @@ def _open(dialect: Dialect, choice: Choice) -> list[dict[str, Any]]:
     return dialect.opening(choice)
 
 
-def _ping_seconds(body: GenerationBody) -> float | None:
+def _ping_seconds(body: GenerationBody, usual: int) -> float | None:
     seconds = body.sse_ping_interval
     if seconds is None:
-        return PING_SECONDS
+        seconds = usual
     if seconds < -1 or seconds == 0:
         raise ApiError(
             400, f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -15,18 +14,24 @@ from headstart.server.dialect import Choice, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
-from headstart.server.routing import post
+from headstart.server.routing import Router, post
 from headstart.server.schemas import ChatBody, read_body
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, check_num_logprobs
-from headstart.toolcalls.events import CallArguments, CallBegin, Content, Event, Thoughts
+from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's
 
-router = APIRouter()
+router = Router()
 
 
-@post(router, "/v1/chat/completions", "/chat/completions", body=ChatBody)
+@post(
+    router,
+    "/v1/chat/completions",
+    "/chat/completions",
+    body=ChatBody,
+    answer="`chat.completion`; with `stream` events of `chat.completion.chunk`",
+)
 async def chat_completions(http: HttpRequest) -> Response:
     """Answer chat messages."""
     service = service_of(http)
@@ -109,7 +114,7 @@ class ChatDialect(OpenAIDialect):
         return message
 
 
-def _delta(events: Sequence[Event]) -> dict[str, Any]:
+def _delta(events: Sequence[AnswerEvent]) -> dict[str, Any]:
     """What a chunk adds to the message."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}

@@ -31,7 +31,7 @@ from headstart.server.results import (
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.utf8 import Utf8Decoder
-from headstart.toolcalls.events import CallBegin, Event, Message
+from headstart.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin
 from headstart.toolcalls.parser import AnswerParser
 
 FINISH_REASONS = {"eos": "stop", "word": "stop", "length": "length", "cancelled": "stop"}
@@ -46,7 +46,7 @@ class Piece:
     sources: Sequence[str] = ()
     logprobs: Sequence[TokenLogprob] = ()
     emissions: Sequence[Emission] = ()  # where the body asked for provenance
-    events: Sequence[Event] = ()  # where a parser reads the text
+    events: Sequence[AnswerEvent] = ()  # where a parser reads the text
 
 
 END = Piece("")  # what the chunk with the finish reason carries
@@ -68,7 +68,7 @@ class Choice:
     finish: FinishEvent | None = None
     progress: ProgressEvent | None = None
     parser: AnswerParser | None = None  # tells thoughts and tool calls from content
-    message: Message = field(default_factory=Message)  # what the parser has found
+    message: AnswerMessage = field(default_factory=AnswerMessage)  # what the parser has found
     is_open: bool = False  # its first chunk was sent
     num_chars_sent: int = 0
     _first_token_at: float | None = None
@@ -100,7 +100,7 @@ class Choice:
             return Piece(rest)
         return Piece(rest, events=self._read(self.parser.feed(rest) + self.parser.finish()))
 
-    def _read(self, events: Sequence[Event]) -> Sequence[Event]:
+    def _read(self, events: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
         """Note what was found; calls for which the model writes no id get one."""
         named = [
             dataclasses.replace(event, call_id="call_" + secrets.token_hex(12))

@@ -7,7 +7,7 @@ import reprlib
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -135,7 +135,7 @@ def error_response(error: Exception) -> Response:
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
-def install(app: FastAPI) -> None:
+def install(app: Starlette) -> None:
     """Make every failure of a route an answer in this shape."""
     app.add_exception_handler(ApiError, _answer)
     app.add_exception_handler(HeadstartError, _answer_and_log)

@@ -26,6 +26,7 @@ def _whole(value: Any) -> Any:
 # beyond it JSON's numbers are not exact, and what echoes them back cannot write them
 MAX_INT = 2**53
 Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
+Seed = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**64)]
 Count = Annotated[
     Int, BeforeValidator(lambda value: int(value) if isinstance(value, bool) else value)
 ]
@@ -70,7 +71,7 @@ class SamplingBody(Body):
     dry_penalty_last_n: Int | None = None
     dry_sequence_breakers: list[str] | None = None
     ignore_eos: bool | None = None
-    seed: Int | None = Field(
+    seed: Seed | None = Field(
         default=None, description="-1 takes a random one, which the answer reports"
     )
     samplers: Any = Field(default=None, description="list of names, or one letter each in a string")

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from headstart.server.model import service_of
 from headstart.server.prompts import check_token, render_messages, tokenize_mixed, tokens_text
-from headstart.server.routing import post
+from headstart.server.routing import Router, post
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody, read_body
 from headstart.text.utf8 import text_or_bytes
 
-router = APIRouter()
+router = Router()
 
 
-@post(router, "/tokenize", body=TokenizeBody)
+@post(router, "/tokenize", body=TokenizeBody, answer="`tokens`: ids, or `id` and `piece`")
 async def tokenize(http: HttpRequest) -> Response:
     """Return the token ids of a text, with their pieces on request."""
     body = await read_body(http, TokenizeBody)
@@ -42,7 +40,7 @@ async def tokenize(http: HttpRequest) -> Response:
     return JSONResponse({"tokens": await run_in_threadpool(run)})
 
 
-@post(router, "/detokenize", body=DetokenizeBody)
+@post(router, "/detokenize", body=DetokenizeBody, answer="`content`: the text")
 async def detokenize(http: HttpRequest) -> Response:
     """Return the text of token ids."""
     body = await read_body(http, DetokenizeBody)
@@ -51,7 +49,7 @@ async def detokenize(http: HttpRequest) -> Response:
     return JSONResponse({"content": tokens_text(ids, vocab)})
 
 
-@post(router, "/apply-template", body=ChatBody)
+@post(router, "/apply-template", body=ChatBody, answer="`prompt`: the text that is tokenized")
 async def apply_template(http: HttpRequest) -> Response:
     """Return the prompt that chat messages become."""
     body = await read_body(http, ChatBody)

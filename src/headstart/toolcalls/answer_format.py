@@ -8,7 +8,7 @@ from typing import Literal
 
 from headstart.text.thinking import Thinking
 from headstart.toolcalls.formats import CallFormat, MarkedCalls
-from headstart.toolcalls.reader import Reader, Reading
+from headstart.toolcalls.reader import Reading, TextReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class AnswerFormat:
         """The form in which calls can be demanded."""
         return self.calls if isinstance(self.calls, MarkedCalls) else self.required_calls
 
-    def read(self, reader: Reader, options: ReadOptions) -> Reading[None]:
+    def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read an answer from its beginning to its end."""
         triggers = self.calls.triggers if self.calls and options.reads_calls else ()
         if options.splits_thoughts and options.start != "content":
@@ -61,7 +61,7 @@ class AnswerFormat:
         yield from self._read_content(reader, triggers)
 
     def _read_thoughts(
-        self, reader: Reader, is_thinking: bool, triggers: tuple[str, ...]
+        self, reader: TextReader, is_thinking: bool, triggers: tuple[str, ...]
     ) -> Reading[None]:
         if self.thinking is None:
             return
@@ -81,7 +81,7 @@ class AnswerFormat:
         elif end[-1:].isspace():
             yield from reader.skip_space()
 
-    def _read_content(self, reader: Reader, triggers: tuple[str, ...]) -> Reading[None]:
+    def _read_content(self, reader: TextReader, triggers: tuple[str, ...]) -> Reading[None]:
         drops = tuple(filter(None, (self.content_start.strip(), self.content_end.strip())))
         yield from self._skip_space_before_calls(reader, triggers)
         while True:
@@ -91,7 +91,9 @@ class AnswerFormat:
             if found not in drops:
                 yield from self._read_calls(reader, found)
 
-    def _skip_space_before_calls(self, reader: Reader, triggers: tuple[str, ...]) -> Reading[None]:
+    def _skip_space_before_calls(
+        self, reader: TextReader, triggers: tuple[str, ...]
+    ) -> Reading[None]:
         """White space is no content of an answer that only calls."""
         place = reader.mark()
         yield from reader.skip_space()
@@ -101,7 +103,7 @@ class AnswerFormat:
                 return
         reader.release(place)
 
-    def _read_calls(self, reader: Reader, trigger: str) -> Reading[None]:
+    def _read_calls(self, reader: TextReader, trigger: str) -> Reading[None]:
         """Read the calls that begin in front of here; what turns out to be none is content."""
         assert self.calls is not None
         reader.at -= len(trigger)

@@ -37,11 +37,11 @@ class CallArguments:
     text: str
 
 
-Event = Content | Thoughts | CallBegin | CallArguments
+AnswerEvent = Content | Thoughts | CallBegin | CallArguments
 
 
 @dataclass(slots=True)
-class Call:
+class ToolCall:
     """A tool call as far as it is known."""
 
     name: str
@@ -50,14 +50,14 @@ class Call:
 
 
 @dataclass(slots=True)
-class Message:
+class AnswerMessage:
     """An answer: the events put together."""
 
     content: str = ""
     thoughts: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Iterable[AnswerEvent]) -> None:
         """Take further events in."""
         for event in events:
             match event:
@@ -66,14 +66,14 @@ class Message:
                 case Thoughts(text):
                     self.thoughts += text
                 case CallBegin(_, name, call_id):
-                    self.calls.append(Call(name, call_id))
+                    self.calls.append(ToolCall(name, call_id))
                 case CallArguments(index, text):
                     self.calls[index].arguments += text
 
 
-def joined(events: Iterable[Event]) -> list[Event]:
+def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
     """The events with neighbours of one kind made one."""
-    result: list[Event] = []
+    result: list[AnswerEvent] = []
     for event in events:
         last = result[-1] if result else None
         match last, event:

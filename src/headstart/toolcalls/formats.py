@@ -17,7 +17,7 @@ from headstart.toolcalls.json_text import (
     read_value,
     value_or_text,
 )
-from headstart.toolcalls.reader import Reader, Reading
+from headstart.toolcalls.reader import Reading, TextReader
 
 _PIECE = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|\S")
 _NAME_CHARS = frozenset("._-:/")
@@ -39,7 +39,7 @@ class CallFormat(Protocol):
     def triggers(self) -> tuple[str, ...]:
         """Texts of which one stands where calls begin."""
 
-    def read(self, reader: Reader) -> Reading[bool]:
+    def read(self, reader: TextReader) -> Reading[bool]:
         """Read the calls that begin here.
 
         Returns whether there is at least one; if not, no event was noted.
@@ -49,7 +49,7 @@ class CallFormat(Protocol):
 class CallBody(Protocol):
     """How one call is written between the markers around it."""
 
-    def read(self, reader: Reader, ends: Sequence[str]) -> Reading[bool]:
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         """Read the call that begins here; `ends` are markers that stand behind it.
 
         Returns whether it is one; if not, no event was noted.
@@ -87,7 +87,7 @@ class MarkedCalls:
                 own += [form.key_start, form.key_end, form.value_end, form.attribute_end]
         return own
 
-    def read(self, reader: Reader) -> Reading[bool]:
+    def read(self, reader: TextReader) -> Reading[bool]:
         """Read all calls of a section."""
         if start := self.section_start.strip():
             yield from reader.takes_one((start, *self.further_triggers))
@@ -99,7 +99,7 @@ class MarkedCalls:
             yield from _take_pieces(reader, self.section_end)
         return is_call
 
-    def _read_one(self, reader: Reader, ends: Sequence[str]) -> Reading[bool]:
+    def _read_one(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         place = reader.mark()
         yield from reader.skip_space()
         is_call = yield from reader.takes(self.call_start.strip())
@@ -115,7 +115,7 @@ class MarkedCalls:
         return True
 
 
-def _take_pieces(reader: Reader, marker: str) -> Reading[None]:
+def _take_pieces(reader: TextReader, marker: str) -> Reading[None]:
     """Go behind as much of a marker as there is; the text may end inside."""
     for piece in pieces(marker):
         place = reader.mark()
@@ -136,7 +136,7 @@ class JsonCall:
     is_id_last: bool = False  # the id stands behind the arguments
     is_name_key: bool = False  # {name: arguments}
 
-    def read(self, reader: Reader, ends: Sequence[str]) -> Reading[bool]:
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         """Read the object."""
         if not (yield from reader.sees("{")):
             return False
@@ -155,7 +155,7 @@ def _drop(_: str) -> None:
     """Take text that is of no use."""
 
 
-def _to_the_end(reader: Reader, ends: Sequence[str], sink: object) -> Reading[None]:
+def _to_the_end(reader: TextReader, ends: Sequence[str], sink: object) -> Reading[None]:
     """Leave broken text behind, up to what stands behind a call."""
     found = yield from reader.until(ends, sink)  # type: ignore[arg-type]
     if found:
@@ -167,7 +167,7 @@ class _JsonCallReading:
     """What is known of a call while its object is read."""
 
     format: JsonCall
-    reader: Reader
+    reader: TextReader
     name: str = ""
     call_id: str = ""
     held: list[str] = field(default_factory=list)  # arguments that wait for the name or the id
@@ -232,7 +232,7 @@ class NamedCall:
     name_start: str = ""
     is_name_id: bool = False  # the name as it is written, `functions.name:0`, is the id
 
-    def read(self, reader: Reader, ends: Sequence[str]) -> Reading[bool]:
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         """Read name, id and arguments."""
         call_id = ""
         if self.is_id_first:
@@ -265,7 +265,7 @@ def _bare_name(written: str) -> str:
     return match[1] if match else written
 
 
-def _takes_marker(reader: Reader, marker: str) -> Reading[bool]:
+def _takes_marker(reader: TextReader, marker: str) -> Reading[bool]:
     """Go behind a marker whose parts may have other white space between them."""
     for part in marker.split():
         yield from reader.skip_space()
@@ -278,11 +278,11 @@ def _takes_marker(reader: Reader, marker: str) -> Reading[bool]:
 class JsonArguments:
     """Arguments as one JSON object."""
 
-    def is_next(self, reader: Reader) -> Reading[bool]:
+    def is_next(self, reader: TextReader) -> Reading[bool]:
         """Whether arguments begin here."""
         return (yield from reader.sees("{"))
 
-    def read(self, reader: Reader, name: str, ends: Sequence[str]) -> Reading[None]:
+    def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
         """Pass the object on; what is broken is passed on up to the end of the call."""
         if not (yield from read_value(reader, reader.arguments)):
             yield from _to_the_end(reader, ends, reader.arguments)
@@ -299,12 +299,12 @@ class TaggedArguments:
     attribute_end: str = ""
     text_attribute: str = ""
 
-    def is_next(self, reader: Reader) -> Reading[bool]:
+    def is_next(self, reader: TextReader) -> Reading[bool]:
         """Whether arguments may begin here: a call may have none."""
         yield from ()
         return True
 
-    def read(self, reader: Reader, name: str, ends: Sequence[str]) -> Reading[None]:
+    def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
         """Write the arguments as they come, as members of a JSON object."""
         reader.arguments("{")
         before = ""
@@ -323,7 +323,7 @@ class TaggedArguments:
             yield from self._read_value(reader, name, "".join(key))
         reader.arguments("}")
 
-    def _read_value(self, reader: Reader, name: str, key: str) -> Reading[None]:
+    def _read_value(self, reader: TextReader, name: str, key: str) -> Reading[None]:
         is_text = reader.tools.is_text(name, key)
         if self.attribute_end:
             word: list[str] = []

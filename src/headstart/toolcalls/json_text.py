@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from headstart.toolcalls.reader import Reader, Reading
+from headstart.toolcalls.reader import Reading, TextReader
 
 _SHORT_ESCAPES = {
     '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"
@@ -15,7 +15,7 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 _SCALAR = frozenset("0123456789+-.eEtrufalsn")
 
 
-def read_value(reader: Reader, emit: Callable[[str], object]) -> Reading[bool]:
+def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
     """Emit the JSON value that begins here, as it is written, while it arrives.
 
     Returns whether a value began and ended; what is emitted of a broken one is its beginning.
@@ -30,7 +30,7 @@ def read_value(reader: Reader, emit: Callable[[str], object]) -> Reading[bool]:
     return _parses(text)
 
 
-def read_string(reader: Reader, emit: Callable[[str], object]) -> Reading[bool]:
+def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
     """Emit what the JSON string that begins here says, with its escapes resolved."""
     if not (yield from reader.takes('"')):
         return False
@@ -44,7 +44,7 @@ def read_string(reader: Reader, emit: Callable[[str], object]) -> Reading[bool]:
             return False
 
 
-def _escape(reader: Reader, emit: Callable[[str], object]) -> Reading[bool]:
+def _escape(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
     """Resolve the escape whose backslash was read; halves of surrogate pairs become U+FFFD."""
     kind = yield from reader.peek(1)
     if kind != "u":
@@ -75,7 +75,7 @@ def _code(text: str) -> int | None:
     return int(digits, 16) if is_whole and all(d in _HEX_DIGITS for d in digits) else None
 
 
-def read_members(reader: Reader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
+def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
     """Read an object's members; `on_member` reads the value behind each key.
 
     Returns whether the object ended as it should.
@@ -116,7 +116,7 @@ def dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _string(reader: Reader, emit: Callable[[str], object]) -> Reading[bool]:
+def _string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
     emit('"')
     reader.at += 1
     while True:
@@ -131,7 +131,7 @@ def _string(reader: Reader, emit: Callable[[str], object]) -> Reading[bool]:
         reader.at += len(escaped)
 
 
-def _container(reader: Reader, emit: Callable[[str], object]) -> Reading[bool]:
+def _container(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
     """An object or a list: brackets that are not in strings are counted."""
     depth: list[str] = []
     while True:

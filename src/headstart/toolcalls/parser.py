@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headstart.toolcalls.answer_format import AnswerFormat, ReadOptions
-from headstart.toolcalls.events import Event, joined
-from headstart.toolcalls.reader import Reader
+from headstart.toolcalls.events import AnswerEvent, joined
+from headstart.toolcalls.reader import TextReader
 from headstart.toolcalls.tools import Tools
 
 
@@ -15,18 +15,18 @@ class AnswerParser:
         self, answer_format: AnswerFormat, tools: Tools, options: ReadOptions, begun: str = ""
     ) -> None:
         """Start an answer; `begun` is text of it that stands in the prompt and gives no events."""
-        self._reader = Reader(tools)
+        self._reader = TextReader(tools)
         self._reading = answer_format.read(self._reader, options)
         if begun:
             self.feed(begun)
 
-    def feed(self, text: str) -> list[Event]:
+    def feed(self, text: str) -> list[AnswerEvent]:
         """Take the next piece of text; returns what is certain now."""
         self._reader.add(text)
         next(self._reading, None)
         return joined(self._reader.take_events())
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[AnswerEvent]:
         """The text is over; returns what was held back."""
         self._reader.is_over = True
         next(self._reading, None)

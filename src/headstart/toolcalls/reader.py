@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from headstart.toolcalls.events import CallArguments, CallBegin, Content, Event, Thoughts
+from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.toolcalls.tools import Tools
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ Reading = Generator[None, None, T]
 """A part of a reader; use with `yield from`."""
 
 
-class Reader:
+class TextReader:
     """The text so far, a place in it, and the events that were found."""
 
     def __init__(self, tools: Tools) -> None:
@@ -27,7 +27,7 @@ class Reader:
         self.at = 0
         self.is_over = False
         self.num_calls = 0
-        self._events: list[Event] = []
+        self._events: list[AnswerEvent] = []
         self._num_marks = 0
 
     # ---- what comes in and goes out
@@ -38,7 +38,7 @@ class Reader:
             self.text, self.at = self.text[self.at :], 0
         self.text += text
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[AnswerEvent]:
         """The events since the last time."""
         events, self._events = self._events, []
         return events

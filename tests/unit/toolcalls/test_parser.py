@@ -11,7 +11,14 @@ from tests.templates.conversations import TOOLS
 
 from headstart.text.thinking import Thinking
 from headstart.toolcalls.answer_format import AnswerFormat, ReadOptions
-from headstart.toolcalls.events import Call, CallArguments, CallBegin, Content, Message, Thoughts
+from headstart.toolcalls.events import (
+    AnswerMessage,
+    CallArguments,
+    CallBegin,
+    Content,
+    Thoughts,
+    ToolCall,
+)
 from headstart.toolcalls.families import KNOWN_FORMATS
 from headstart.toolcalls.formats import (
     JsonArguments,
@@ -53,7 +60,7 @@ WORDS = [
 
 def read(answer_format, pieces, start="answer"):
     parser = AnswerParser(answer_format, Tools(TOOLS), ReadOptions(start=start))
-    message = Message()
+    message = AnswerMessage()
     for piece in pieces:
         message.add(parser.feed(piece))
     message.add(parser.finish())
@@ -61,7 +68,9 @@ def read(answer_format, pieces, start="answer"):
 
 
 def call_text(city="Paris"):
-    return f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+    return (
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -90,12 +99,12 @@ def test_thoughts_content_and_calls_come_apart():
     text = "<think>\nHm.\n</think>\n\nOne moment.\n" + call_text() + "\n" + call_text("Rome")
     for cut in range(len(text)):
         message = read(FORMATS["json0"], [text[:cut], text[cut:]])
-        assert message == Message(
+        assert message == AnswerMessage(
             content="One moment.\n",
             thoughts="Hm.\n",
             calls=[
-                Call("get_weather", "", '{"city": "Paris"}'),
-                Call("get_weather", "", '{"city": "Rome"}'),
+                ToolCall("get_weather", "", '{"city": "Paris"}'),
+                ToolCall("get_weather", "", '{"city": "Rome"}'),
             ],
         )
 
@@ -132,7 +141,7 @@ def test_content_is_not_held_back_longer_than_it_may_be_a_marker():
     ],
 )
 def test_what_is_no_call_is_content(text):
-    assert read(AnswerFormat(calls=HERMES), [text]) == Message(content=text)
+    assert read(AnswerFormat(calls=HERMES), [text]) == AnswerMessage(content=text)
 
 
 def test_broken_arguments_are_passed_on_as_they_are():
@@ -141,14 +150,17 @@ def test_broken_arguments_are_passed_on_as_they_are():
     assert [call.name for call in message.calls] == ["get_weather"]
     assert message.calls[0].arguments.startswith('{"city": ]')
     cut_off = read(AnswerFormat(calls=HERMES), [call_text()[:-20]])
-    assert cut_off.calls == [Call("get_weather", "", '{"city": "P')]
+    assert cut_off.calls == [ToolCall("get_weather", "", '{"city": "P')]
 
 
 @pytest.mark.parametrize(
     ("members", "arguments"),
     [
         ('"arguments": {"city": "Rome"}, "name": "get_weather"', '{"city": "Rome"}'),
-        ('"name": "get_weather", "arguments": "{\\"city\\": \\"R\\\\u00f6\\"}"', '{"city": "R\\u00f6"}'),
+        (
+            '"name": "get_weather", "arguments": "{\\"city\\": \\"R\\\\u00f6\\"}"',
+            '{"city": "R\\u00f6"}',
+        ),
         ('"function": {"name": "get_weather", "arguments": {}}, "type": "function"', "{}"),
         ('"name": "get_weather"', "{}"),
         ('"x": [1, {"a": "}"}], "name": "get_weather", "arguments": {"a": "}]"}', '{"a": "}]"}'),
@@ -157,22 +169,24 @@ def test_broken_arguments_are_passed_on_as_they_are():
 def test_members_of_a_call_may_come_in_any_order(members, arguments):
     text = f"<tool_call>{{{members}}}</tool_call>"
     assert read(AnswerFormat(calls=HERMES), list(text)).calls == [
-        Call("get_weather", "", arguments)
+        ToolCall("get_weather", "", arguments)
     ]
 
 
 def test_an_id_of_the_model_is_the_calls():
-    text = '[CALLS][{"name": "send", "arguments": {}, "id": "abc123456"}, {"name": "send", "id": 7}]'
+    text = (
+        '[CALLS][{"name": "send", "arguments": {}, "id": "abc123456"}, {"name": "send", "id": 7}]'
+    )
     assert read(AnswerFormat(calls=LIST), list(text)).calls == [
-        Call("send", "abc123456", "{}"),
-        Call("send", "7", "{}"),
+        ToolCall("send", "abc123456", "{}"),
+        ToolCall("send", "7", "{}"),
     ]
 
 
 def test_marked_arguments_become_json_of_the_schemas_types():
     text = (
-        "<call><f=get_weather>\n<p=city>\n5 </city>\n\"ü\"\n</p>\n<p=days>\n3\n</p>\n</f></call>\n"
-        "<call><f=send>\n<p=to>\n[\"a\"]\n</p>\n<p=text>\n</p>\n</f></call>"
+        '<call><f=get_weather>\n<p=city>\n5 </city>\n"ü"\n</p>\n<p=days>\n3\n</p>\n</f></call>\n'
+        '<call><f=send>\n<p=to>\n["a"]\n</p>\n<p=text>\n</p>\n</f></call>'
     )
     for pieces in ([text], list(text)):
         weather, mail = read(AnswerFormat(calls=TAGGED), pieces).calls
@@ -182,28 +196,28 @@ def test_marked_arguments_become_json_of_the_schemas_types():
 
 def test_a_call_may_have_no_arguments():
     assert read(AnswerFormat(calls=TAGGED), ["<call><f=send></f></call>"]).calls == [
-        Call("send", "", "{}")
+        ToolCall("send", "", "{}")
     ]
 
 
 def test_calls_without_markers_are_known_by_their_name():
     calls = AnswerFormat(calls=UNMARKED)
     text = '{"name": "get_weather", "parameters": {"city": "X"}}'
-    assert read(calls, list(text)).calls == [Call("get_weather", "", '{"city": "X"}')]
+    assert read(calls, list(text)).calls == [ToolCall("get_weather", "", '{"city": "X"}')]
     other = 'Use {"name": "x"} or {} here: {"a": 1}'
-    assert read(calls, list(other)) == Message(content=other)
+    assert read(calls, list(other)) == AnswerMessage(content=other)
 
 
 def test_thoughts_that_the_prompt_opened_need_no_marker():
     message = read(AnswerFormat(thinking=THINK), list("Hm.\n</think>\n\nYes."), "thoughts")
-    assert message == Message(content="Yes.", thoughts="Hm.\n")
+    assert message == AnswerMessage(content="Yes.", thoughts="Hm.\n")
     unfinished = read(AnswerFormat(thinking=THINK), ["Hm.\n</thi"], "thoughts")
-    assert unfinished == Message(thoughts="Hm.\n</thi")
+    assert unfinished == AnswerMessage(thoughts="Hm.\n</thi")
 
 
 def test_a_continued_content_has_no_thoughts():
     message = read(AnswerFormat(thinking=THINK), ["<think>x</think>"], "content")
-    assert message == Message(content="<think>x</think>")
+    assert message == AnswerMessage(content="<think>x</think>")
 
 
 def test_what_is_not_wanted_stays_in_the_content():
@@ -211,9 +225,9 @@ def test_what_is_not_wanted_stays_in_the_content():
     answer_format = AnswerFormat(thinking=THINK, calls=HERMES)
     options = ReadOptions(splits_thoughts=False, reads_calls=False)
     parser = AnswerParser(answer_format, Tools(TOOLS), options)
-    message = Message()
+    message = AnswerMessage()
     message.add(parser.feed(text) + parser.finish())
-    assert message == Message(content=text)
+    assert message == AnswerMessage(content=text)
 
 
 def test_deep_nesting_raises_nothing():
