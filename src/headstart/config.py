@@ -319,7 +319,7 @@ class ServerConfig:
         None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
-    max_body_mb: int = option(8, "largest accepted request body in MiB")
+    max_body_mb: int = option(4, "largest accepted request body in MiB")
     timeout: int = option(
         3600,
         "seconds after which an idle connection is closed; at most 30 for the head of a request, "
