@@ -122,7 +122,7 @@ def main() -> None:
         "--long-prompts", action="store_true", help="draft models that have to read first"
     )
     args = parser.parse_args()
-    lines = []
+    lines: list[Line] = []
     rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
     if args.long_prompts:
         rows = long_prompts(max(args.tokens, 10 * REQUEST_TOKENS), args.seed)

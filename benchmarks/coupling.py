@@ -17,7 +17,7 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks.lib.arms import OFF, Arm, Tally
+from benchmarks.lib.arms import OFF, Arm, ArmTotals
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare
 from benchmarks.lib.workloads import make_prompts
 
@@ -35,9 +35,9 @@ def arms(lengths: list[int]) -> list[Arm]:
     ]
 
 
-def line(workload: str, temperature: float, length: int, tallies: dict[str, Tally]) -> str:
+def line(workload: str, temperature: float, length: int, all_totals: dict[str, ArmTotals]) -> str:
     """One row of the table."""
-    coupled, argmax = (tallies[f"{way}@{length}"] for way in WAYS)
+    coupled, argmax = (all_totals[f"{way}@{length}"] for way in WAYS)
     return (
         f"| {workload} | {temperature:g} | {length} | {coupled.acceptance_rate:.3f} | "
         f"{argmax.acceptance_rate:.3f} "
@@ -76,11 +76,11 @@ def main() -> None:
         prompts = make_prompts(workload, args.texts, seed=7)
         groups = [prompts[i : i + args.users] for i in range(0, len(prompts), args.users)]
         for temperature in map(float, args.temperatures.split(",")):
-            tallies = compare(
+            all_totals = compare(
                 lab, schedulers, groups, Sampling(temperature, seed=11, max_tokens=args.tokens)
             )
             for length in lengths:
-                print(line(workload, temperature, length, tallies), flush=True)
+                print(line(workload, temperature, length, all_totals), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from headstart import demo
 from headstart.assemble import Models, build_scheduler
@@ -137,7 +138,7 @@ def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list
     return requests
 
 
-_VARIATIONS: tuple[dict[str, float], ...] = (
+_VARIATIONS: tuple[dict[str, Any], ...] = (
     {},
     {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
     {"repeat_penalty": 1.1, "presence_penalty": 0.2},

@@ -24,7 +24,7 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks.lib.arms import OFF, Arm, Tally, parse_arm
+from benchmarks.lib.arms import OFF, Arm, ArmTotals, parse_arm
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.measure import Lab, Sampling, Setting
 from benchmarks.lib.replay import Replay, Text, load_texts, save_texts
@@ -64,11 +64,11 @@ def compare(
     off, shares = replay.run(OFF, texts), {}
     label = f"{texts[0].workload:10} {texts[0].temperature:4g}"
     for arm in arms:
-        tally = replay.run(arm, texts)
-        print(f"{label}  {line(arm.name, tally, off)}", flush=True)
+        totals = replay.run(arm, texts)
+        print(f"{label}  {line(arm.name, totals, off)}", flush=True)
         if with_oracle and arm.mode == "auto":
             best = replay.hindsight(arm.types, texts)
-            shares[arm.name] = tally.rate / best
+            shares[arm.name] = totals.rate / best
             name = f"hindsight:{','.join(arm.types)}"
             print(
                 f"{label}  {name:29} {best:7.2f} {best / off.rate:6.2f} {shares[arm.name]:65.2f}",
@@ -77,13 +77,13 @@ def compare(
     return shares
 
 
-def line(name: str, tally: Tally, off: Tally) -> str:
+def line(name: str, totals: ArmTotals, off: ArmTotals) -> str:
     """The columns of one arm."""
     return (
-        f"{name:29} {tally.rate:7.2f} {tally.rate / off.rate:6.2f} "
-        f"{tally.full_rate / off.full_rate:9.2f} "
-        f"{tally.acceptance_length:12.2f} "
-        f"{tally.acceptance_rate:9.2f} {tally.num_wasted / tally.num_tokens:18.2f}"
+        f"{name:29} {totals.rate:7.2f} {totals.rate / off.rate:6.2f} "
+        f"{totals.full_rate / off.full_rate:9.2f} "
+        f"{totals.acceptance_length:12.2f} "
+        f"{totals.acceptance_rate:9.2f} {totals.num_wasted / totals.num_tokens:18.2f}"
     )
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would fight with libllama's
 
-from benchmarks.lib.arms import OFF, Arm, Run, Tally, parse_arm
+from benchmarks.lib.arms import OFF, Arm, ArmTotals, Run, parse_arm
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare, inflated_models
 from benchmarks.lib.oracle import Guesses, Oracle, Recorder, learned_curve
 from benchmarks.lib.workloads import WORKLOADS, make_prompts, num_looping, parse_cells
@@ -90,10 +90,10 @@ class Bench:
         prompts = make_prompts(workload, users * num_groups, seed)
         groups = [prompts[i : i + users] for i in range(0, len(prompts), users)]
         self._guesses.clear()
-        tallies = compare(self.lab, self.schedulers, groups, sampling, self._after)
-        recorded = tallies.pop("recorder", None)
-        off = tallies["off"]
-        fixed = [name for name in tallies if name != "off" and not name.startswith("auto")]
+        all_totals = compare(self.lab, self.schedulers, groups, sampling, self._after)
+        recorded = all_totals.pop("recorder", None)
+        off = all_totals["off"]
+        fixed = [name for name in all_totals if name != "off" and not name.startswith("auto")]
         result: dict[str, Any] = {
             "workload": workload,
             "temperature": sampling.temperature,
@@ -101,20 +101,22 @@ class Bench:
             "texts": len(prompts),
             "looping": sum(num_looping(text) for run in off.runs for text in run.texts)
             / off.num_tokens,
-            "best_fixed": max(fixed, key=lambda name: tallies[name].rate, default="off"),
-            "arms": {name: summary(tally, off) for name, tally in tallies.items()},
+            "best_fixed": max(fixed, key=lambda name: all_totals[name].rate, default="off"),
+            "arms": {name: summary(totals, off) for name, totals in all_totals.items()},
         }
         if recorded is not None:
-            result["oracle"] = self._oracle(tallies)
+            result["oracle"] = self._oracle(all_totals)
         return result
 
-    def _oracle(self, tallies: dict[str, Tally]) -> dict[str, Any]:
+    def _oracle(self, all_totals: dict[str, ArmTotals]) -> dict[str, Any]:
         assert self._recorder is not None
-        runs = [run for tally in tallies.values() for run in tally.runs]
+        runs = [run for totals in all_totals.values() for run in totals.runs]
         curve = learned_curve(runs, self.lab.setting.num_users)
         oracle = Oracle(curve, self._recorder.round_ms)
         speedup = oracle.best(self._guesses) / oracle.plain(self._guesses)
-        auto = tallies["auto"].rate / tallies["off"].rate if "auto" in tallies else math.nan
+        auto = (
+            all_totals["auto"].rate / all_totals["off"].rate if "auto" in all_totals else math.nan
+        )
         return {
             "ratio": speedup,
             "auto_share": auto / speedup,
@@ -133,23 +135,23 @@ class Bench:
         return [self._recorder]
 
 
-def summary(tally: Tally, off: Tally) -> dict[str, Any]:
+def summary(totals: ArmTotals, off: ArmTotals) -> dict[str, Any]:
     """One arm in one cell. `error` is the standard error of the ratio over groups, relative.
 
     `full_ratio` is that of the steps in which every user's text was being written.
     """
-    pairs = zip(tally.runs, off.runs, strict=True)
+    pairs = zip(totals.runs, off.runs, strict=True)
     logs = [math.log((a.num_tokens / a.seconds) / (b.num_tokens / b.seconds)) for a, b in pairs]
     return {
-        "rate": tally.rate,
-        "ratio": tally.rate / off.rate,
-        "full_ratio": tally.full_rate / off.full_rate,
+        "rate": totals.rate,
+        "ratio": totals.rate / off.rate,
+        "full_ratio": totals.full_rate / off.full_rate,
         "error": statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan,
-        "acceptance_length": tally.acceptance_length,
-        "acceptance_rate": tally.acceptance_rate,
-        "rows_wasted": tally.num_wasted,
-        "tokens": tally.num_tokens,
-        "differences": tally.num_differences(off),
+        "acceptance_length": totals.acceptance_length,
+        "acceptance_rate": totals.acceptance_rate,
+        "rows_wasted": totals.num_wasted,
+        "tokens": totals.num_tokens,
+        "differences": totals.num_differences(off),
     }
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks.lib.arms import Arm, Tally
+from benchmarks.lib.arms import Arm, ArmTotals
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare
 from benchmarks.lib.workloads import Prompt, make_prompts
 
@@ -39,7 +39,7 @@ GOAL = 0.8  # of the acceptance length of the draft model that shares the vocabu
 
 
 def through(translator: VocabularyTranslator, speculators: list[Speculator]) -> list[Speculator]:
-    """The same draft model, speaking through a bridge."""
+    """The same draft model, behind a translator."""
     (speculator,) = speculators
     assert isinstance(speculator, DraftModelSpeculator)
     return [DraftModelSpeculator(speculator.engine, speculator.options, translator)]
@@ -54,9 +54,9 @@ def same_arms(lab: Lab, length: int) -> dict[str, Scheduler]:
 
 def other_arms(lab: Lab, length: int, target: Vocab, draft: Vocab) -> dict[str, Scheduler]:
     """The draft model of another vocabulary, healed or not."""
-    bridges = {"": TranslationOptions(), " unhealed": TranslationOptions(heals=False)}
+    ways = {"": TranslationOptions(), " unhealed": TranslationOptions(heals=False)}
     arms = {}
-    for suffix, options in bridges.items():
+    for suffix, options in ways.items():
         translator = VocabularyTranslator(target, draft, options)
         for mode in WAYS:
             arm = Arm(mode + suffix, ("draft-model",), draft_max=length, sampling=mode)
@@ -73,12 +73,14 @@ def prompts_of(workload: str, count: int) -> list[Prompt]:
     return [Prompt(match.group(), max_tokens=8) for match in found if match]
 
 
-def cell(tally: Tally) -> str:
+def cell(totals: ArmTotals) -> str:
     """Acceptance length and rate."""
-    return f"{tally.acceptance_length:.2f} ({tally.acceptance_rate:.2f})"
+    return f"{totals.acceptance_length:.2f} ({totals.acceptance_rate:.2f})"
 
 
-def line(workload: str, temperature: float, same: dict[str, Tally], other: dict[str, Tally]) -> str:
+def line(
+    workload: str, temperature: float, same: dict[str, ArmTotals], other: dict[str, ArmTotals]
+) -> str:
     """One row of the table."""
     ratio = other["auto"].acceptance_length / same["auto"].acceptance_length
     cells = [cell(same[mode]) for mode in WAYS] + [
@@ -124,10 +126,10 @@ def main() -> None:
         groups = [prompts[i : i + args.users] for i in range(0, len(prompts), args.users)]
         for temperature in map(float, args.temperatures.split(",")):
             sampling = Sampling(temperature, seed=11, max_tokens=args.tokens)
-            tallies = [
+            all_totals = [
                 compare(lab, ways, groups, sampling) for lab, ways in zip(labs, arms, strict=True)
             ]
-            print(line(workload, temperature, *tallies), flush=True)
+            print(line(workload, temperature, *all_totals), flush=True)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def answer(scheduler: Scheduler, requests: Sequence[Request]) -> Run:
 
 
 @dataclass(slots=True)
-class Tally:
+class ArmTotals:
     """Runs of one arm on the same requests as the others, summed up."""
 
     runs: list[Run] = field(default_factory=list)
@@ -212,7 +212,7 @@ class Tally:
         """Accepted of the draft tokens, in [0, 1]."""
         return self.num_accepted / max(1, self.num_drafted)
 
-    def num_differences(self, other: Tally) -> int:
+    def num_differences(self, other: ArmTotals) -> int:
         """Texts that are not the same token for token. The default mode may flip near ties."""
         return sum(
             ours != theirs

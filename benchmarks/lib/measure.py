@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.arms import LONGEST_DRAFT, OFF, Arm, Machine, Run, Tally, answer
+from benchmarks.lib.arms import LONGEST_DRAFT, OFF, Arm, ArmTotals, Machine, Run, answer
 from benchmarks.lib.engines import ScriptedEngine
 from benchmarks.lib.workloads import Prompt
 
@@ -152,9 +152,9 @@ def compare(
     groups: Sequence[Sequence[Prompt]],
     sampling: Sampling,
     after: Callable[[str, Run, Sequence[Request]], None] = lambda name, run, requests: None,
-) -> dict[str, Tally]:
+) -> dict[str, ArmTotals]:
     """Answer each group of prompts with every arm; who begins changes from group to group."""
-    tallies = {name: Tally() for name in schedulers}
+    all_totals = {name: ArmTotals() for name in schedulers}
     names = list(schedulers)
     for turn, prompts in enumerate(groups):
         requests = lab.requests(prompts, sampling)
@@ -162,9 +162,9 @@ def compare(
         start = turn * 5 % len(names)
         for name in names[start:] + names[:start]:
             run = lab.run(schedulers[name], requests)
-            tallies[name].runs.append(run)
+            all_totals[name].runs.append(run)
             after(name, run, requests)
-    return tallies
+    return all_totals
 
 
 def inflated_models(folder: Path, *names: str) -> list[Path]:

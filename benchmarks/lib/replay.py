@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.lib.arms import Arm, Machine, Run, Tally, answer
+from benchmarks.lib.arms import Arm, ArmTotals, Machine, Run, answer
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
 from benchmarks.lib.oracle import Guesses, Oracle, Recorder, most_rows
@@ -69,7 +69,7 @@ class Replay:
     draft: tuple[Callable[[], Engine], CostCurve] | None = None
     noise: float = 0.0  # of the times, see `Clock`
 
-    def run(self, arm: Arm, texts: Sequence[Text]) -> Tally:
+    def run(self, arm: Arm, texts: Sequence[Text]) -> ArmTotals:
         """Answer all texts, as many at once as there are users; prompts are not timed.
 
         Raises:
@@ -78,7 +78,7 @@ class Replay:
         """
         engine, machine = self._machine(Clock(self.noise))
         scheduler = machine.scheduler(arm)
-        return Tally([self._answer(engine, scheduler, group) for group in self._groups(texts)])
+        return ArmTotals([self._answer(engine, scheduler, group) for group in self._groups(texts)])
 
     def hindsight(self, types: Sequence[str], texts: Sequence[Text]) -> float:
         """Tokens per second with lengths chosen by one who knows the texts, on the drafts of these

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -330,8 +331,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
+
+    `settings` are shown in /props: where each value of the configuration came from.
 
     Raises:
         ConfigError, ModelError: the server cannot start.
@@ -357,7 +360,7 @@ def serve(config: Config) -> int:
     listen.serve(
         config.server,
         worker,
-        lambda: load_served_model(config, models),
+        lambda: replace(load_served_model(config, models), settings=settings),
         partial(_announce, models.is_demo),
     )
     return 0

@@ -21,8 +21,8 @@ Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
 """
 
-Choose = Callable[[NDArray[np.float32], int], "Choice"]
-"""How a draft model may pick as the request would: (logits of one row, position) -> Choice."""
+Choose = Callable[[NDArray[np.float32], int], "TokenChoice"]
+"""How a draft model may pick as the request would: (logits of one row, position) -> TokenChoice."""
 
 
 class Capability(Enum):
@@ -51,7 +51,7 @@ class SequenceMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """What a draft row suggests under the request's filters: two tokens, their probabilities."""
 
     coupled: int  # drawn with the noise that the target's token at this position will use
@@ -195,6 +195,24 @@ class Vocab(Protocol):
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a marker that users should not see."""
+
+
+class Legality(Protocol):
+    """Which tokens a request's constraint leaves, at the place where its text stands."""
+
+    is_over: bool  # the text is complete and nothing may follow
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+
+    def legal_ids(self) -> NDArray[np.int32]:
+        """All tokens that may come next, in order of their ids; at least one."""
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must follow: where there are any, only the first of them may come next."""
+
+    def read(self, token: int) -> None:
+        """The text grew by this token, which was legal."""
 
 
 class Filters(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import orjson
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     SIZE,
     SMALL_OPTIONS,
@@ -217,11 +217,7 @@ def check_text(
     """The rule's tokens; only speculators that grant tokens for a measurement may write others,
     marked as not valid.
     """
-    valid = [
-        r
-        for r in requests
-        if (finish := answers[r.request_id].finish) is not None and finish.stats.is_valid
-    ]
+    valid = [r for r in requests if answers[r.request_id].finish.stats.is_valid]
     if all(map(writes_valid_text, names)):
         assert valid == requests
     elif len(names) == 1:

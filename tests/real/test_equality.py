@@ -115,7 +115,7 @@ def test_switching_speculation_between_requests_changes_nothing() -> None:
     )
     results = generate(open_setting(Setting("ngram-simple,draft-model", 8, 4)), requests)
     assert different(expected, results) == ()
-    drafted = [stats_of(results[r.request_id]).num_drafted for r in requests]
+    drafted = [stats_of(results[r.request_id]).drafts.num_drafted for r in requests]
     assert drafted[::3] == [0, 0, 0]
     assert max(drafted[1::3]) > 0
 

@@ -118,7 +118,9 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
     assert len(loud) == (kind is MemoryKind.CHECKPOINT)
     if loud:
         assert "mamba" in loud[0]
-        assert "mamba" in next(iter(results["0"].finish.stats.drafts.reasons))
+        finish = results["0"].finish
+        assert finish is not None
+        assert "mamba" in next(iter(finish.stats.drafts.reasons))
 
 
 def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[MemoryKind, Path]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 HEAVY = (
     "llama_cpp",
+    "llguidance",
     "fastapi",
     "uvicorn",
     "pydantic",

@@ -196,11 +196,11 @@ def test_thousands_of_pipelined_requests_are_refused():
 
 
 def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
-    monkeypatch.setattr(connections.resource, "setrlimit", lambda *_: None)
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (256, 256))
+    monkeypatch.setattr("headstart.server.connections.resource.setrlimit", lambda *_: None)
+    monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (256, 256))
     assert ConnectionLimits.of(ServerConfig()).max_connections == 192
     assert "ulimit -n" in caplog.text
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (70, 70))
+    monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (70, 70))
     with pytest.raises(ConfigError, match=r"may open 70 files.*ulimit -n"):
         ConnectionLimits.of(ServerConfig())
 

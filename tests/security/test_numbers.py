@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness import SIZE as LETTERS
+from tests.harness import Model as Letters
+from tests.harness import make_scheduler, play
 from tests.real.test_filters import MODEL, SIZE, Filtering, logits_of
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
-from tests.unit.scheduler.harness import SIZE as LETTERS
-from tests.unit.scheduler.harness import Model as Letters
-from tests.unit.scheduler.harness import make_scheduler, play
 
 from headstart.engine.filters import LlamaFilters
 from headstart.errors import InvalidParameterError

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from headstart.errors import HeadstartError
 from headstart.scheduler.counters import Counters
@@ -22,10 +22,11 @@ from headstart.scheduler.request import (
     TokenLogprob,
 )
 from headstart.scheduler.speculation_stats import SpeculationStats
+from headstart.scheduler.worker import Deliver
 from headstart.types import ModelInfo
 
 HOLD = "hold"
-Script = Callable[[Request], Sequence[Event | Exception | str]]
+Script = Callable[[Request], Sequence[Event | HeadstartError | str]]
 
 TARGET = ModelInfo(
     path="/models/tiny.gguf",
@@ -133,26 +134,32 @@ class FakeWorker:
         self.started: queue.Queue[str] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.is_closed = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         if self.start_error:
             raise self.start_error
         self.status, self.info = "ready", INFO
 
-    async def submit(self, request: Request) -> AsyncIterator[Event]:
+    def submit(self, request: Request, deliver: Deliver) -> None:
         self.requests.append(request)
         self.started.put(request.request_id)
-        try:
-            for step in self.script(request):
-                if step == HOLD:
-                    await asyncio.Event().wait()
-                elif isinstance(step, Exception):
-                    raise step
-                elif not isinstance(step, str):
-                    yield step
-        except (asyncio.CancelledError, GeneratorExit):
-            self.cancelled.put(request.request_id)
-            raise
+        self._tasks[request.request_id] = asyncio.create_task(self._play(request, deliver))
+
+    def cancel(self, request_id: str) -> None:
+        task = self._tasks.pop(request_id, None)
+        if task is not None and task.cancel():
+            self.cancelled.put(request_id)
+
+    async def _play(self, request: Request, deliver: Deliver) -> None:
+        for step in self.script(request):
+            if step == HOLD:
+                await asyncio.Event().wait()
+            elif not isinstance(step, str):
+                if isinstance(step, (FinishEvent, HeadstartError)):
+                    del self._tasks[request.request_id]
+                deliver(step)
+                await asyncio.sleep(0)
 
     async def report(self) -> WorkerReport:
         return REPORT

@@ -12,6 +12,7 @@ import pytest
 from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import serving
 
+from headstart.errors import EngineError
 from headstart.scheduler.request import ProgressEvent
 from headstart.server import answer
 
@@ -52,7 +53,7 @@ def test_leaving_cancels_the_request(script, stream):
 
 def test_one_failing_choice_cancels_the_others():
     worker = FakeWorker(
-        lambda request: [RuntimeError("x")] if request.request_id.endswith("-1") else [HOLD]
+        lambda request: [EngineError("x")] if request.request_id.endswith("-1") else [HOLD]
     )
     with serving(worker) as client:
         assert client.post("/completion", json={"prompt": "a", "n": 2}).status_code == 500

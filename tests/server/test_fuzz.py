@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,7 +40,8 @@ VALUES = st.recursive(
 )
 @given(data=st.data())
 def test_no_body_makes_the_server_fail(client, path, data):
-    names = st.sampled_from([*ROUTES[path].model_fields, "speculative.n_max", "speculative.type"])
+    body_class: Any = ROUTES[path]
+    names = st.sampled_from([*body_class.model_fields, "speculative.n_max", "speculative.type"])
     body = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"} | data.draw(
         st.dictionaries(names, VALUES, max_size=4)
     )

@@ -159,14 +159,16 @@ def test_models_can_be_listed_and_retrieved(sdk):
 def test_errors_raise_the_clients_exceptions(sdk):
     with pytest.raises(openai.BadRequestError) as caught:
         sdk.chat.completions.create(model="m", messages=MESSAGES, temperature=-1)
-    assert caught.value.body["type"] == "invalid_request_error"
-    assert caught.value.body["code"] == 400
-    assert "temperature is -1" in caught.value.body["message"]
+    body = caught.value.body
+    assert isinstance(body, dict)
+    assert (body["type"], body["code"]) == ("invalid_request_error", 400)
+    assert "temperature is -1" in body["message"]
 
 
 async def test_async_client_streams(client: httpx2.Client):
     async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="-") as sdk:
         stream = await sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        assert isinstance(stream, openai.AsyncStream)
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Höi!"
 
 

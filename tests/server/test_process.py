@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,8 +21,8 @@ import httpx2
 import openai
 import pytest
 from tests.models import Broken, aborting, broken
+from tests.server.server_process import Server, environment, until
 
-ROOT = Path(__file__).parents[2]
 CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Repeat `abc`."}],
     "max_tokens": 16,
@@ -31,66 +30,6 @@ CHAT: dict[str, Any] = {
 }
 ENDLESS = {"prompt": "def f(x):\n", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 DETERMINISTIC = ("--deterministic", "--context", "2048", "--threads", "1")
-
-
-class Server:
-    """A running server and what it printed."""
-
-    def __init__(self, arguments: Sequence[str], cache: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headstart", "serve", "--port", "0", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(cache),
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self.url = ""
-        self._found = threading.Event()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-        if not self._found.wait(60) or not self.url:
-            self.stop()
-            raise AssertionError("the server did not start:\n" + "".join(self.lines))
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if found := re.search(r"listens on (http://\S+?)\.? ", line):
-                self.url = found[1]
-                self._found.set()
-        self._found.set()
-
-    def engine_pid(self) -> int:
-        """The child that runs the engine."""
-        for child in (
-            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        ):
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-        raise AssertionError("there is no engine process")
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        try:
-            return self.process.wait(60)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # whatever a failed test left
-            self.process.wait()
-            self._reader.join()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
-
-
-def environment(cache: Path) -> dict[str, str]:
-    return os.environ | {
-        "PYTHONPATH": str(ROOT / "src"),
-        "HEADSTART_CACHE": str(cache),
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +43,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def client(server: Server) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
         yield client
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Ask again and again; the asking itself takes time."""
-    for _ in range(3000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"never happened: {what}")
 
 
 def num_busy(client: httpx2.Client) -> int:

@@ -72,6 +72,18 @@ class Resolved:
                 ]
         return options
 
+    def in_force(self) -> list[dict[str, Value]]:
+        """Name, value and origin of every setting, JSON-ready; secrets are masked."""
+        return [
+            {
+                "name": setting.name,
+                "value": "***" if setting.is_secret and value is not None else value,
+                "origin": self.origins[setting.name],
+            }
+            for setting in self.settings
+            for value in (self.values[setting.name],)
+        ]
+
     def describe(self) -> str:
         """One line per setting, in the syntax of the config file, with its origin as a comment."""
         lines = [(_toml_line(s, self.values[s.name]), self.origins[s.name]) for s in self.settings]

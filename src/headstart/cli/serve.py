@@ -23,4 +23,4 @@ def run(argv: Sequence[str]) -> int:
 
     from headstart import assemble
 
-    return assemble.serve(config)
+    return assemble.serve(config, resolved.in_force())

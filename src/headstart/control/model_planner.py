@@ -43,7 +43,7 @@ from headstart.control.values import (
 )
 
 
-class _Choice(NamedTuple):
+class _Decision(NamedTuple):
     """Slots to draft for (indices), how far, and the index of the confidence limit."""
 
     slots: Sequence[int] = ()
@@ -52,7 +52,7 @@ class _Choice(NamedTuple):
     value: float = 0.0  # expected tokens above the price
 
 
-NO_CHOICE = _Choice()
+NO_DECISION = _Decision()
 
 
 class _Price(NamedTuple):
@@ -197,29 +197,29 @@ class ModelDraftPlanner:
             )
         self._drafters = drafters
 
-    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Choice:
+    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Decision:
         """What would be best if row counts never measured are cheap, while the probes' savings
         last.
         """
         longest = max(slot.max_tokens for slot in slots)
         if self._cost.is_known(step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)):
-            return NO_CHOICE
+            return NO_DECISION
         choice = self._best(speculator, slots, step, optimistic=True)
         drafter, plain = self._drafter(speculator), self._plain(step)
         catch_up = sum(slots[i].catch_up for i in choice.slots)
         price = drafter.cost.milliseconds(len(choice.slots), choice.length, catch_up, plain) / plain
         if not choice.slots or price > drafter.probes.savings:
-            return NO_CHOICE
+            return NO_DECISION
         drafter.probes.is_charged = True
         return choice
 
     def _best(
         self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool
-    ) -> _Choice:
-        """The choice worth most; NO_CHOICE if none pays."""
+    ) -> _Decision:
+        """The choice worth most; NO_DECISION if none pays."""
         longest = min(max(slot.max_tokens for slot in slots), step.max_draft_rows)
         if longest < 1:
-            return NO_CHOICE
+            return NO_DECISION
         drafter, acceptance = self._drafter(speculator), self._calibration.mean(speculator)
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
         curve = self._cost.curve(most_rows, step.context, optimistic=optimistic)
@@ -228,7 +228,7 @@ class ModelDraftPlanner:
         token_price = rate * drafter.cost.token(plain)
         reading = [self._reading(drafter, slot, token_price) for slot in slots]
         price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
-        num_lengths, best = bisect_right(LENGTHS, longest), NO_CHOICE
+        num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
             forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
             best = _better(best, slots, t, forecasts, price, num_lengths)
@@ -266,13 +266,13 @@ class ModelDraftPlanner:
 
 
 def _better(
-    best: _Choice,
+    best: _Decision,
     slots: Sequence[ModelSlot],
     limit: int,
     forecasts: Sequence[Forecast],
     price: _Price,
     num_lengths: int,
-) -> _Choice:
+) -> _Decision:
     """The best number of slots and length under one confidence limit, if worth more than `best`."""
     gains = [
         _gains(slot, f, num_lengths, reading)
@@ -309,7 +309,7 @@ def _better(
             value = tokens - rate * (draft_ms + ms - before)
             if value > best_value:
                 best_value, count, best_length = value, n, length
-    return _Choice(order[:count], best_length, limit, best_value) if count else best
+    return _Decision(order[:count], best_length, limit, best_value) if count else best
 
 
 def _gains(

@@ -22,23 +22,27 @@ from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.params import SamplingParams
 from headstart.structures.topk import top_k
-from headstart.types import Choice, Engine, Filters
+from headstart.types import Engine, Filters, Legality, TokenChoice
 
 _XTC_SALT = 1
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
 )
 _ALL_BANNED = (
-    "no token is left to choose from: logit_bias, ignore_eos and the samplers ban all of them; ban "
-    "fewer"
+    "no token is left to choose from: logit_bias, ignore_eos, the samplers and the constraint ban "
+    "all of them; ban fewer"
 )
 
 
 class Sampler:
-    """Chooses the tokens of one request. The only state is the text that penalties look at."""
+    """Chooses the tokens of one request.
+
+    The only state is the text that penalties look at, and where it stands in its constraint.
+    """
 
     def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
         self.params = params
+        self.legality: Legality | None = None  # of a constrained request
         self.vocab_size = engine.vocab_size
         bias = dict(params.logit_bias)
         if params.ignore_eos:
@@ -52,14 +56,21 @@ class Sampler:
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
 
-    def sample(self, logits: NDArray[np.float32], position: int) -> int:
-        """The token at `position` (the tokens before it); logits have shape (vocab_size,)."""
+    def sample(
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
+    ) -> int:
+        """The token at `position` (the number of tokens before it); logits of shape (vocab_size,).
+
+        `legal`: the ids of which it is one, rising; None for all.
+        """
+        if legal is not None and len(legal) == 1:
+            return int(legal[0])
         if self._is_argmax:
-            token = int(logits.argmax())
+            token = int(logits.argmax() if legal is None else legal[logits[legal].argmax()])
             if math.isnan(logits[token]):
                 raise EngineError(_NOT_NUMBERS)
             return token
-        ids, scores = self._survivors(logits, position)
+        ids, scores = self._survivors(logits, position, legal)
         if not len(ids) or math.isnan(scores[0]):
             raise EngineError(_NOT_NUMBERS)
         chosen = (
@@ -69,7 +80,7 @@ class Sampler:
             raise InvalidParameterError(_ALL_BANNED)
         return int(ids[chosen])
 
-    def couple(self, logits: NDArray[np.float32], position: int) -> Choice:
+    def couple(self, logits: NDArray[np.float32], position: int) -> TokenChoice:
         """What a draft model's logits suggest under this request's filters and noise."""
         if len(logits) != self.vocab_size:  # vocabularies that are the same but for padding
             missing = max(0, self.vocab_size - len(logits))
@@ -79,15 +90,15 @@ class Sampler:
         best = int(scores.argmax())
         weights = _weights(scores)
         total = float(weights.sum())
-        return Choice(
+        return TokenChoice(
             int(ids[coupled]), float(weights[coupled]) / total, int(ids[best]), 1.0 / total
         )
 
     def probabilities(
-        self, logits: NDArray[np.float32], position: int
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """What the filters leave: (ids, probabilities that sum to 1), by falling probability."""
-        ids, scores = self._survivors(logits, position)
+        ids, scores = self._survivors(logits, position, legal)
         weights = _weights(scores.astype(np.float64))
         if self.params.is_greedy:
             weights = (weights == 1.0).astype(np.float64)
@@ -110,10 +121,10 @@ class Sampler:
         )
 
     def _survivors(
-        self, logits: NDArray[np.float32], position: int
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
-        ids, scores = self._candidates(logits)
+        ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
         use_xtc = (
             self.params.has_xtc
             and uniform(self.params.seed, position, _XTC_SALT) < self.params.xtc_probability
@@ -146,6 +157,19 @@ class Sampler:
             scores[np.searchsorted(ids, self._bias_ids)] += self._bias
         order = np.argsort(-scores, kind="stable")
         return ids[order], scores[order]
+
+    def _among(
+        self, logits: NDArray[np.float32], legal: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """As `_candidates`, of the legal tokens only: the filters see no others."""
+        masked = np.full_like(logits, -np.inf)
+        masked[legal] = logits[legal]
+        ids, scores = self._candidates(masked)
+        left = (~np.isneginf(scores)).nonzero()[0]
+        if not len(left):
+            raise InvalidParameterError(_ALL_BANNED)
+        left = left[np.argsort(-scores[left], kind="stable")]
+        return ids[left], scores[left]
 
     def _everything(
         self, logits: NDArray[np.float32]

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
 
+Note = Callable[[int, int, NDArray[np.int32] | None], None]
+"""(row, token, the ids among which it was chosen if these were not all)"""
+
 
 def emit_forced(
     sampler: Sampler,
@@ -17,7 +20,7 @@ def emit_forced(
     position: int,
     num_forced: int,
 ) -> list[int]:
-    """Accept the first `num_granted` draft tokens unseen, then sample one: for measurements, not
+    """Accept the first `num_forced` draft tokens unseen, then sample one: for measurements, not
     for text.
     """
     token = sampler.sample(logits[num_forced], position + num_forced)
@@ -30,27 +33,52 @@ def emit(
     draft: Sequence[int],
     position: int,
     final: Container[int],
-    note: Callable[[int, int], None] | None = None,
+    note: Note | None = None,
 ) -> list[int]:
-    """Sample along the draft until it disagrees, ends, or the model ends its turn.
+    """Sample along the draft until it disagrees, ends, or the text does.
 
     Args:
         logits: of the last known token and of each draft token, shape (len(draft) + 1, vocab_size).
         position: of the first token to emit.
         final: tokens after which nothing follows.
-        note: told (row, token) while the sampler still stands before that token.
+        note: told of every token while the sampler still stands before it.
 
     Returns 1 to len(draft) + 1 tokens; all but the last are accepted draft tokens, and the last is
-    one too only if it is final.
+    one too only if it is final or completes the text.
     """
     emitted: list[int] = []
+    legality = sampler.legality
     for row in range(len(draft) + 1):
-        token = sampler.sample(logits[row], position + row)
+        token, legal = _choose(sampler, logits[row], position + row)
         emitted.append(token)
         if note is not None:
-            note(row, token)
+            note(row, token, legal)
         if sampler.reads_text:
             sampler.read((token,))
+        if legality is not None:
+            legality.read(token)
         if row == len(draft) or token != draft[row] or token in final:
             break
+        if legality is not None and legality.is_over:
+            break
     return emitted
+
+
+def _choose(
+    sampler: Sampler, logits: NDArray[np.float32], position: int
+) -> tuple[int, NDArray[np.int32] | None]:
+    """The token, and the ids among which it was chosen if these were not all.
+
+    The choice without a constraint stands if it is legal; else the same rule among the legal
+    tokens, with the same noise.
+    """
+    legality = sampler.legality
+    if legality is None:
+        return sampler.sample(logits, position), None
+    if forced := legality.forced():
+        return forced[0], np.array(forced[:1], np.int32)
+    token = sampler.sample(logits, position)
+    if legality.allows(token):
+        return token, None
+    legal = legality.legal_ids()
+    return sampler.sample(logits, position, legal), legal

@@ -6,16 +6,17 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from headstart import errors
 from headstart.errors import HeadstartError, ModelError, WorkerDeadError
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
-from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, Request
+from headstart.scheduler.request import ErrorEvent, FinishEvent, Request
 from headstart.scheduler.request_log import log_error, log_request
 from headstart.scheduler.transport import Receiver
+from headstart.scheduler.worker import Deliver
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class WorkerClient:
         self._transport: Transport | None = None
         self._closing: Transport | None = None  # being closed, in another thread
         self._report = WorkerReport()
-        self._queues: dict[str, asyncio.Queue[Event | HeadstartError]] = {}
+        self._deliver: dict[str, Deliver] = {}  # by request_id
         self._deaths: list[float] = []
         self._restarts = 0
 
@@ -61,29 +62,19 @@ class WorkerClient:
         self._launch()
         await asyncio.shield(self._ready)
 
-    async def submit(self, request: Request) -> AsyncIterator[Event]:
+    def submit(self, request: Request, deliver: Deliver) -> None:
         """Run a request; see `Worker.submit`."""
         if self.status != "ready" or self._transport is None:
             raise WorkerDeadError(
                 f"the engine is {self.status}" + (f": {self.failure}" if self.failure else "")
             )
-        events: asyncio.Queue[Event | HeadstartError] = asyncio.Queue()
-        self._queues[request.request_id] = events
-        is_over = False
         self._transport.send(request)
-        try:
-            while not is_over:
-                event = await events.get()
-                is_over = isinstance(event, (FinishEvent, HeadstartError, ErrorEvent))
-                if isinstance(event, HeadstartError):
-                    raise event
-                if isinstance(event, ErrorEvent):
-                    raise _as_exception(event)
-                yield event
-        finally:
-            self._queues.pop(request.request_id, None)
-            if not is_over and self._transport is not None:
-                self._transport.send(Cancel(request.request_id))
+        self._deliver[request.request_id] = deliver
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request; see `Worker.cancel`."""
+        if self._deliver.pop(request_id, None) is not None and self._transport is not None:
+            self._transport.send(Cancel(request_id))
 
     async def report(self) -> WorkerReport:
         """Counters, slots and speculators as of the last step; never waits for a step."""
@@ -125,13 +116,16 @@ class WorkerClient:
         if message.report is not None:
             self._report = message.report
         for event in message.events:
-            # here, because nobody waits for the end of a cancelled one
-            if isinstance(event, FinishEvent):
+            if isinstance(event, FinishEvent):  # logged here: nobody hears of a cancelled one's end
                 log_request(event.request_id, event.stats, event.reason)
+                deliver = self._deliver.pop(event.request_id, None)
             elif isinstance(event, ErrorEvent):
                 log_error(event)
-            if (waiting := self._queues.get(event.request_id)) is not None:
-                waiting.put_nowait(event)
+                deliver = self._deliver.pop(event.request_id, None)
+            else:
+                deliver = self._deliver.get(event.request_id)
+            if deliver is not None:
+                deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
 
     def _on_end(self, error: BaseException | None) -> None:
         if self.status == "closed":
@@ -165,9 +159,10 @@ class WorkerClient:
         self._launch()
 
     def _fail_all(self, error: HeadstartError) -> None:
-        for request_id, waiting in self._queues.items():
+        running, self._deliver = self._deliver, {}
+        for request_id, deliver in running.items():
             log.warning("request %s failed: %s", request_id, error)
-            waiting.put_nowait(error)
+            deliver(error)
 
 
 class _Relay:

@@ -11,7 +11,7 @@ from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.verify import emit, emit_forced
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import Event, TokenEvent, TokenLogprob
+from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Engine, Logits, Vocab
 
@@ -31,46 +31,45 @@ CONTEXT_FULL = Ending("length", is_truncated=True)
 class Committer:
     """Turns the logits of one request into its next tokens and events."""
 
-    def __init__(
-        self, engine: Engine, vocab: Vocab, drafting: Drafting, events: list[Event]
-    ) -> None:
+    def __init__(self, engine: Engine, vocab: Vocab, drafting: Drafting) -> None:
         self._engine = engine
         self._vocab = vocab
         self._drafting = drafting
-        self._events = events
+        self.target_ms = self.draft_ms = 0.0  # of the step that is being committed
 
     def commit(
         self, active: ActiveRequest, logits: Logits, now: float
-    ) -> tuple[int, Ending | None]:
+    ) -> tuple[TokenEvent | None, Ending | None]:
         """Emit 0 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size).
 
-        Returns how many, and why the request is over if it is.
+        Returns the event that says so, and why the request is over if it is.
         """
         num_in_cache = active.num_decoded + active.num_rows
         if active.num_left <= 0:  # max_tokens 0: the request only wanted its prompt in the cache
             active.num_decoded = num_in_cache
-            return 0, LENGTH
+            return None, LENGTH
         emitted, num_accepted, logprobs = self._verify(active, logits)
         if active.first_token is None:
             active.first_token = now
         text, emitted = self._text(active, emitted, is_late=_is_late(active, now))
         num_accepted = min(num_accepted, len(emitted))
         sources = (*active.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
+        step = self._describe_step(active) if active.request.wants_provenance else None
         active.tokens += emitted
         self._cut_cache(active, num_in_cache)
         active.num_steps += 1
         self._drafting.settle(active, emitted, num_accepted)
         active.proposal = NO_PROPOSAL
         shown = tuple(logprobs[: len(emitted)])
-        self._events.append(
-            TokenEvent(active.request.request_id, tuple(emitted), text, sources, shown)
-        )
-        return len(emitted), self._ending(active, emitted[-1], now)
+        request_id = active.request.request_id
+        event = TokenEvent(request_id, tuple(emitted), text, sources, shown, step)
+        return event, self._ending(active, emitted[-1], now)
 
-    def flush(self, active: ActiveRequest) -> None:
-        """Show what was held back because it might have begun a stop string."""
-        if rest := active.stop.flush():
-            self._events.append(TokenEvent(active.request.request_id, (), rest, ()))
+    def _describe_step(self, active: ActiveRequest) -> VerifiedDraft:
+        draft = tuple(map(int, active.proposal.tokens))
+        chances = tuple(map(float, active.chances[: len(draft)])) or (None,) * len(draft)
+        sources = tuple(active.proposal.sources)
+        return VerifiedDraft(draft, sources, chances, self.target_ms, self.draft_ms)
 
     def _verify(
         self, active: ActiveRequest, logits: Logits
@@ -83,8 +82,8 @@ class Committer:
             return emit_forced(active.sampler, logits, draft, position, forced), forced, []
         logprobs: list[TokenLogprob] = []
 
-        def note(row: int, token: int) -> None:
-            logprobs.append(_logprob(active, logits[row], token, position + row))
+        def note(row: int, token: int, legal: NDArray[np.int32] | None) -> None:
+            logprobs.append(_logprob(active, logits[row], token, position + row, legal))
 
         wants_logprobs = active.request.num_logprobs is not None
         final = self._eog(active)
@@ -120,7 +119,7 @@ class Committer:
         """Why the request is over after this token, if it is."""
         if active.stop.found:
             return Ending("word")
-        if last in self._eog(active):
+        if last in self._eog(active) or (active.legality and active.legality.is_over):
             return Ending("eos")
         if active.num_left <= 0 or active.indent.is_over:
             return LENGTH
@@ -149,13 +148,15 @@ def _num_accepted(emitted: list[int], draft: list[int]) -> int:
 
 
 def _logprob(
-    active: ActiveRequest, logits: NDArray[np.float32], token: int, position: int
+    active: ActiveRequest,
+    logits: NDArray[np.float32],
+    token: int,
+    position: int,
+    legal: NDArray[np.int32] | None,
 ) -> TokenLogprob:
     """What the client is told of one token; the sampler must stand before it."""
     num_top = active.request.num_logprobs or 0
     if active.request.post_sampling_probs:
-        return TokenLogprob(
-            token,
-            *filtered_logprobs(*active.sampler.probabilities(logits, position), token, num_top),
-        )
+        left = active.sampler.probabilities(logits, position, legal)
+        return TokenLogprob(token, *filtered_logprobs(*left, token, num_top))
     return TokenLogprob(token, *token_logprobs(logits, token, num_top))

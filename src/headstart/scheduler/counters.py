@@ -23,10 +23,16 @@ class Counters:
     busy_slots: int = 0  # summed over decodes
     max_tokens_in_cache: int = 0
     preemptions: int = 0
+    target_seconds: float = 0.0  # of steps, in the target's decodes
+    draft_seconds: float = 0.0  # of steps, before the decode: drafting, and admitting requests
+    other_seconds: float = 0.0  # of steps, after it: sampling, counting, speculators' learning
 
     def add(self, step: StepStats) -> None:
         self.num_decodes += 1
         self.busy_slots += step.num_slots
+        self.target_seconds += step.decode_seconds
+        self.draft_seconds += step.draft_seconds
+        self.other_seconds += step.step_seconds - step.decode_seconds - step.draft_seconds
 
     def add_request(self, stats: RequestStats) -> None:
         self.requests += 1

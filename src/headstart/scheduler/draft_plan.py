@@ -82,7 +82,7 @@ class DraftPlan:
         )
 
     def model_request(self) -> DraftRequest:
-        """For a model: as far as it was granted."""
+        """For a model: as far as control allows."""
         active = self.active
         choose = None if active.request.sampling.is_greedy else active.sampler.couple
         confidence = max(self.allowance.min_confidence, self.policy.p_min)
@@ -146,6 +146,8 @@ class DraftPlan:
         if tail.tokens and 0 < length <= len(self.proposal.head.tokens):
             self.reasons[tail.speculator] = BELOW_BREAK_EVEN
         self.active.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
+        if self.active.request.wants_provenance:  # with fixed lengths nobody asked control
+            self.active.chances = () if self.is_fixed else self.survival
 
 
 @contextmanager

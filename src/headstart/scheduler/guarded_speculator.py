@@ -138,7 +138,7 @@ class GuardedSpeculator:
         try:
             return max(0, int(self.speculator.num_catch_up(seq_id, history)))
         except Exception as error:
-            self._fail("backlog", [seq_id], error)
+            self._fail("num_catch_up", [seq_id], error)
             return 0
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:

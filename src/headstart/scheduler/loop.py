@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from headstart.errors import CapacityError, RequestError
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
 from headstart.scheduler.request import Event, Request, error_event
 from headstart.scheduler.scheduler import Scheduler
@@ -125,6 +126,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         drafts=drafting.stats.copy(),
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
         speculators=tuple(one.report() for one in drafting.speculators.values()),
+        memory_bytes=resident_bytes(),
         control=drafting.describe_control(),
     )
 

@@ -118,8 +118,8 @@ class DraftTracker:
     def follow(self, seq_id: int, emitted: Sequence[int]) -> list[Outcome]:
         """Outcomes that these tokens decided."""
         decided = []
-        for name, shadow in list(self.by_name.items()):
-            is_over, outcome = shadow.follow(seq_id, emitted)
+        for name, tracked in list(self.by_name.items()):
+            is_over, outcome = tracked.follow(seq_id, emitted)
             if is_over:
                 del self.by_name[name]
             if outcome is not None:

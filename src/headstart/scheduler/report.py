@@ -63,4 +63,5 @@ class WorkerReport:
     engine_restarts: int = 0
     slots: tuple[SlotReport, ...] = ()
     speculators: tuple[SpeculatorReport, ...] = ()
+    memory_bytes: int = 0  # resident in the engine's process
     control: Mapping[str, Any] = field(default_factory=dict)  # costs and acceptance, JSON-ready

@@ -61,6 +61,7 @@ class Request:
     constraint: Constraint | None = None  # which texts the answer may have; None: any
     namespace: str = ""  # tenant of shared corpora
     wants_progress: bool = False  # ProgressEvents while the prompt is read
+    wants_provenance: bool = False  # `TokenEvent.step`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,20 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedDraft:
+    """What one step verified for a request, and what the step took; for those who want to see it.
+
+    The times are those of the whole batch, whoever else was in it.
+    """
+
+    draft: tuple[int, ...]  # tokens
+    sources: tuple[str, ...]  # the speculator of each
+    chances: tuple[float | None, ...]  # that each is accepted; None where control did not say
+    target_ms: float
+    draft_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,7 @@ class TokenEvent:
     text: bytes
     sources: tuple[str, ...]  # per token: the speculator that guessed it, "" for the target's own
     logprobs: tuple[TokenLogprob, ...] = ()
+    step: VerifiedDraft | None = None  # where the request wants provenance
 
 
 @dataclass(frozen=True, slots=True)

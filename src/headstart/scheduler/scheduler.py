@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +22,18 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching
 from headstart.scheduler.checkpoints import choose_stops
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
+from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Request, error_event
+from headstart.scheduler.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    TokenEvent,
+    error_event,
+)
 from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import time_decodes
 from headstart.types import (
@@ -37,6 +46,9 @@ from headstart.types import (
     StepStats,
     Vocab,
 )
+
+if TYPE_CHECKING:
+    from headstart.grammar.compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +66,7 @@ class Scheduler:
         drafting: Drafting,
         config: SchedulerConfig,
         clock: Callable[[], float] = time.perf_counter,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         self.engine = engine
         self.vocab = vocab
@@ -61,17 +74,18 @@ class Scheduler:
         self.config = config
         self.clock = clock
         self.slots = [Slot(i) for i in range(config.parallel)]
+        self.compiling = ConstraintQueue(compiler, clock)
         self.waiting: deque[ActiveRequest] = deque()
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self._batch = Batch(engine.max_batch_tokens)
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self._events: list[Event] = []
-        self._committer = Committer(engine, vocab, drafting, self._events)
+        self._committer = Committer(engine, vocab, drafting)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.compiling or self.waiting or self.running)
 
     def warm_up(self, seconds: float) -> None:
         """Measure what steps of some sizes cost; nothing stays in the cache."""
@@ -88,17 +102,24 @@ class Scheduler:
         """
         self._check(request)
         num_free = len(self.slots) - len(self.running)
-        if len(self.waiting) >= self.config.max_queue + num_free:
+        num_waiting = len(self.waiting) + len(self.compiling)
+        if num_waiting >= self.config.max_queue + num_free:
             raise CapacityError(
-                f"{len(self.waiting)} requests are waiting and --max-queue is "
+                f"{num_waiting} requests are waiting and --max-queue is "
                 f"{self.config.max_queue}; try again later"
             )
-        self.waiting.append(ActiveRequest(request, self.clock()))
+        active = ActiveRequest(request, self.clock())
+        if request.constraint is None:
+            self.waiting.append(active)
+        else:
+            self.compiling.add(active)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
-        for active in [a for a in self.waiting if a.request.request_id == request_id]:
+        waiting = [a for a in self.waiting if a.request.request_id == request_id]
+        for active in waiting:
             self.waiting.remove(active)
+        for active in waiting + self.compiling.remove(request_id):
             summary = active.summarize(self.clock())
             self._events.append(FinishEvent(request_id, "cancelled", summary))
         for active in [a for a in self.running if a.request.request_id == request_id]:
@@ -107,6 +128,7 @@ class Scheduler:
     def step(self) -> StepStats:
         """Advance every running request by one decode."""
         started = self.clock()
+        self._take_compiled()
         self._admit()
         self._draft()
         drafted = self.clock()
@@ -116,13 +138,14 @@ class Scheduler:
             return StepStats()
         self._observe_cost(1000.0 * (decoded - drafted))
         self.drafting.observe(self._observed(logits))
+        self._committer.target_ms = 1000.0 * (decoded - drafted)
+        self._committer.draft_ms = 1000.0 * (drafted - started)
         emitted = self._commit(logits)
         return self._account(started, drafted, decoded, emitted)
 
     def take_events(self) -> list[Event]:
         """Events since the last call, in order."""
-        events = self._events[:]
-        self._events.clear()
+        events, self._events = self._events, []
         return events
 
     def _check(self, request: Request) -> None:
@@ -149,6 +172,18 @@ class Scheduler:
                 f"id_slot is {request.slot_id} but the slots are 0 to {len(self.slots) - 1}"
             )
         self.drafting.check(request.speculative)
+
+    def _take_compiled(self) -> None:
+        """Queue the requests whose constraint is ready, refuse those that have none."""
+        if not self.compiling:
+            return
+        if not self.waiting and not self.running:
+            self.compiling.wait()
+        for active, error in self.compiling.take_ready():
+            if error is None:
+                self.waiting.append(active)
+            else:
+                self._events.append(error_event(active.request.request_id, error))
 
     def _admit(self) -> None:
         while self.waiting:
@@ -180,6 +215,8 @@ class Scheduler:
         try:
             active.sampler = Sampler(active.request.sampling, self.engine, self.vocab.eog_ids)
             active.sampler.read(active.tokens)
+            if active.compiled is not None:
+                active.legality = active.sampler.legality = active.compiled.begin()
         except HeadstartError as error:
             self._events.append(error_event(active.request.request_id, error))
             return False
@@ -265,11 +302,12 @@ class Scheduler:
 
     def _finish(self, active: ActiveRequest, ending: Ending, now: float) -> None:
         """End a request that did not fail."""
-        self._committer.flush(active)
+        request_id = active.request.request_id
+        if rest := active.stop.flush():  # held back because it might have begun a stop string
+            self._events.append(TokenEvent(request_id, (), rest, ()))
         summary = active.summarize(now)
         self.counters.add_request(summary)
         word = active.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
-        request_id = active.request.request_id
         end = FinishEvent(request_id, ending.reason, summary, word, ending.is_truncated)
         self._events.append(end)
         self._release(active)
@@ -312,11 +350,13 @@ class Scheduler:
             rows = logits[offset : offset + width]
             offset += width
             try:
-                emitted, ending = self._committer.commit(active, rows, now)
+                event, ending = self._committer.commit(active, rows, now)
             except (EngineError, InvalidParameterError) as error:  # of this request alone
                 self._fail_request(active, error)
                 continue
-            num_emitted += emitted
+            if event is not None:
+                self._events.append(event)
+                num_emitted += len(event.tokens)
             if ending is not None:
                 self._finish(active, ending, now)
         return num_emitted

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
@@ -11,6 +13,10 @@ from headstart.scheduler.speculation_policy import SpeculationPolicy
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from headstart.grammar.compiler import Compiled
+    from headstart.grammar.state import GrammarState
 
 NO_SLOT = -1
 
@@ -27,11 +33,15 @@ class ActiveRequest:
     request: Request
     submitted: float  # clock readings, seconds
     sampler: Sampler = field(init=False)  # made when it is admitted
+    compiled: Compiled | None = None  # the request's constraint
+    legality: GrammarState | None = None  # where its text stands in it
     tokens: list[int] = field(init=False)
     slot_id: int = NO_SLOT  # also its seq_id
     num_decoded: int = 0
     leader: ActiveRequest | None = None  # reads the same prefix; this one waits and shares it
     proposal: Proposal = NO_PROPOSAL
+    # that its tokens are accepted, as control expects it; only where the request wants provenance
+    chances: Sequence[float] = ()
     tracker: DraftTracker = field(default_factory=DraftTracker)
     policy: SpeculationPolicy | None = None  # set while speculators know this sequence
     stops: list[int] = field(default_factory=list)  # where reading it pauses for a checkpoint

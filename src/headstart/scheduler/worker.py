@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Protocol
 
+from headstart.errors import HeadstartError
 from headstart.scheduler.report import WorkerInfo, WorkerReport
 from headstart.scheduler.request import Event, Request
+
+Deliver = Callable[[Event | HeadstartError], None]
+"""Takes the events of one request, in the asyncio loop."""
 
 
 class Worker(Protocol):
@@ -23,15 +27,18 @@ class Worker(Protocol):
             ConfigError, ModelError: they cannot be loaded.
         """
 
-    def submit(self, request: Request) -> AsyncIterator[Event]:
-        """Run a request; ends after a FinishEvent. Closing the iterator cancels the request.
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """Run a request; `deliver` is called with each event, last a FinishEvent or an exception.
 
-        Raises (from the first `anext`):
-            CapacityError: the waiting queue is full.
-            RequestError: the prompt does not fit, or a value cannot be honoured.
-            WorkerDeadError: the engine process ended, or is not ready.
-            EngineError: decoding failed.
+        The exception may be a CapacityError (the queue is full), a RequestError (a value cannot be
+        honoured), an EngineError (decoding failed) or a WorkerDeadError (the engine ended).
+
+        Raises:
+            WorkerDeadError: the engine is not ready.
         """
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request, after which nothing is delivered; one that is over is ignored."""
 
     async def report(self) -> WorkerReport:
         """Counters, slots and speculators as of the last step; never waits for a step."""

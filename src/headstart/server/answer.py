@@ -16,7 +16,7 @@ from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, Token
 from headstart.server import sse
 from headstart.server.dialect import Choice, Dialect
 from headstart.server.errors import ApiError, error_body, log_failure
-from headstart.server.generation import ClientGoneError, Generation
+from headstart.server.event_stream import ClientGoneError, EventStream
 from headstart.server.model import Service
 from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
@@ -35,31 +35,31 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
     pings = _ping_seconds(dialect.body)
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
-        generation = await stack.enter_async_context(
-            Generation(service.worker, requests, http.receive)
+        events = await stack.enter_async_context(
+            EventStream(service.worker, requests, http.receive)
         )
         try:
             if not dialect.body.stream:
-                return await _whole(dialect, generation)
+                return await _whole(dialect, events)
             # an early failure still gets its own status
-            first = await _next(generation, pings)
+            first = await _next(events, pings)
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
-        chunks = _stream(dialect, generation, first, pings, stack.pop_all())
+        chunks = _stream(dialect, events, first, pings, stack.pop_all())
         return StreamingResponse(chunks, media_type="text/event-stream", headers=sse.HEADERS)
 
 
-async def _whole(dialect: Dialect, generation: Generation) -> Response:
-    while not generation.is_over:
-        _take(dialect, *await generation.next())
+async def _whole(dialect: Dialect, events: EventStream) -> Response:
+    while not events.is_over:
+        _take(dialect, *await events.next())
     return Response(orjson.dumps(dialect.whole()), media_type="application/json")
 
 
-async def _next(generation: Generation, timeout: float | None) -> tuple[int, Event] | None:
+async def _next(events: EventStream, timeout: float | None) -> tuple[int, Event] | None:
     """The next event; None if it takes long enough for a ping."""
     try:
         async with asyncio.timeout(timeout) as limit:
-            return await generation.next()
+            return await events.next()
     except TimeoutError:
         if not limit.expired():
             raise
@@ -68,7 +68,7 @@ async def _next(generation: Generation, timeout: float | None) -> tuple[int, Eve
 
 async def _stream(
     dialect: Dialect,
-    generation: Generation,
+    events: EventStream,
     first: tuple[int, Event] | None,
     ping_seconds: float | None,
     stack: AsyncExitStack,
@@ -79,9 +79,9 @@ async def _stream(
             while True:
                 if data := _chunks(dialect, *event) if event else sse.PING:
                     yield data
-                if generation.is_over:
+                if events.is_over:
                     break
-                event = await _next(generation, ping_seconds)
+                event = await _next(events, ping_seconds)
             if dialect.ends_with_done:
                 yield sse.DONE
         except ClientGoneError:

@@ -11,7 +11,17 @@ from fastapi import FastAPI
 
 from headstart.config import ServerConfig
 from headstart.scheduler.worker import Worker
-from headstart.server import chat, completions, errors, infill, metrics, native, status, text
+from headstart.server import (
+    chat,
+    completions,
+    errors,
+    events,
+    infill,
+    metrics,
+    native,
+    status,
+    text,
+)
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
 from headstart.server.page import POLICY, Page, page_files
@@ -58,7 +68,7 @@ def create_app(
     # another page brings its own rules along
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
-    for family in (status, chat, completions, native, infill, text, metrics):
+    for family in (status, events, chat, completions, native, infill, text, metrics):
         app.include_router(family.router)
     errors.install(app)
     return app

@@ -85,5 +85,5 @@ class ChatDialect(OpenAIDialect):
             "index": choice.index,
             **said,
             "finish_reason": None,
-            **self.extras(piece.tokens, piece.sources),
+            **self.extras(piece),
         }

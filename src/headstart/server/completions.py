@@ -84,4 +84,4 @@ class CompletionDialect(OpenAIDialect):
             "logprobs": logprobs,
             "finish_reason": None,
         }
-        return said | self.extras(piece.tokens, piece.sources)
+        return said | self.extras(piece)

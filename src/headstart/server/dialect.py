@@ -17,8 +17,9 @@ from headstart.scheduler.request import (
     TokenLogprob,
 )
 from headstart.server.prompts import Prompt
+from headstart.server.provenance import Emission, provenance
 from headstart.server.results import (
-    provenance,
+    sources_of_tokens,
     speculative_metrics,
     sum_stats,
     timings,
@@ -40,6 +41,7 @@ class Piece:
     tokens: Sequence[int] = ()
     sources: Sequence[str] = ()
     logprobs: Sequence[TokenLogprob] = ()
+    emissions: Sequence[Emission] = ()  # where the body asked for provenance
 
 
 END = Piece("")  # what the chunk with the finish reason carries
@@ -57,6 +59,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    emissions: list[Emission] = field(default_factory=list)
     finish: FinishEvent | None = None
     progress: ProgressEvent | None = None
     is_open: bool = False  # its first chunk was sent
@@ -74,7 +77,11 @@ class Choice:
         self.logprobs += event.logprobs
         text = self._decoder.feed(event.text)
         self._parts.append(text)
-        return Piece(text, event.tokens, event.sources, event.logprobs)
+        if event.step is None:
+            return Piece(text, event.tokens, event.sources, event.logprobs)
+        emission = Emission(len(self.emissions), event)
+        self.emissions.append(emission)
+        return Piece(text, event.tokens, event.sources, event.logprobs, (emission,))
 
     def end(self, event: FinishEvent) -> Piece:
         """Take the last event in; returns what an unfinished character leaves."""
@@ -82,6 +89,10 @@ class Choice:
         rest = self._decoder.finish()
         self.text = "".join(self._parts) + rest
         return Piece(rest)
+
+    def everything(self, text: str) -> Piece:
+        """All of the answer in one piece, under a text that may have the prompt in front."""
+        return Piece(text, self.tokens, self.sources, self.logprobs, self.emissions)
 
     @property
     def stats(self) -> RequestStats:
@@ -145,20 +156,23 @@ class Dialect(ABC):
     def wants(self, piece: Piece) -> bool:
         """Whether a piece is worth a chunk; text may be held back while its tokens are not."""
         body = self.body
-        per_token = body.return_draft_info or body.return_tokens
+        per_token = body.return_draft_info or body.return_tokens or body.provenance
         return bool(piece.text or piece.logprobs or (piece.tokens and per_token))
 
     def full_text(self, choice: Choice) -> str:
         """The answer, after the prompt where the body asked for an echo."""
         return choice.prompt.echo + choice.text if self.body.echo else choice.text
 
-    def extras(self, tokens: Sequence[int], sources: Sequence[str]) -> dict[str, Any]:
+    def extras(self, piece: Piece) -> dict[str, Any]:
         """Per-token data that the body asked for."""
         extras: dict[str, Any] = {}
-        if self.body.return_draft_info and tokens:
-            extras["sources"] = provenance(tokens, sources, self.call.model.vocab)
-        if self.body.return_tokens and tokens:
-            extras["tokens"] = list(tokens)
+        vocab = self.call.model.vocab
+        if self.body.return_draft_info and piece.tokens:
+            extras["sources"] = sources_of_tokens(piece.tokens, piece.sources, vocab)
+        if self.body.provenance and piece.emissions:
+            extras["provenance"] = provenance(piece.emissions, vocab)
+        if self.body.return_tokens and piece.tokens:
+            extras["tokens"] = list(piece.tokens)
         return extras
 
     def probabilities(
@@ -198,7 +212,7 @@ class OpenAIDialect(Dialect):
     def whole(self) -> dict[str, Any]:
         entries = []
         for choice in self.choices:
-            piece = Piece(self.full_text(choice), choice.tokens, choice.sources, choice.logprobs)
+            piece = choice.everything(self.full_text(choice))
             entries.append(
                 self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason}
             )

@@ -22,7 +22,7 @@ from headstart.errors import ConfigError
 from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
 from headstart.server.connections import ConnectionLimits, LimitedProtocol
-from headstart.server.model import ServedModel
+from headstart.server.model import ServedModel, Service
 
 BACKLOG = 2048  # connections the system holds until they are accepted
 SHUTDOWN_SECONDS = 5  # for answers in flight after SIGTERM or Ctrl-C
@@ -50,7 +50,7 @@ def serve(
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded)
-    server = _Server(worker, uvicorn_config(app, config))
+    server = _Server(worker, app.state.service, uvicorn_config(app, config))
     with take_port(config) as listener, _sigterm_is_no_failure(server):
         server.run(sockets=[listener])
     if failures:
@@ -81,9 +81,10 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """Tells answers in flight that it ends, where uvicorn would cut their connections."""
 
-    def __init__(self, worker: Worker, config: uvicorn.Config) -> None:
+    def __init__(self, worker: Worker, service: Service, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._worker = worker
+        self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The second signal does not wait for a long step, as the first does."""
@@ -92,6 +93,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.is_stopping = True
         closing = asyncio.create_task(self._close_worker())
         await super().shutdown(sockets)
         closing.cancel()

@@ -232,6 +232,22 @@ METRICS = (
         _now("engine_restarts"),
     ),
     Metric(
+        "headstart_step_seconds_total",
+        "counter",
+        "Seconds of steps: in the target model, before it (drafting), and after it",
+        lambda report: [
+            ({"part": part}, getattr(report.counters, f"{part}_seconds"))
+            for part in ("target", "draft", "other")
+        ],
+        ("part",),
+    ),
+    Metric(
+        "headstart_engine_memory_bytes",
+        "gauge",
+        "Memory of the engine's process in RAM, mapped model files included",
+        _now("memory_bytes"),
+    ),
+    Metric(
         "headstart_proposals_total",
         "counter",
         "Times a speculator was asked",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
@@ -28,6 +29,8 @@ class ServedModel:
     chat: ChatDefaults = field(default_factory=ChatDefaults)
     # what a request gets that does not say
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    # in force, JSON-ready, with the origin of each
+    settings: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class Service:
     started_at: float = 0.0
     model: ServedModel | None = None
     load_failure: str = ""
+    is_stopping: bool = False  # streams without an end of their own end now
 
     def __post_init__(self) -> None:
         self.started_at = self.clock()

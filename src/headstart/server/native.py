@@ -79,7 +79,7 @@ class NativeDialect(Dialect):
         }
         if piece.logprobs:
             chunk["completion_probabilities"] = self.probabilities(choice, piece.logprobs)
-        return chunk | self.extras(piece.tokens, piece.sources)
+        return chunk | self.extras(piece)
 
     def closing(self, choice: Choice) -> list[dict[str, Any]]:
         return [self._final(choice, "", ())]
@@ -88,9 +88,8 @@ class NativeDialect(Dialect):
         finals = []
         for choice in self.choices:
             tokens = choice.tokens if self.body.return_tokens else ()
-            final = self._final(choice, self.full_text(choice), tokens) | self.extras(
-                choice.tokens, choice.sources
-            )
+            final = self._final(choice, self.full_text(choice), tokens)
+            final |= self.extras(choice.everything(choice.text))
             if choice.logprobs:
                 final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
             finals.append(pick_fields(final, self._fields) if self._fields else final)

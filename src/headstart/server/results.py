@@ -29,10 +29,10 @@ def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
 
 def timings(stats: RequestStats) -> dict[str, Any]:
     """llama-server's timings: milliseconds and tokens per second."""
-    num_read = stats.num_prompt - stats.num_cached
+    num_prompt_read = stats.num_prompt - stats.num_cached
     result = {
         "cache_n": stats.num_cached,
-        **_pace("prompt", num_read, stats.prompt_seconds),
+        **_pace("prompt", num_prompt_read, stats.prompt_seconds),
         **_pace("predicted", stats.num_emitted, stats.generation_seconds),
     }
     if num_drafted := stats.drafts.num_drafted:
@@ -155,7 +155,9 @@ def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict
     }
 
 
-def provenance(tokens: Sequence[int], sources: Sequence[str], vocab: Vocab) -> list[dict[str, Any]]:
+def sources_of_tokens(
+    tokens: Sequence[int], sources: Sequence[str], vocab: Vocab
+) -> list[dict[str, Any]]:
     """Which speculator guessed each token; "" is the target's own."""
     return [
         {"id": token, "piece": text_or_bytes(vocab.token_bytes(token)), "source": source}

@@ -135,6 +135,10 @@ class GenerationBody(SamplingBody):
     return_draft_info: bool = Field(
         default=False, description="`sources`: which speculator guessed each token"
     )
+    provenance: bool = Field(
+        default=False,
+        description="`provenance`: who guessed each token, and what each step verified",
+    )
     sse_ping_interval: Int | None = Field(
         default=None, description="seconds between comments in a silent stream; -1 none"
     )

@@ -80,7 +80,8 @@ async def props(http: HttpRequest) -> Response:
         "is_sleeping": False,
         "target_model": _facts(info.target),
         "draft_model": _facts(info.draft) if info.draft else None,
-        "speculation": dict(info.speculation) | _speculators(report),
+        "settings": list(served.settings),
+        "speculation": dict(info.speculation) | speculation_state(report),
     })  # fmt: skip
 
 
@@ -95,7 +96,7 @@ async def slots(http: HttpRequest) -> Response:
         slot.is_processing for slot in report.slots
     ):
         raise ApiError(503, "no slot available")
-    return _json([_slot(slot, service) for slot in report.slots])
+    return _json([slot_state(slot, service) for slot in report.slots])
 
 
 def _json(data: Any) -> Response:
@@ -136,7 +137,8 @@ def _facts(model: ModelInfo) -> dict[str, Any]:
     return {name: getattr(model, name) for name in names}
 
 
-def _speculators(report: WorkerReport) -> dict[str, Any]:
+def speculation_state(report: WorkerReport) -> dict[str, Any]:
+    """What speculators did since the start, why they did not, and what control believes."""
     return {
         "speculators": [_speculator(one) for one in report.speculators],
         "reasons_not_drafted": dict(report.drafts.reasons),
@@ -154,7 +156,8 @@ def _speculator(one: SpeculatorReport) -> dict[str, Any]:
     }
 
 
-def _slot(slot: SlotReport, service: Service) -> dict[str, Any]:
+def slot_state(slot: SlotReport, service: Service) -> dict[str, Any]:
+    """One slot, under llama-server's names and ours."""
     left = -1 if slot.max_tokens is None else slot.max_tokens - slot.num_emitted
     return {
         "id": slot.slot_id,

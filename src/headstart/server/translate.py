@@ -87,6 +87,7 @@ def make_requests(
         speculative=speculative_params(body.speculative),
         namespace=call.namespace,
         wants_progress=body.return_progress or body.timings_per_token,
+        wants_provenance=body.provenance,
     )
     return [
         dataclasses.replace(

@@ -223,7 +223,7 @@ class DraftModelSpeculator(Speculator):
         return max(0, len(history) - 1 - (sequence.num_caught_up if sequence else 0))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        """Let the voice learn which way of picking tokens is accepted."""
+        """Let the tokenizer learn which way of picking tokens is accepted."""
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             return

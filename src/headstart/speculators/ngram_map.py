@@ -4,8 +4,8 @@
 the m tokens after each place and copies the continuation that dominates, or declines.
 
 Each key remembers how far its drafts held in this request. The statistics learn from every step,
-whoever drafted: a miss after a tokens lowers the key's reach to a + 1, a draft that held to its end
-doubles it, and a draft cut short by somebody else says nothing, so a reach can always grow again.
+whoever drafted: a miss after a tokens lowers the key's limit to a + 1, a draft that held to its end
+doubles it, and a draft cut short by somebody else says nothing, so a limit can always grow again.
 Scores: n / (n + i) for the i-th token (see `structures/match_scores.py`); for k4v h * n / (h * n +
 1) ... with the h places that agree, times their share of all places.
 
@@ -56,10 +56,8 @@ class NgramMapOptions:
             )
 
 
-class _Choice(NamedTuple):
-    """A place to copy from, how many of how many agree with it, and what its reach is remembered
-    by.
-    """
+class _Continuation(NamedTuple):
+    """A place to copy from, how many of how many agree with it, and the key of its length limit."""
 
     position: int
     num_agreeing: int
@@ -68,41 +66,39 @@ class _Choice(NamedTuple):
 
 
 class _NgramMap(Speculator):
-    """What both have in common: keys, hits and reach."""
+    """What both have in common: keys, hits and the length limit of each key."""
 
     Options = NgramMapOptions
 
     def __init__(self, options: NgramMapOptions | None = None) -> None:
         self._options = options or NgramMapOptions()
         self._histories = Histories((self._options.size_n,), max_match=self._options.size_n)
-        self._reaches: dict[int, AdaptiveLength] = {}
+        self._lengths: dict[int, AdaptiveLength] = {}
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         self._histories.begin(seq_id, prompt)
-        self._reaches[seq_id] = AdaptiveLength(self._options.size_m)
+        self._lengths[seq_id] = AdaptiveLength(self._options.size_m)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
         index = self._histories.at(request.seq_id, request.tokens)
-        adaptive_length = self._reaches.get(request.seq_id)
-        if adaptive_length is None:
-            adaptive_length = self._reaches[request.seq_id] = AdaptiveLength(self._options.size_m)
+        lengths = self._lengths.get(request.seq_id)
+        if lengths is None:
+            lengths = self._lengths[request.seq_id] = AdaptiveLength(self._options.size_m)
         places = index.places(max(self._num_places, self._options.min_hits))
         if len(places) < self._options.min_hits:
-            adaptive_length.watch(None, ())
+            lengths.watch(None, ())
             return Draft(
                 speculator=self.name, reason="fewer hits than min-hits" if places else "no match"
             )
         choice = self._choose(index, places)
         if choice is None:
-            adaptive_length.watch(None, ())
+            lengths.watch(None, ())
             return Draft(speculator=self.name, reason="no continuation dominates")
-        tokens = index.copy(
-            choice.position, min(adaptive_length.of(choice.key), request.max_tokens)
-        )
-        adaptive_length.watch(choice.key, tokens)
+        tokens = index.copy(choice.position, min(lengths.of(choice.key), request.max_tokens))
+        lengths.watch(choice.key, tokens)
         share = choice.num_agreeing / choice.num_places
         scores = agreeing(
             self._options.size_n * choice.num_agreeing, choice.num_agreeing, len(tokens)
@@ -116,18 +112,18 @@ class _NgramMap(Speculator):
     _num_places: ClassVar[int]  # that `_choose` wants to see
 
     @abstractmethod
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:
+    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
         """The place to copy from; None if none is good enough."""
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         self._histories.accept(seq_id, emitted)
-        adaptive_length = self._reaches.get(seq_id)
-        if adaptive_length is not None:
-            adaptive_length.learn(emitted)
+        lengths = self._lengths.get(seq_id)
+        if lengths is not None:
+            lengths.learn(emitted)
 
     def end(self, seq_id: int) -> None:
         self._histories.end(seq_id)
-        self._reaches.pop(seq_id, None)
+        self._lengths.pop(seq_id, None)
 
 
 @register
@@ -138,8 +134,8 @@ class NgramMapKSpeculator(_NgramMap):
     scores_are_probabilities = True
     _num_places = 1
 
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:
-        return _Choice(places[0].position, 1, 1, index.key)
+    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
+        return _Continuation(places[0].position, 1, 1, index.key)
 
 
 @register
@@ -150,7 +146,7 @@ class NgramMapK4vSpeculator(_NgramMap):
     scores_are_probabilities = True
     _num_places = _MAX_PLACES
 
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Choice | None:
+    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
         size_m = self._options.size_m
         values: dict[bytes, list[int]] = {}  # continuation -> its positions, newest first
         for _, position in places:
@@ -162,4 +158,4 @@ class NgramMapK4vSpeculator(_NgramMap):
         num_best = len(values[best])
         if num_best < 2 * (len(places) - num_best):
             return None
-        return _Choice(values[best][0], num_best, len(places), (index.key, best))
+        return _Continuation(values[best][0], num_best, len(places), (index.key, best))

@@ -252,9 +252,9 @@ class Alignment:
 
     def _learn(self, old: list[int], new: list[int], following: list[int]) -> None:
         """Remember a change. What is only left out is told by the token that follows it; what is
-        only put in, not.
+        only put in, not. What reaches over the end of a text is none.
         """
-        if not old:
+        if not old or SEPARATOR in old:
             return
         if not new:
             old, new = old + following, following

@@ -1,7 +1,8 @@
-"""How a draft model hears the history and speaks its draft: in the target's tokens or in its own.
+"""The history and the draft in a draft model's tokens: the target's own, or those of another
+vocabulary.
 
-One `Voice` a sequence, one `Growth` a draft. Rows of logits go in, draft-model tokens come out one
-by one, and at the end target tokens with a confidence each.
+One `DraftTokenizer` a sequence, one `DraftBuilder` a draft. Rows of logits go in, draft-model
+tokens come out one by one, and at the end target tokens with a confidence each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import Choice, DraftRequest
+from headstart.types import DraftRequest, TokenChoice
 from headstart.vocabulary.vocabulary_translator import VocabularyTranslator
 
 _DECAY = 0.98  # per comparison
@@ -35,7 +36,7 @@ class Preference:
     def couples(self) -> bool:
         return self._lead >= 0
 
-    def compare(self, choice: Choice, token: int) -> None:
+    def compare(self, choice: TokenChoice, token: int) -> None:
         """Where either could have been picked, the target emitted `token`."""
         if self._is_open and choice.coupled != choice.argmax:
             self._lead = self._lead * _DECAY + (token == choice.coupled) - (token == choice.argmax)
@@ -98,7 +99,7 @@ class DraftTokenizer(ABC):
 def make_draft_tokenizer(
     translator: VocabularyTranslator | None, sampling: str
 ) -> Callable[[], DraftTokenizer]:
-    """A factory of voices that share what they learn."""
+    """A factory of tokenizers that share what they learn."""
     preference = Preference(sampling)
     if translator is None:
         return lambda: DirectTokenizer(preference)
@@ -130,12 +131,12 @@ class DirectBuilder(DraftBuilder):
         self._preference = preference
         self._couples = preference.couples
         self._confidence: list[float] = []
-        self._choices: list[Choice] = []
+        self._choices: list[TokenChoice] = []
 
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
         if self.request.choose is None:
             token, probability = best_of(logits)
-            choice = Choice(token, probability, token, probability)
+            choice = TokenChoice(token, probability, token, probability)
         else:
             choice = self.request.choose(logits, len(self.request.tokens) + len(self.tokens))
         token, confidence = choice.argmax, choice.argmax_probability
@@ -226,7 +227,9 @@ class TranslatingBuilder(DraftBuilder):
         self._num_healed = len(self._pending)
         self._couples = self._preference.couples
         self._probabilities: list[float] = []
-        self._choices: list[tuple[int, Choice]] = []  # with the number of target tokens before each
+        self._choices: list[
+            tuple[int, TokenChoice]
+        ] = []  # with the number of target tokens before each
 
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
         token, probability = self._pick(logits)
@@ -255,7 +258,7 @@ class TranslatingBuilder(DraftBuilder):
         index, probability = best_of(logits[allowed])
         return int(allowed[index]), probability
 
-    def _choose(self, logits: NDArray[np.float32]) -> Choice | None:
+    def _choose(self, logits: NDArray[np.float32]) -> TokenChoice | None:
         """What the request would make of this row, among the tokens that both sides have."""
         translator, choose = self._translator, self.request.choose
         if (

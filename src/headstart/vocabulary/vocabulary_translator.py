@@ -51,7 +51,7 @@ class TranslatedSequence(ABC):
 
     @property
     def pending(self) -> bytes:
-        """Bytes of the history that a draft must begin with; see `VocabularyBridge.allowed`."""
+        """Bytes of the history that a draft must begin with; see `VocabularyTranslator.allowed`."""
         return b""
 
     @property

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from benchmarks.lib.arms import OFF, Arm, Machine, Run, Tally, answer, parse_arm
+from benchmarks.lib.arms import OFF, Arm, ArmTotals, Machine, Run, answer, parse_arm
 from benchmarks.lib.workloads import parse_cells
 
 from headstart.errors import ConfigError, HeadstartError
@@ -113,7 +113,7 @@ def test_a_speculator_that_fails_fails_the_measurement(caplog: pytest.LogCapture
     assert "cannot guess" in caplog.text
 
 
-def test_a_tally_sums_up_its_runs() -> None:
+def test_totals_sum_up_its_runs() -> None:
     stats = [
         RequestStats(num_steps=5, drafts=SpeculationStats(verified=Counter({(0, 8, 6): 1}))),
         RequestStats(num_steps=5, drafts=SpeculationStats(verified=Counter({(0, 2, 0): 1}))),
@@ -122,10 +122,10 @@ def test_a_tally_sums_up_its_runs() -> None:
         Run(2.0, ((1, 2), (3,)), (stats[0],), ()),
         Run(4.0, ((4, 5, 6), (7, 8, 9)), (stats[1],), ()),
     ]
-    tally = Tally(runs)
-    assert (tally.seconds, tally.num_tokens, tally.rate) == (6.0, 9, 1.5)
-    assert (tally.num_drafted, tally.num_accepted, tally.num_wasted) == (10, 6, 4)
-    assert (tally.acceptance_length, tally.acceptance_rate) == (0.9, 0.6)
-    other = Tally([runs[0], Run(4.0, ((4, 5, 6), (7, 8)), (), ())])
-    assert tally.num_differences(other) == 1
-    assert tally.num_differences(tally) == 0
+    totals = ArmTotals(runs)
+    assert (totals.seconds, totals.num_tokens, totals.rate) == (6.0, 9, 1.5)
+    assert (totals.num_drafted, totals.num_accepted, totals.num_wasted) == (10, 6, 4)
+    assert (totals.acceptance_length, totals.acceptance_rate) == (0.9, 0.6)
+    other = ArmTotals([runs[0], Run(4.0, ((4, 5, 6), (7, 8)), (), ())])
+    assert totals.num_differences(other) == 1
+    assert totals.num_differences(totals) == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.lib.arms import OFF, Tally, parse_arm
+from benchmarks.lib.arms import OFF, ArmTotals, parse_arm
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.replay import load_texts, save_texts
 from tests.unit.benchmarks.texts import CPU, DRAFT, make_replay, make_texts
@@ -23,8 +23,8 @@ ARMS = (
 )
 
 
-def tokens(tally: Tally) -> list[tuple[int, ...]]:
-    return [text for run in tally.runs for text in run.texts]
+def tokens(totals: ArmTotals) -> list[tuple[int, ...]]:
+    return [text for run in totals.runs for text in run.texts]
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -32,16 +32,16 @@ def tokens(tally: Tally) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_arm_says_the_recorded_texts(name: str, num_users: int, temperature: float) -> None:
     texts = make_texts(4, temperature)
-    tally = make_replay(num_users, noise=0.2).run(parse_arm(name), texts)
-    assert tokens(tally) == [tuple(text.answer) for text in texts]
-    assert (tally.num_drafted > 0) == (name != "off")
+    totals = make_replay(num_users, noise=0.2).run(parse_arm(name), texts)
+    assert tokens(totals) == [tuple(text.answer) for text in texts]
+    assert (totals.num_drafted > 0) == (name != "off")
 
 
 @pytest.mark.parametrize("num_users", [1, 2, 4])
 def test_off_takes_a_step_of_one_row_per_user_for_each_token(num_users: int) -> None:
-    tally = make_replay(num_users).run(OFF, make_texts(4))
-    assert tally.rate == pytest.approx(1000.0 * num_users / CPU(num_users), rel=1e-9)
-    assert tally.acceptance_length == 1.0
+    totals = make_replay(num_users).run(OFF, make_texts(4))
+    assert totals.rate == pytest.approx(1000.0 * num_users / CPU(num_users), rel=1e-9)
+    assert totals.acceptance_length == 1.0
 
 
 def test_users_share_the_cost_of_a_step() -> None:
@@ -52,8 +52,8 @@ def test_users_share_the_cost_of_a_step() -> None:
 
 def test_a_step_costs_what_those_cost_that_still_write() -> None:
     short, long = make_texts(1, length=10)[0], make_texts(1, length=30, seed=1)[0]
-    tally = make_replay(2).run(OFF, [short, long])
-    assert tally.seconds == pytest.approx((10 * CPU(2) + 20 * CPU(1)) / 1000.0)
+    totals = make_replay(2).run(OFF, [short, long])
+    assert totals.seconds == pytest.approx((10 * CPU(2) + 20 * CPU(1)) / 1000.0)
 
 
 def test_accepted_drafts_save_time_and_rejected_ones_cost_it() -> None:

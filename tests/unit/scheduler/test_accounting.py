@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Answer,
     Model,
@@ -180,7 +180,7 @@ def test_positions_are_counted_from_the_first_token_of_the_step() -> None:
 
 
 def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
-    client = WorkerClient(lambda: None)  # type: ignore[arg-type, return-value]  # never started
+    client = WorkerClient(lambda: None)  # type: ignore[return-value]  # never started
     caplog.clear()
     with caplog.at_level(logging.INFO, "headstart.scheduler.request_log"):
         client._on_message(Message(events))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     SIZE,
     Model,
@@ -63,7 +63,7 @@ class Careless(Speculator):
     ],
     ids=["no scores", "many scores", "long", "beyond the vocabulary", "negative", "nan",
          "out of range", "no integer", "no tokens", "two dimensions",
-         "empty array", "reason", "granted"],
+         "empty array", "reason", "forced"],
 )  # fmt: skip
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
 def test_a_draft_that_breaks_the_contract_costs_no_request(draft: Draft, spec) -> None:
@@ -239,7 +239,7 @@ def test_all_are_closed_though_one_cannot_be(caplog) -> None:
     "tokens", [ZeroDivisionError(), "many", None, float("nan"), -5, np.int64(3), 2.0]
 )
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
-def test_a_model_that_cannot_say_its_backlog_costs_no_request(tokens: object, spec) -> None:
+def test_a_model_that_cannot_say_how_much_it_lacks_costs_no_request(tokens: object, spec) -> None:
     class CatchUpEstimate(Careless):
         name = "reading"
         is_model = True
@@ -258,7 +258,7 @@ def test_a_model_that_cannot_say_its_backlog_costs_no_request(tokens: object, sp
         assert not speculator.failure
         assert speculator.report().stats.num_calls or spec is AUTO
     else:
-        assert speculator.failure.startswith("backlog: ")
+        assert speculator.failure.startswith("num_catch_up: ")
         assert not speculator.report().stats.num_calls
         assert set(answers["r1"].finish.stats.drafts.reasons) == {
             "speculator failed",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     EOS,
     Model,
@@ -87,22 +87,25 @@ def test_a_long_prompt_does_not_starve_running_requests() -> None:
     assert all(b.count(1) <= 16 and b.count(0) == 1 for b in both)
 
 
-def test_a_running_request_does_not_starve_a_long_prompt() -> None:
-    """Drafts leave rows for prompts, even if all slots draft as far as they may."""
+def test_running_requests_do_not_starve_a_long_prompt() -> None:
+    """Every step has a whole chunk of it, even if all slots draft as far as they may."""
     requests = [
-        *long_requests(3, 3, max_tokens=100),
-        renamed(long_requests(1, 200, max_tokens=1)[0], "long"),
+        *long_requests(3, 3, max_tokens=400),
+        renamed(long_requests(1, 120, max_tokens=1)[0], "long"),
     ]
     engine = Watched()
     engine.max_batch_tokens = 24
     scheduler = make_scheduler(
         engine, [Oracle(engine, requests, wrong=0.0)], fixed(16), prefill_chunk=8
     )
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
-    assert all(len(b) <= 24 for b in engine.batches)
-    finished = list(answers)
-    assert "long" in finished
+    check(engine, requests, run(scheduler, requests))
+    long = 3  # its slot; it emits one token, so all its rows are of the prompt
+    last = max(step for step, batch in enumerate(engine.batches) if long in batch)
+    drafting = engine.batches[1:last]  # behind the prompts of the others, before its last rows
+    assert len(drafting) > 10
+    assert all(batch.count(0) > 4 for batch in drafting)
+    assert all(len(batch) <= 24 for batch in engine.batches)
+    assert {batch.count(long) for batch in drafting} == {8}
 
 
 def test_the_next_turn_decodes_only_what_is_new() -> None:

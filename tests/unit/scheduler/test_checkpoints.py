@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tests.unit.scheduler.harness import Model, check, make_scheduler, run
+from tests.harness import Model, check, make_scheduler, run
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.checkpoints import choose_stops

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Model,
     RandomController,
@@ -32,6 +32,11 @@ REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_
 
 def drafter(skew: float = 0.0, sampling: str = "auto", catch_up: int = 256) -> DraftModelSpeculator:
     return DraftModelSpeculator(Model(skew=skew), DraftModelSpeculator.Options(sampling, catch_up))
+
+
+def engine_of(speculator: DraftModelSpeculator) -> Model:
+    assert isinstance(speculator.engine, Model)
+    return speculator.engine
 
 
 def test_a_model_that_equals_the_target_is_always_right_coupled() -> None:
@@ -63,7 +68,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
 def test_nothing_is_decoded_twice_when_all_drafts_are_accepted() -> None:
     engine, speculator = Model(), drafter(sampling="coupled")
     run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
-    cached = speculator.engine.cache[0]
+    cached = engine_of(speculator).cache[0]
     assert speculator.num_decoded == len(cached)
     assert cached == [*REQUEST.prompt, *answer(engine, REQUEST).tokens][: len(cached)]
 
@@ -84,17 +89,17 @@ def test_it_catches_up_in_one_batch_after_it_was_not_asked() -> None:
     history = [*range(1, 21)]
     speculator.begin(0, history)
     speculator.propose([DraftRequest(0, history, 1)])
-    before, decodes = speculator.num_decoded, speculator.engine.num_decodes
+    before, decodes = speculator.num_decoded, engine_of(speculator).num_decodes
     for _ in range(10):
         grown = [len(history) % 30, 5]
         history += grown
         speculator.accept(0, grown, 0)
     assert speculator.num_catch_up(0, history) == 19
     speculator.propose([DraftRequest(0, history, 1)])
-    assert (speculator.num_decoded - before, speculator.engine.num_decodes - decodes) == (20, 1)
+    assert (speculator.num_decoded - before, engine_of(speculator).num_decodes - decodes) == (20, 1)
 
 
-def test_the_backlog_of_a_new_text_is_all_that_it_does_not_share_with_the_last_one() -> None:
+def test_a_new_text_is_to_be_read_as_far_as_it_does_not_share_with_the_last_one() -> None:
     """Control prices a draft by it: what an older request left in the cache is not this one's."""
     speculator = drafter()
     speculator.begin(0, [*range(1, 29)])
@@ -130,7 +135,7 @@ def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
     assert speculator.num_catch_up(0, [*range(1, 21), 5]) == 20
 
 
-def test_accepted_drafts_are_no_backlog() -> None:
+def test_accepted_drafts_need_not_be_read_again() -> None:
     speculator = drafter(sampling="argmax")
     history = [*range(1, 21)]
     speculator.begin(0, history)
@@ -270,4 +275,4 @@ def test_continuing_the_drafts_of_others_keeps_its_cache_right(spec: Speculation
         speculator = chain[1]
         assert isinstance(speculator, DraftModelSpeculator)
         for seq_id, line in speculator._sequences.items():
-            assert speculator.engine.cache.get(seq_id, []) == line.tokens
+            assert engine_of(speculator).cache.get(seq_id, []) == line.tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.scheduler.harness import Letters, Model
+from tests.harness import Letters, Model
 
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     EOS,
     SIZE,
     Letters,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Answer,
     Model,

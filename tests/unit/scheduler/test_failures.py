@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Model,
     Oracle,

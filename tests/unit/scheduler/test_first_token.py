@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     Model,
     check,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import Model, make_requests, make_scheduler
+from tests.harness import Model, make_requests, make_scheduler
 
 from headstart.scheduler.loop import SAVE_SECONDS, Command, Message, Stop, run_loop
 from headstart.scheduler.request import Request

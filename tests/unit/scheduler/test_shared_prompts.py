@@ -6,7 +6,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     EOS,
     Answer,
     Model,

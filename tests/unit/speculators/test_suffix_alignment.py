@@ -167,6 +167,20 @@ def test_a_source_that_was_cut_short_is_left():
             assert alignment.index is None or alignment.position <= length
 
 
+def test_the_end_of_a_text_is_no_change():
+    """No token stands for it, and a vocabulary asked for one may end the process."""
+    asked = []
+
+    def variants(old, new):
+        asked.append((old, new))
+        return ()
+
+    alignment, _ = copying([0, 1, OLD, SEPARATOR, 2, 3, 4], variants=variants)
+    alignment.follow([1, NEW, 2, 3])
+    assert asked == []
+    assert rewritten(alignment, [OLD, 5]) == [OLD, 5]
+
+
 def test_the_longer_of_two_changes_that_fit_is_expected():
     alignment, _ = copying([0, 1, 7, 2, 3, 7, 8, 4, 5, 6])
     alignment.follow([1, 70, 2, 3, 71, 72, 4, 5])

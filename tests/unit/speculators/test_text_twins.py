@@ -100,7 +100,8 @@ class MapPair(Pair):
         places = places[: max(MAX_PLACES if self.compares else 1, self.options.min_hits)]
         if len(key) < n or len(places) < self.options.min_hits:
             return [], []
-        best, agreeing, what = places[0], [places[0]], (tuple(key),)
+        best, agreeing = places[0], [places[0]]
+        what: tuple[tuple[int, ...], ...] = (tuple(key),)
         if self.compares:
             values = [self.copy(history, place, m) for place in places]
             value = max(values, key=values.count)  # the newest of the commonest
@@ -109,7 +110,7 @@ class MapPair(Pair):
             ]
             if len(agreeing) < 2 * (len(places) - len(agreeing)):
                 return [], []
-            best, what = agreeing[0], (tuple(key), tuple(value))
+            best, what = agreeing[0], (*what, tuple(value))
         else:
             places = places[:1]
         tokens = self.copy(history, best, min(self.adaptive_length.get(what, m), max_tokens))

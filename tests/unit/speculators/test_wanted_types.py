@@ -11,6 +11,8 @@ from headstart.control.controller import Controller
 from headstart.errors import ConfigError
 from headstart.speculation import capped_options, make_speculator, wanted_types
 from headstart.speculators import SPECULATORS
+from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.speculators.suffix import SuffixSpeculator
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_synthetic_runs_only_when_it_is_named() -> None:
 def test_a_speculator_of_another_package_may_use_the_draft_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Second(SPECULATORS["draft-model"]):  # type: ignore[misc]
+    class Second(DraftModelSpeculator):
         name = "second"
 
     monkeypatch.setitem(SPECULATORS, "second", Second)
@@ -75,7 +77,7 @@ def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
 ) -> None:
     """A default value would otherwise hide that the part never comes."""
 
-    class Curious(SPECULATORS["suffix"]):  # type: ignore[misc]
+    class Curious(SuffixSpeculator):
         def __init__(self, weather: object = None) -> None:
             super().__init__()
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from headstart.errors import ConfigError, ModelError
-from headstart.structures import token_log
 from headstart.structures.rolling import namespace_id
 from headstart.structures.token_log import Record, TokenLog, VocabularyId
 from headstart.testing import ByteVocab
@@ -166,7 +165,7 @@ def test_a_disk_without_locks_is_refused_for_what_it_is(
     def fail(descriptor: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(token_log.fcntl, "flock", fail)
+    monkeypatch.setattr("headstart.structures.token_log.fcntl.flock", fail)
     with pytest.raises(ConfigError, match="cannot be locked: No locks available; name a file"):
         TokenLog(tmp_path / "corpus", VOCABULARY)
 

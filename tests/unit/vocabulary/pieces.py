@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.unit.scheduler.harness import EOS, SIZE, Model
+from tests.harness import EOS, SIZE, Model
 
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.testing import FakeEngine
@@ -85,7 +85,7 @@ class Translated(FakeEngine):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and a draft vocabulary with the bridge between them."""
+    """A target and a draft vocabulary with the translator between them."""
 
     draft: PieceVocab
     translator: VocabularyTranslator

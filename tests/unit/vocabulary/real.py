@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from tests.fetch_vocabs import folder_of_vocabularies, has_all, vocabulary_file
+from tests.fetch_vocabs import NAMES, folder_of_vocabularies, has_all, vocabulary_file
 
 import headstart
 from headstart.config import EngineConfig
@@ -20,6 +20,7 @@ from headstart.types import Vocab
 from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 DEMO = ("demo-target", "demo-draft-other")
+FETCHED = NAMES
 
 
 def fetched_folder() -> Path:

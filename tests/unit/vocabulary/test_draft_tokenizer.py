@@ -7,11 +7,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.unit.scheduler.harness import (
+from tests.harness import (
     AUTO,
     EOS,
     Model,
@@ -29,10 +30,10 @@ from tests.unit.vocabulary.pieces import Pair, make_pair
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.request import Request
-from headstart.types import Choice, Choose, DraftRequest
+from headstart.testing import FakeEngine
+from headstart.types import Choose, DraftRequest, TokenChoice
 from headstart.vocabulary import TranslationMode, VocabularyTranslator
 from headstart.vocabulary.draft_tokenizer import (
-    DraftBuilder,
     Preference,
     TranslatingTokenizer,
     spread,
@@ -87,7 +88,7 @@ def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> N
             requests,
             run(make_scheduler(engine, chain, AUTO, RandomController(seed)), requests),
         )
-        speculator = chain[1]
+        speculator: Any = chain[1]
         for seq_id, line in speculator._sequences.items():
             assert speculator.engine.cache.get(seq_id, []) == line.tokens
 
@@ -137,6 +138,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
 def test_no_stable_token_is_decoded_twice(pair: Pair) -> None:
     engine, speculator = Model(), pair.drafter(sampling="coupled")
     run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
+    assert isinstance(speculator.engine, FakeEngine)
     cached = speculator.engine.cache[0]
     text = pair.translator.target.join([*REQUEST.prompt, *answer(engine, REQUEST).tokens])
     assert text.startswith(pair.translator.draft.join(cached))
@@ -177,7 +179,7 @@ class Speaker:
         tokenizer = TranslatingTokenizer(translator, Preference("auto"))
         tokenizer.to_draft_tokens(history, 0)
         self.translator, self.history = translator, history
-        self.builder: DraftBuilder = tokenizer.begin(DraftRequest(0, history, max_tokens), limit)
+        self.builder: Any = tokenizer.begin(DraftRequest(0, history, max_tokens), limit)
 
     def say(self, *ranked: int) -> int | None:
         logits = np.zeros(self.translator.draft.size, np.float32)
@@ -233,9 +235,9 @@ def test_text_may_be_drafted_until_the_limit_in_target_tokens(demo: VocabularyTr
 
 
 def _choosing(calls: list[int], pick: int) -> Choose:
-    def choose(logits: NDArray[np.float32], position: int) -> Choice:
+    def choose(logits: NDArray[np.float32], position: int) -> TokenChoice:
         calls.append(position)
-        return Choice(pick, 0.5, int(logits.argmax()), 0.9)
+        return TokenChoice(pick, 0.5, int(logits.argmax()), 0.9)
 
     return choose
 
@@ -249,7 +251,7 @@ def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTrans
     history = tokens_of(demo, b"the")
     tokenizer = TranslatingTokenizer(demo, Preference("coupled"))
     tokenizer.to_draft_tokens(history, 0)
-    builder = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
+    builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
     builder.tokens += ours
     builder._probabilities += [1.0] * len(ours)
     logits = np.zeros(demo.draft.size, np.float32)
@@ -263,7 +265,7 @@ def test_argmax_by_order_never_asks_for_noise(demo: VocabularyTranslator) -> Non
     tokenizer = TranslatingTokenizer(demo, Preference("argmax"))
     history = tokens_of(demo, b"x =")
     tokenizer.to_draft_tokens(history, 0)
-    builder = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
+    builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
     logits = np.zeros(demo.draft.size, np.float32)
     logits[demo.draft.ids[b" y"]] = 9.0
     assert builder.extend(logits, 0.0) == demo.draft.ids[b" y"]
@@ -277,10 +279,10 @@ def test_argmax_by_order_never_asks_for_noise(demo: VocabularyTranslator) -> Non
 def test_the_way_that_is_accepted_more_is_taken_and_the_choice_can_turn(better: bool) -> None:
     preference = Preference("auto")
     for _ in range(30):
-        preference.compare(Choice(1, 0.5, 2, 0.5), 1 if better else 2)
+        preference.compare(TokenChoice(1, 0.5, 2, 0.5), 1 if better else 2)
     assert preference.couples is better
     for _ in range(60):
-        preference.compare(Choice(1, 0.5, 2, 0.5), 2 if better else 1)
+        preference.compare(TokenChoice(1, 0.5, 2, 0.5), 2 if better else 1)
     assert preference.couples is not better
 
 
@@ -288,7 +290,7 @@ def test_the_way_that_is_accepted_more_is_taken_and_the_choice_can_turn(better: 
 def test_a_way_given_by_hand_stays(sampling: str) -> None:
     preference = Preference(sampling)
     for _ in range(50):
-        preference.compare(Choice(1, 0.5, 2, 0.5), 2 if sampling == "coupled" else 1)
+        preference.compare(TokenChoice(1, 0.5, 2, 0.5), 2 if sampling == "coupled" else 1)
     assert preference.couples is (sampling == "coupled")
 
 

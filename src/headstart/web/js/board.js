@@ -71,10 +71,10 @@ export class Board {
     showWhy(state);
     showSpeculators(state.speculation.speculators);
     showCosts(state.speculation.control);
-    const { target, draft, other } = state.seconds;
+    const { target, drafts, other } = state.seconds;
     showShares(byId("time-split"), [
       { label: "model", value: target, text: durationInWords(target), style: "part-target" },
-      { label: "drafting", value: draft, text: durationInWords(draft), style: "part-draft" },
+      { label: "drafting", value: drafts, text: durationInWords(drafts), style: "part-draft" },
       { label: "everything else", value: other, text: durationInWords(other), style: "part-other" },
     ]);
   }
@@ -91,7 +91,7 @@ export class Board {
 
 /** @param {State} state */
 function showNow(state) {
-  const { draft_tokens: drafted, accepted_draft_tokens: accepted } = state;
+  const { num_draft_tokens: drafted, num_accepted_draft_tokens: accepted } = state;
   const steps = state.slots.length ? state.num_decodes : 0;
   fill(
     byId("now"),

@@ -9,10 +9,10 @@
  * @property {number} tokens since the start, running answers included
  * @property {number} tokens_per_second
  * @property {number} num_decodes
- * @property {number} drafts
- * @property {number} draft_tokens
- * @property {number} accepted_draft_tokens
- * @property {{target: number, draft: number, other: number}} seconds
+ * @property {number} num_drafts
+ * @property {number} num_draft_tokens
+ * @property {number} num_accepted_draft_tokens
+ * @property {{target: number, drafts: number, other: number}} seconds
  * @property {{server: number, engine: number}} memory_bytes
  * @property {any[]} slots as /slots has them
  * @property {{speculators: any[], reasons_not_drafted: Record<string, number>, control: any}} speculation
@@ -43,8 +43,8 @@ export class History {
       times.push(state.time);
       speeds.push(state.tokens_per_second);
       const before = this.states[Math.max(0, i - 8)];
-      const drafted = state.draft_tokens - before.draft_tokens;
-      rates.push(drafted > 0 ? (100 * (state.accepted_draft_tokens - before.accepted_draft_tokens)) / drafted : null);
+      const drafted = state.num_draft_tokens - before.num_draft_tokens;
+      rates.push(drafted > 0 ? (100 * (state.num_accepted_draft_tokens - before.num_accepted_draft_tokens)) / drafted : null);
     }
     return [times, speeds, rates];
   }

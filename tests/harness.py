@@ -174,15 +174,20 @@ class Answer:
     text: bytes = b""
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: FinishEvent | None = None
+    end: FinishEvent | None = None
     error: ErrorEvent | None = None
 
     @property
+    def finish(self) -> FinishEvent:
+        assert self.end is not None, f"it did not finish: {self.error}"
+        return self.end
+
+    @property
     def reason(self) -> str:
-        return self.error.error if self.error else self.finish.reason if self.finish else ""
+        return self.error.error if self.error else self.end.reason if self.end else ""
 
     def add(self, event: Event) -> None:
-        assert self.finish is None
+        assert self.end is None
         assert self.error is None
         if isinstance(event, TokenEvent):
             assert len(event.sources) == len(event.tokens)
@@ -191,7 +196,7 @@ class Answer:
             self.sources += event.sources
             self.logprobs += event.logprobs
         elif isinstance(event, FinishEvent):
-            self.finish = event
+            self.end = event
         elif isinstance(event, ErrorEvent):
             self.error = event
 
@@ -228,8 +233,8 @@ def make_scheduler(
     **limits: int,
 ) -> Scheduler:
     clock = Clock()
-    speculators = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
-    drafting = Drafting(speculators, spec or fixed(4), controller or Controller())
+    guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
+    drafting = Drafting(guarded, spec or fixed(4), controller or Controller())
     return Scheduler(
         engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock
     )

@@ -1,0 +1,117 @@
+"""Constraints become matchers: in one thread of low priority, within limits, once per constraint.
+
+llguidance lets go of the interpreter while it compiles, so the engine's step goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from llguidance import LLMatcher, LLParserLimits
+
+from headstart.errors import InvalidParameterError
+from headstart.grammar.constraint import Constraint
+from headstart.grammar.source import grammar_text
+from headstart.grammar.state import GrammarState, explain
+from headstart.grammar.tokens import GrammarTokens
+from headstart.types import Vocab
+
+MAX_CACHED = 64  # compiled constraints
+LOW_PRIORITY = 10  # added to the thread's niceness
+# What one constraint may cost. Compiling within them takes up to a second (2 cores, 2026), a token
+# of the answer some tens of milliseconds at worst.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,  # building the regexes
+    step_lexer_fuel=100_000,  # of them, for one token
+    step_max_items=20_000,  # parser items for one token
+    max_items_in_row=1_000,  # ways to read the text at one place
+    max_lexer_states=50_000,  # 1 to 2 kB each
+    max_grammar_size=100_000,  # symbols
+    verbose_errors=False,
+)
+
+
+class Compiled:
+    """A constraint ready for use; `begin` makes the state of one answer."""
+
+    def __init__(self, constraint: Constraint, tokens: GrammarTokens) -> None:
+        """Compile it.
+
+        Raises:
+            InvalidParameterError: it is not well-formed, too complex, or no text satisfies it.
+        """
+        self.constraint = constraint
+        self.tokens = tokens
+        self._matcher = LLMatcher(
+            tokens.native, grammar_text(constraint), log_level=0, limits=LIMITS
+        )
+        self._check("cannot be used")
+        # the first mask builds what later ones use, and finds out what is too complex
+        self._matcher.compute_ff_tokens()
+        self._matcher.compute_bitmask()
+        self._check("cannot be used")
+        for trigger in constraint.triggers if constraint.includes_trigger else ():
+            pieces = tokens.encode(trigger)
+            if self._matcher.validate_tokens(pieces) < len(pieces):
+                raise InvalidParameterError(
+                    f"the trigger {trigger.decode('utf-8', 'replace')!r} cannot be the beginning "
+                    f"of a text that the {constraint.kind.value} allows"
+                )
+
+    def begin(self) -> GrammarState:
+        return GrammarState(self.constraint, self.tokens, self._matcher.deep_copy)
+
+    def _check(self, verb: str) -> None:
+        if self._matcher.is_error():
+            raise InvalidParameterError(
+                f"the {self.constraint.kind.value} {verb}: {explain(self._matcher)}"
+            )
+
+
+class GrammarCompiler:
+    """All constraints of one vocabulary. For one thread, its own worker apart."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._executor = ThreadPoolExecutor(1, "headstart-grammar", _lower_priority)
+        self._tokens: Future[GrammarTokens] | None = None
+        self._compiled: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Begin to read the vocabulary; done anyway before the first constraint."""
+        if self._tokens is None:
+            self._tokens = self._executor.submit(GrammarTokens, self._vocab)
+
+    def compile(self, constraint: Constraint) -> Future[Compiled]:
+        """The constraint ready for use, soon; its exception is an InvalidParameterError."""
+        self.prepare()
+        known = self._compiled.get(constraint)
+        if known is None:
+            known = self._executor.submit(self._compile, constraint)
+            self._compiled[constraint] = known
+            while len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(constraint)
+        return known
+
+    def wait(self, compiling: list[Future[Compiled]], seconds: float) -> None:
+        """Wait until one of them is done."""
+        wait(compiling, seconds, return_when="FIRST_COMPLETED")
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, constraint: Constraint) -> Compiled:
+        assert self._tokens is not None
+        return Compiled(constraint, self._tokens.result())
+
+
+def _lower_priority() -> None:
+    """Where the system can do so for one thread, the model's threads come first."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)

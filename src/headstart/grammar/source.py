@@ -1,0 +1,100 @@
+"""A constraint as llguidance's own grammar text. Pure text: no vocabulary, no model."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from headstart.errors import InvalidParameterError
+from headstart.grammar.constraint import Constraint, ConstraintKind
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# the converter takes time that grows with the square of the text
+MAX_GBNF_BYTES = 1 << 14
+# Objects of a schema are written as Python's json.dumps writes them, which is what models mostly
+# learned; the schema's own "x-guidance" changes that. Objects without a schema may be laid out
+# freely, but no model can spend an answer on white space.
+SCHEMA_OPTIONS: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+OBJECT_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,20}"}
+# llguidance would accept these and do nothing, or could not take a token back any more
+_UNUSABLE = re.compile(r"\[[^\]\"/]*\b(temperature|max_tokens|stop)\s*=")
+_SPACE = "start: SPACE? @body\nSPACE: /[ \\t\\r\\n]{1,4}/\n"
+
+
+def grammar_text(constraint: Constraint) -> str:
+    """llguidance's JSON form of the constraint.
+
+    Raises:
+        InvalidParameterError: it is not well-formed, or asks for what cannot be honoured.
+    """
+    try:
+        text = _convert(constraint)
+    except RecursionError as error:
+        raise InvalidParameterError(
+            f"the {constraint.kind.value} is nested too deep; use fewer levels"
+        ) from error
+    except ValueError as error:
+        raise InvalidParameterError(
+            f"the {constraint.kind.value} cannot be used: {_reason(error)}"
+        ) from error
+    if not constraint.allows_space:
+        return text
+    (grammar,) = json.loads(text)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": _SPACE}, {**grammar, "name": "body"}]})
+
+
+def _convert(constraint: Constraint) -> str:
+    text = constraint.text
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return LLMatcher.grammar_from_json_schema('{"type":"object"}', OBJECT_OPTIONS)
+        case ConstraintKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(text, SCHEMA_OPTIONS)
+        case ConstraintKind.REGEX:
+            return LLMatcher.grammar_from_regex(text)
+        case ConstraintKind.LARK:
+            return _lark(text)
+        case ConstraintKind.GBNF:
+            return LLMatcher.grammar_from_lark(_gbnf_as_lark(text))
+
+
+def _lark(text: str) -> str:
+    if found := _UNUSABLE.search(text):
+        raise ValueError(
+            f"rule option {found[1]} is not supported; use max_tokens, temperature and stop of the "
+            "request"
+        )
+    return LLMatcher.grammar_from_lark(text)
+
+
+def _gbnf_as_lark(text: str) -> str:
+    size = len(text.encode("utf-8", "replace"))
+    if size > MAX_GBNF_BYTES:
+        raise ValueError(
+            f"it has {size} bytes but at most {MAX_GBNF_BYTES} are taken in this form; write it in "
+            "Lark"
+        )
+    try:
+        return gbnf_to_lark(text)
+    except RecursionError:
+        raise
+    except Exception as error:  # the converter raises plain Exception for an unknown rule
+        raise ValueError(str(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, in one line."""
+    text = str(error)
+    if "recursion limit" in text:
+        return "it is nested deeper than 128 levels of JSON"
+    return " ".join(text.split())[:300]

@@ -1,0 +1,241 @@
+"""Where one answer stands in its constraint: which tokens are legal now, which must follow.
+
+Only emitted tokens come here, so nothing is ever taken back but a look ahead. What is legal is a
+function of the constraint and the emitted tokens: not of drafts, and not of what was asked before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from headstart.errors import InvalidParameterError
+from headstart.grammar.constraint import Constraint
+from headstart.grammar.tokens import GrammarTokens
+from headstart.grammar.triggers import Triggers
+
+R = TypeVar("R")
+
+
+class GrammarState:
+    """`Legality` of one answer.
+
+    free       before a trigger; `_matcher` is None
+    matching   `_matcher` has read `_read`, the tokens of the constrained text so far
+    over       the text is complete and nothing can follow
+    """
+
+    def __init__(
+        self, constraint: Constraint, tokens: GrammarTokens, make: Callable[[], LLMatcher]
+    ) -> None:
+        self._constraint = constraint
+        self._tokens = tokens
+        self._make = make
+        self._triggers = Triggers(constraint, tokens) if constraint.triggers else None
+        self._matcher = None if self._triggers else make()
+        self._read: list[int] = []
+        self._tail = b""  # the end of a free text that may begin a trigger
+        self._forced: list[int] | None = None
+        self._has_looked = False  # since the matcher was made
+        self.is_over = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the text is constrained now."""
+        return self._matcher is not None
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+        if self._matcher is None:
+            return self._allows_free(token)
+        if forced := self.forced():
+            return token == forced[0]
+        return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
+
+    def legal_ids(self) -> NDArray[np.int32]:
+        """All tokens that may come next, in order of their ids.
+
+        Raises:
+            InvalidParameterError: there is none, or the grammar is too complex here.
+        """
+        if self._matcher is None:
+            return self._legal_free()
+        if forced := self.forced():
+            return np.array(forced[:1], np.int32)
+        bits = np.frombuffer(self._ask(LLMatcher.compute_bitmask), np.uint8)
+        legal = np.unpackbits(bits, count=self._tokens.size, bitorder="little").nonzero()[0]
+        return legal.astype(np.int32)
+
+    def forced(self) -> list[int]:
+        """Tokens that must follow, as far as the model's tokenizer could not write them otherwise.
+
+        The text is certain further than that, but its last bytes may share a token with what comes
+        behind. Empty if there is a choice.
+        """
+        if self._matcher is None or self.is_over:
+            return []
+        if self._forced is None:
+            self._forced = self._ask(LLMatcher.compute_ff_tokens)
+        return self._forced
+
+    def read(self, token: int) -> None:
+        """The text grew by this token, which was legal.
+
+        Raises:
+            InvalidParameterError: the grammar is too complex for this text.
+        """
+        if self._matcher is None:
+            self._read_free(token)
+            return
+        self._consume([token])
+
+    @contextmanager
+    def lookahead(self) -> Iterator[Lookahead]:
+        """Follow tokens that were not emitted; afterwards all is as before."""
+        if self._matcher is None or self.is_over:
+            yield Lookahead(self, None)
+            return
+        ahead = Lookahead(self, self._matcher)
+        try:
+            yield ahead
+        finally:
+            self._has_looked = True
+            is_back = not ahead.num_read or self._matcher.rollback(ahead.num_read)
+            if not is_back or self._matcher.is_error():
+                self._rebuild()
+
+    def _consume(self, tokens: Sequence[int]) -> None:
+        assert self._matcher is not None
+        # what stays forced needs no new tokenizing: it would give the same tokens
+        known = self._forced if len(tokens) == 1 else None
+        self._ask(lambda matcher: matcher.consume_tokens(list(tokens)))
+        self._forced = known[1:] if known and known[1:] and known[0] == tokens[0] else None
+        self._read += tokens
+        if self._matcher.is_stopped():
+            if self._constraint.repeats:
+                self._matcher, self._read, self._tail = None, [], b""
+            else:
+                self.is_over = True
+
+    def _ask(self, question: Callable[[LLMatcher], R]) -> R:
+        """What the matcher says.
+
+        What a look ahead built counts towards its limits, but must not decide about the text.
+
+        Raises:
+            InvalidParameterError: the grammar is too complex for this text.
+        """
+        assert self._matcher is not None
+        answer = question(self._matcher)
+        if self._matcher.is_error() and self._has_looked:
+            self._rebuild()
+            answer = question(self._matcher)
+        if self._matcher.is_error():
+            raise InvalidParameterError(
+                f"the {self._constraint.kind.value} cannot be followed further: "
+                f"{explain(self._matcher)}"
+            )
+        return answer
+
+    def _rebuild(self) -> None:
+        """Begin anew: an error of llguidance's stays, also when what caused it was taken back."""
+        self._matcher, self._has_looked = self._make(), False
+        self._matcher.consume_tokens(self._read)
+
+    def _allows_free(self, token: int) -> bool:
+        assert self._triggers is not None
+        if token in self._tokens.eog_ids:
+            return not self._constraint.is_required
+        found = self._triggers.find(self._tail, token)
+        return found is None or self._triggers.is_legal(found, self._make)
+
+    def _legal_free(self) -> NDArray[np.int32]:
+        assert self._triggers is not None
+        illegal = self._triggers.illegal_ids(self._tail, self._make)
+        if self._constraint.is_required:
+            illegal = np.union1d(illegal, np.array(sorted(self._tokens.eog_ids), np.int32))
+        return np.setdiff1d(np.arange(self._tokens.size, dtype=np.int32), illegal)
+
+    def _read_free(self, token: int) -> None:
+        assert self._triggers is not None
+        found = self._triggers.find(self._tail, token)
+        if found is None:
+            self._tail = self._triggers.tail(self._tail, token)
+            return
+        self._matcher, self._forced, self._has_looked = self._make(), None, False
+        if found:
+            self._consume(self._tokens.encode(found))
+
+
+class Lookahead:
+    """A matcher that reads on for a while; see `GrammarState.lookahead`.
+
+    Where it fails it only says that nothing more is legal: it serves drafts.
+    """
+
+    def __init__(self, state: GrammarState, matcher: LLMatcher | None) -> None:
+        self.num_read = 0
+        self._state = state
+        self._matcher = matcher
+        self._forced = state.forced() if matcher else []
+
+    def read_legal(self, tokens: Sequence[int]) -> int:
+        """Read these up to the first that is illegal; returns how many were legal."""
+        if self._matcher is None:
+            return self._count_free(tokens)
+        for index, token in enumerate(tokens):
+            forced = self.forced()
+            if self._matcher.is_stopped() or (forced and token != forced[0]):
+                return index
+            if token in self._state._tokens.eog_ids:  # nothing comes after it
+                return index + self._matcher.is_accepting()
+            if self._matcher.try_consume_tokens([token]) != 1:
+                return index
+            self.num_read += 1
+            self._forced = forced[1:]
+        return len(tokens)
+
+    def forced(self) -> list[int]:
+        """Tokens that must follow what was read."""
+        if self._matcher is None or self._matcher.is_stopped():
+            return []
+        if not self._forced:
+            self._forced = self._matcher.compute_ff_tokens()
+        return self._forced
+
+    def _count_free(self, tokens: Sequence[int]) -> int:
+        """In a free text all is legal up to a trigger; behind it a copy of the state follows."""
+        state = self._state
+        if state.is_over or state._triggers is None:
+            return 0
+        tail = state._tail
+        for index, token in enumerate(tokens):
+            if token in state._tokens.eog_ids:
+                return index + (not state._constraint.is_required)
+            found = state._triggers.find(tail, token)
+            if found is not None:
+                return index + self._count_behind(found, tokens[index + 1 :])
+            tail = state._triggers.tail(tail, token)
+        return len(tokens)
+
+    def _count_behind(self, found: bytes, tokens: Sequence[int]) -> int:
+        state = self._state
+        assert state._triggers is not None
+        if not state._triggers.is_legal(found, state._make):
+            return 0
+        matcher = state._make()
+        matcher.consume_tokens(state._tokens.encode(found))
+        return 1 + max(0, matcher.validate_tokens(list(tokens)))
+
+
+def explain(matcher: LLMatcher) -> str:
+    """Why a matcher gave up, in one line."""
+    text = matcher.get_error().partition("<non-verbose/>")[0].partition("<state>")[0]
+    if "NoExtension" in text:
+        return "no text can satisfy it"
+    return " ".join(text.split())[:300]

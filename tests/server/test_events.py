@@ -1,0 +1,135 @@
+"""GET /events and provenance: the state as a stream, and who guessed each token."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import httpx2
+import pytest
+from tests.server.fake_worker import REPORT, FakeWorker, say
+from tests.server.serving import serving
+
+from headstart.config import ServerConfig
+from headstart.scheduler.memory import resident_bytes
+from headstart.scheduler.report import SlotReport, WorkerReport
+from headstart.scheduler.request import Request, TokenEvent, VerifiedDraft
+from headstart.server.events import SPEED_SECONDS, _Speed, num_tokens
+
+
+def states(client: httpx2.Client, count: int) -> list[dict]:
+    found = []
+    with client.stream("GET", "/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                found.append(json.loads(line.removeprefix("data: ")))
+            if len(found) == count:
+                break
+    return found
+
+
+def test_the_state_has_slots_queue_speculation_and_memory(client):
+    (state,) = states(client, 1)
+    assert state["status"] == "ready"
+    assert state["num_draft_tokens"] >= state["num_accepted_draft_tokens"] >= 0
+    assert [slot["id"] for slot in state["slots"]] == [0, 1]
+    assert state["slots"] == client.get("/slots").json()
+    assert state["memory_bytes"]["server"] > 2**20
+    shown = client.get("/props").json()["speculation"]
+    assert state["speculation"] == {name: shown[name] for name in state["speculation"]}
+    assert set(state["seconds"]) == {"target", "drafts", "other"}
+
+
+def test_a_report_that_stays_the_same_is_not_sent_ten_times_a_second(client):
+    began = time.monotonic()
+    states(client, 3)
+    assert time.monotonic() - began > 1.5
+
+
+def test_the_state_needs_the_key():
+    with serving(config=ServerConfig(api_key="secret")) as client:
+        assert client.get("/events").status_code == 401
+
+
+def test_speed_is_a_mean_of_the_last_second_and_falls_to_nothing():
+    speed = _Speed()
+    assert speed.update(0.0, 0) == 0.0
+    speeds = [speed.update(0.25 * i, 10 * i) for i in range(1, 20)]
+    assert speeds == pytest.approx([40.0] * 19)
+    assert speed.update(4.75 + SPEED_SECONDS, 190) < 40.0
+    assert speed.update(4.75 + 3 * SPEED_SECONDS, 190) == 0.0
+    assert speed.update(10.0, 0) == 0.0  # the engine was started again
+
+
+def test_running_answers_count_as_tokens():
+    busy = SlotReport(slot_id=0, is_processing=True, num_emitted=7)
+    report = replace(WorkerReport(), slots=(busy, SlotReport(slot_id=1)))
+    assert num_tokens(report) == 7
+    assert num_tokens(replace(report, counters=REPORT.counters)) == (
+        7 + REPORT.counters.tokens_predicted
+    )
+
+
+def test_memory_of_this_process_is_plausible():
+    assert 2**22 < resident_bytes() < 2**40
+
+
+def guessed(request: Request) -> list:
+    """Two steps: a draft of three of which one is right, then a plain one."""
+    draft = VerifiedDraft((72, 73, 74), ("suffix", "suffix", "draft-model"), (0.9, 0.5, None), 4, 1)
+    plain = VerifiedDraft((), (), (), 3.0, 0.0)
+    first, second, end = say(request, b"H\xc3", b"\xb6")
+    if request.wants_provenance:
+        first = replace(first, sources=("suffix", ""), step=draft)
+        second = replace(second, step=plain)
+    assert isinstance(first, TokenEvent)
+    return [first, second, end]
+
+
+TOKENS = [
+    {"id": 72, "piece": "H", "source": "suffix", "position": 0, "chance": 0.9, "step": 0},
+    {"id": 0xC3, "piece": [0xC3], "source": "", "position": None, "chance": None, "step": 0},
+    {"id": 0xB6, "piece": [0xB6], "source": "", "position": None, "chance": None, "step": 1},
+]
+FIRST_STEP = {
+    "rows": 4,
+    "rows_wasted": 2,
+    "target_ms": 4,
+    "draft_ms": 1,
+    "draft": [
+        {"id": 72, "piece": "H", "source": "suffix", "chance": 0.9},
+        {"id": 73, "piece": "I", "source": "suffix", "chance": 0.5},
+        {"id": 74, "piece": "J", "source": "draft-model", "chance": None},
+    ],
+}
+CALLS = [
+    ("/completion", {"prompt": "a"}),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), CALLS)
+def test_provenance_says_who_guessed_and_what_was_rejected(route, body):
+    with serving(FakeWorker(guessed)) as client:
+        answer = client.post(route, json=body | {"provenance": True}).json()
+        whole = answer.get("choices", [answer])[0]["provenance"]
+        assert whole["tokens"] == TOKENS
+        assert whole["steps"][0] == FIRST_STEP
+        assert whole["steps"][1]["rows"] == 1
+        text = client.post(route, json=body | {"provenance": True, "stream": True}).text
+        chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line[6:7] == "{"]
+        parts = [chunk.get("choices", [chunk]) for chunk in chunks]
+        parts = [part[0]["provenance"] for part in parts if part and "provenance" in part[0]]
+        assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+        assert [step for part in parts for step in part["steps"]] == whole["steps"]
+
+
+@pytest.mark.parametrize(("route", "body"), CALLS)
+def test_nothing_is_said_or_asked_of_the_engine_without_a_wish(route, body):
+    worker = FakeWorker(guessed)
+    with serving(worker) as client:
+        assert "provenance" not in client.post(route, json=body).text
+        assert not worker.requests[-1].wants_provenance

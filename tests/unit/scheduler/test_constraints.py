@@ -1,0 +1,202 @@
+"""Constrained requests: the same text whoever drafts, at any temperature, alone or with others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from llguidance import LLParserLimits
+from tests.harness import AUTO, SMALL_OPTIONS, RandomController, fixed
+from tests.unit.scheduler.constrained import (
+    CONSTRAINTS,
+    bytes_engine,
+    check,
+    make_constrained,
+    make_scheduler,
+    run,
+)
+
+from headstart.config import SchedulerConfig
+from headstart.control.controller import Controller
+from headstart.errors import CapacityError, NotSupportedError
+from headstart.grammar import compiler
+from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.request import TokenEvent
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculation import make_speculator
+from headstart.speculators import SPECULATORS, Speculator
+from headstart.structures.token_log import VocabularyId
+from headstart.testing import ByteVocab
+from headstart.types import MemoryKind
+
+VALID = sorted(name for name, cls in SPECULATORS.items() if not cls.skips_verification)
+every_kind = pytest.mark.parametrize("kind", list(CONSTRAINTS))
+every_temperature = pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+
+
+def speculators(*names: str) -> list[Speculator]:
+    parts = {
+        "engine": bytes_engine,
+        "vocab": ByteVocab,
+        "vocabulary_id": lambda: VocabularyId.of(ByteVocab()),
+        "translator": lambda: None,
+    }
+    return [make_speculator(name, SMALL_OPTIONS, parts) for name in names]
+
+
+@every_kind
+@every_temperature
+def test_without_drafts_the_text_is_the_rule_s(kind: str, temperature: float) -> None:
+    engine, requests = bytes_engine(), make_constrained(5, CONSTRAINTS[kind], temperature)
+    answers = run(make_scheduler(engine), requests)
+    check(engine, requests, answers)
+
+
+@every_kind
+@pytest.mark.parametrize("name", VALID)
+def test_the_text_is_the_same_with_every_speculator(kind: str, name: str) -> None:
+    """One request of each temperature, one after the other and together."""
+    requests = [
+        make_constrained(3, CONSTRAINTS[kind], temperature)[index]
+        for index, temperature in enumerate((0.0, 0.8, 1.5))
+    ]
+    for parallel, spec in ((1, fixed(6)), (4, AUTO)):
+        engine = bytes_engine()
+        scheduler = make_scheduler(engine, speculators(name), spec, parallel=parallel)
+        check(engine, requests, run(scheduler, requests))
+
+
+@every_kind
+@pytest.mark.parametrize("seed", range(3))
+def test_how_far_control_lets_drafts_go_does_not_show(kind: str, seed: int) -> None:
+    engine, requests = bytes_engine(), make_constrained(6, CONSTRAINTS[kind], 0.8)
+    drafters = speculators("suffix", "ngram-simple", "draft-model")
+    scheduler = make_scheduler(engine, drafters, AUTO, RandomController(seed))
+    check(engine, requests, run(scheduler, requests))
+
+
+def test_requests_with_and_without_a_constraint_share_a_batch() -> None:
+    engine = bytes_engine()
+    requests = make_constrained(6, None, 0.8)
+    kinds = [None, *CONSTRAINTS.values()]
+    requests = [
+        replace(request, constraint=kinds[index % len(kinds)])
+        for index, request in enumerate(requests)
+    ]
+    check(engine, requests, run(make_scheduler(engine, speculators("suffix")), requests))
+
+
+def test_a_text_that_is_complete_ends_at_once() -> None:
+    """No step is spent on a token that could only end the turn."""
+    engine = bytes_engine()
+    yes = Constraint(kind=ConstraintKind.REGEX, text="yes|no")
+    (request,) = make_constrained(1, yes, 0.8)
+    answer = run(make_scheduler(engine), [request])["r0"]
+    assert answer.text in (b"yes", b"no")
+    assert answer.reason == "eos"
+
+
+@pytest.mark.parametrize("memory", list(MemoryKind))
+def test_a_preempted_request_goes_on_where_its_constraint_stood(memory: MemoryKind) -> None:
+    lines = Constraint(kind=ConstraintKind.REGEX, text="([a-f]{2},){40}")
+    requests = make_constrained(4, lines, 0.8, max_tokens=80)
+    engine = bytes_engine(num_cells=300, memory=memory)
+    scheduler = make_scheduler(engine, speculators("suffix"))
+    answers = run(scheduler, requests)
+    assert scheduler.counters.preemptions > 0
+    check(bytes_engine(), requests, answers)
+
+
+def test_a_stop_string_ends_a_constrained_text() -> None:
+    engine = bytes_engine()
+    request = make_constrained(1, CONSTRAINTS["json_schema"], 0.8)[0]
+    request = replace(request, stop=(b'"tags"',))
+    scheduler = make_scheduler(engine, speculators("suffix"))
+    answer = run(scheduler, [request])["r0"]
+    assert answer.reason == "word"
+    assert answer.text in (b'{"name": "%s", ' % name for name in (b"Ann", b"Bob", b"Anton"))
+
+
+def test_log_probabilities_of_a_constrained_text() -> None:
+    """Before the filters they are the model's own; after them those of the legal tokens."""
+    engine = bytes_engine()
+    request = make_constrained(1, CONSTRAINTS["json_schema"], 0.8)[0]
+    raw = replace(request, num_logprobs=3)
+    post = replace(raw, request_id="post", post_sampling_probs=True)
+    scheduler = make_scheduler(engine, speculators("suffix"))
+    answers = run(scheduler, [raw, post])
+    text = answers["post"].tokens
+    assert answers["r0"].tokens == text
+    assert [entry.token for entry in answers["r0"].logprobs] == text
+    assert all(entry.logprob < 0.0 for entry in answers["r0"].logprobs)
+    assert answers["post"].logprobs[0].logprob == 0.0  # `{` was the only legal token
+    assert answers["post"].logprobs[0].top == ((ord("{"), 0.0),)
+    assert all(entry.logprob > float("-inf") for entry in answers["post"].logprobs)
+
+
+def test_choices_of_one_prompt_follow_their_constraints_apart() -> None:
+    engine = bytes_engine()
+    first = make_constrained(1, CONSTRAINTS["json_schema"], 1.5)[0]
+    requests = [
+        replace(first, request_id=f"r{n}", sampling=replace(first.sampling, seed=n))
+        for n in range(4)
+    ]
+    answers = run(make_scheduler(engine, speculators("suffix")), requests)
+    check(engine, requests, answers)
+    assert len({answer.text for answer in answers.values()}) > 1
+
+
+def test_a_constraint_that_cannot_be_compiled_refuses_its_request_alone() -> None:
+    engine = bytes_engine()
+    good, bad = make_constrained(2, CONSTRAINTS["regex"], 0.8)
+    bad = replace(bad, constraint=Constraint(kind=ConstraintKind.REGEX, text="a(b"))
+    answers = run(make_scheduler(engine), [bad, good])
+    assert answers["r1"].error is not None
+    assert answers["r1"].error.error == "InvalidParameterError"
+    assert "unclosed group" in answers["r1"].error.message
+    check(engine, [good], answers)
+
+
+def test_a_request_can_be_cancelled_while_its_constraint_is_compiled() -> None:
+    scheduler = make_scheduler(bytes_engine())
+    (request,) = make_constrained(1, CONSTRAINTS["regex"], 0.8)
+    scheduler.submit(request)
+    assert scheduler.has_work
+    scheduler.cancel("r0")
+    assert not scheduler.has_work
+    assert not any(isinstance(event, TokenEvent) for event in scheduler.take_events())
+
+
+def test_requests_whose_constraints_compile_count_as_waiting() -> None:
+    scheduler = make_scheduler(bytes_engine())
+    scheduler.config = replace(scheduler.config, max_queue=1)
+    requests = make_constrained(6, CONSTRAINTS["regex"], 0.8)
+    for request in requests[:5]:
+        scheduler.submit(request)
+    with pytest.raises(CapacityError):
+        scheduler.submit(requests[5])
+
+
+def test_a_grammar_too_complex_for_its_text_ends_that_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = LLParserLimits(max_items_in_row=30, verbose_errors=False)
+    monkeypatch.setattr(compiler, "LIMITS", limits)
+    engine = bytes_engine()
+    hostile = Constraint(kind=ConstraintKind.LARK, text='start: s\ns: s s | "a" | "b" | "c" | "e"')
+    bad, good = make_constrained(2, hostile, 0.8)
+    bad = replace(bad, sampling=replace(bad.sampling, ignore_eos=True))
+    good = replace(good, constraint=CONSTRAINTS["gbnf"])
+    answers = run(make_scheduler(engine, speculators("suffix")), [bad, good])
+    assert answers["r0"].error is not None
+    assert "max is 30" in answers["r0"].error.message
+    check(engine, [good], answers)
+
+
+def test_without_a_grammar_engine_a_constraint_is_refused() -> None:
+    engine = bytes_engine()
+    drafting = Drafting([], AUTO, Controller())
+    scheduler = Scheduler(engine, ByteVocab(), drafting, SchedulerConfig())
+    with pytest.raises(NotSupportedError, match="no grammar engine"):
+        scheduler.submit(make_constrained(1, CONSTRAINTS["regex"], 0.8)[0])

@@ -1,0 +1,97 @@
+"""What each step verified, for requests that ask: it agrees with the tokens and with the counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.harness import (
+    AUTO,
+    Model,
+    RandomController,
+    check,
+    collect,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+)
+
+from headstart.config import SpeculationConfig
+from headstart.scheduler.request import TokenEvent, VerifiedDraft
+
+CHAIN = ("suffix", "recycling", "draft-model")
+
+
+def steps_of(spec: SpeculationConfig, wants_provenance: bool) -> dict[str, list[TokenEvent]]:
+    """The steps of twelve requests; their answers are what they must be."""
+    engine = Model(2)
+    speculators = make_speculators(CHAIN, lambda: Model(2, skew=0.3))
+    controller = RandomController(3) if spec is AUTO else None
+    scheduler = make_scheduler(engine, speculators, spec, controller)
+    requests = [replace(r, wants_provenance=wants_provenance) for r in make_requests(12)]
+    for request in requests:
+        scheduler.submit(request)
+    events: list[TokenEvent] = []
+    answers = {}
+    while scheduler.has_work:
+        scheduler.step()
+        events += [e for e in scheduler._events if isinstance(e, TokenEvent) and e.tokens]
+        collect(scheduler, answers)
+    check(engine, requests, answers)
+    return {r.request_id: [e for e in events if e.request_id == r.request_id] for r in requests}
+
+
+def step_of(event: TokenEvent) -> VerifiedDraft:
+    assert event.step is not None
+    return event.step
+
+
+@pytest.mark.parametrize("spec", [fixed(4), AUTO])
+def test_accepted_tokens_are_the_first_of_the_draft(spec):
+    num_drafts = 0
+    for events in steps_of(spec, wants_provenance=True).values():
+        for event in events:
+            num_accepted = sum(map(bool, event.sources))
+            assert step_of(event).draft[:num_accepted] == event.tokens[:num_accepted]
+            assert step_of(event).sources[:num_accepted] == event.sources[:num_accepted]
+            assert (
+                len(step_of(event).draft)
+                == len(step_of(event).sources)
+                == len(step_of(event).chances)
+            )
+            assert step_of(event).target_ms >= 0
+            num_drafts += bool(step_of(event).draft)
+    assert num_drafts
+
+
+def test_a_rejected_token_is_followed_by_another_one():
+    rejections = 0
+    for events in steps_of(fixed(4), wants_provenance=True).values():
+        for event in events:
+            num_accepted = sum(map(bool, event.sources))
+            if num_accepted < min(len(step_of(event).draft), len(event.tokens)):
+                rejections += 1
+                assert event.tokens[num_accepted] != step_of(event).draft[num_accepted]
+    assert rejections
+
+
+def test_chances_fall_along_a_draft_and_are_unknown_with_fixed_lengths():
+    chances = [
+        [-1.0 if chance is None else chance for chance in step_of(event).chances]
+        for events in steps_of(AUTO, wants_provenance=True).values()
+        for event in events
+        if len(step_of(event).draft) > 1
+    ]
+    assert chances
+    for some in chances:
+        assert some[0] <= 1
+        assert sorted(some, reverse=True) == list(some)
+        assert some[-1] >= 0
+    for events in steps_of(fixed(4), wants_provenance=True).values():
+        assert all(chance is None for event in events for chance in step_of(event).chances)
+
+
+def test_who_does_not_ask_gets_nothing():
+    for events in steps_of(AUTO, wants_provenance=False).values():
+        assert all(event.step is None for event in events)
