@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduler": CORE | {"text"},
     "speculation": BOTTOM | {"speculators"},
     "text": BOTTOM | {"structures", "vocabulary"},
-    "server": BOTTOM | {"text", "sampling", "grammar", "scheduler"},
+    "server": BOTTOM | {"structures", "text", "sampling", "grammar", "scheduler"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,

@@ -21,7 +21,9 @@ class Markers:
     """The markers of a vocabulary that a text may be cut at."""
 
     def __init__(self, handle: Any, size: int) -> None:
-        controls, others, lstripped = [], [], set()
+        controls: list[bytes] = []
+        others: list[bytes] = []
+        lstripped: set[bytes] = set()
         control = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
         for token in range(size):
             attributes = api.llama_vocab_get_attr(handle, token)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from headstart.engine.library import api
 from headstart.engine.long_text import PART_BYTES, Markers
+from headstart.structures.interruption import progress
 from headstart.types import FimTokens
 
 _MAX_INFILL_BYTES = 512  # libllama's buffer for one token; it fails to grow it
@@ -46,12 +47,9 @@ class LlamaVocab:
         *,
         add_special: bool,
         parse_special: bool,
-        watch: Callable[[int], None] | None = None,
     ) -> list[int]:
-        """Token ids of a text; lone surrogates become '?'.
-
-        `watch` is called between the parts of a long text, with the number of tokens so far; what
-        it raises ends this.
+        """Token ids of a text; lone surrogates become '?'. Between the parts of a long text it
+        tells its `progress` (see structures/interruption.py) in tokens.
         """
         raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
         if len(raw) <= PART_BYTES:
@@ -60,8 +58,7 @@ class LlamaVocab:
         tokens = self._tokenize(next(parts), add_special, parse_special)
         end = self._tokenize(b"", True, parse_special)[1:] if add_special else []
         for part in parts:
-            if watch is not None:
-                watch(len(tokens))
+            progress(len(tokens))
             if end and tokens[-len(end) :] == end:  # an end of the text that was not yet one
                 del tokens[-len(end) :]
             tokens += self._tokenize(part, False, parse_special) + end

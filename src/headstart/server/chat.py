@@ -32,7 +32,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     call = new_call(http, service, "chatcmpl", stop=service.served.template.stop)
 
     def prepare() -> Dialect:
-        prompts = [read_chat(body, call.model)]
+        prompts = [read_chat(body, call.model, call.info.context_size)]
         return ChatDialect(call, body, make_choices(body, prompts, call, _num_logprobs(body, call)))
 
     return await answer(http, service, prepare)

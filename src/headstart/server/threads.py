@@ -1,8 +1,8 @@
 """Threads for what would hold up the event loop: parsing, templates, tokenizing.
 
 They are daemons, so that the end of the server never waits for one. A job whose client left is not
-begun; one that runs is told so at its next `check`. Few threads and a bounded queue: what nobody
-can stop must not be everywhere at once.
+begun; one that runs ends when it next tells its progress. There are few threads and a bounded
+queue: what nobody can stop must not be everywhere at once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from headstart.errors import CapacityError
+from headstart.structures.interruption import watched
 
 T = TypeVar("T")
-
-_running = threading.local()
 
 
 class AbandonedError(Exception):
@@ -28,17 +27,6 @@ class AbandonedError(Exception):
 
 class ClientGoneError(Exception):
     """The client closed the connection; there is nobody to answer."""
-
-
-def check() -> None:
-    """To be called now and then by what takes long.
-
-    Raises:
-        AbandonedError: its client left.
-    """
-    job: _Job | None = getattr(_running, "job", None)
-    if job is not None and job.is_abandoned:
-        raise AbandonedError
 
 
 class _Job:
@@ -53,17 +41,19 @@ class _Job:
 
     def run(self) -> None:
         result, error = None, None
-        _running.job = self
         try:
-            result = self.function()
+            with watched(self._check):
+                result = self.function()
         except Exception as caught:
             error = caught
-        finally:
-            _running.job = None
         try:
             self.loop.call_soon_threadsafe(self._settle, result, error)
         except RuntimeError:  # the loop is closed: the server ended
             return
+
+    def _check(self, amount: int) -> None:
+        if self.is_abandoned:
+            raise AbandonedError
 
     def _settle(self, result: Any, error: Exception | None) -> None:
         if self.future.done():
@@ -98,9 +88,7 @@ class Threads:
             CapacityError: too many wait.
         """
         if len(self._pending) >= self._max_waiting + self._num_threads or self._is_closed:
-            raise CapacityError(
-                f"{len(self._pending)} requests wait to be read; try again later"
-            )
+            raise CapacityError(f"{len(self._pending)} requests wait to be read; try again later")
         loop = asyncio.get_running_loop()
         job = _Job(function, loop.create_future(), loop)
         self._pending.add(job)
@@ -131,7 +119,7 @@ class Threads:
 
 
 async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves. The body must have been read.
+    """The result of `work`, cancelled when the client leaves, whose body must have been read.
 
     Raises:
         ClientGoneError: it left.

@@ -1,4 +1,4 @@
-"""What a template's operators may make: one long computation in C cannot be ended by a time limit."""
+"""What a template's operators may make: no time limit ends one long computation in C."""
 
 from __future__ import annotations
 
