@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from headstart import errors
+from headstart.cli import llama_server
 from headstart.cli.generate import GenerateOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.server.errors import ANSWERS
@@ -23,7 +24,12 @@ NOTE = "<!-- Made by docs/generate.py; do not edit. -->"
 
 def pages() -> dict[str, str]:
     """File name -> content of every generated page."""
-    return {"flags.md": flags_page(), "metrics.md": metrics_page(), "errors.md": errors_page()}
+    return {
+        "flags.md": flags_page(),
+        "metrics.md": metrics_page(),
+        "errors.md": errors_page(),
+        "from-llama-server.md": llama_server_page(),
+    }
 
 
 def flags_page() -> str:
@@ -39,11 +45,10 @@ def flags_page() -> str:
         "on or off has a",
         "`--no-` form.",
         "",
-        "An unknown `HEADSTART_` name in the environment is refused. llama-server's `LLAMA_ARG_` "
-        "names are not read; a",
-        "line at the start lists those that are set. Where `LLAMA_API_KEY` or "
-        "`LLAMA_ARG_API_KEY_FILE` is set and no",
-        "key of ours is, the server does not start: it would be open.",
+        "An unknown `HEADSTART_` name in the environment is refused. llama-server's variables are "
+        "taken where its flags",
+        "are; ours win. What becomes of each of its flags: "
+        "[from-llama-server.md](from-llama-server.md).",
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
@@ -51,14 +56,50 @@ def flags_page() -> str:
     return _page(lines)
 
 
+TABLES = "<!-- From here on made by docs/generate.py; do not edit. -->"
+
+
+def llama_server_page() -> str:
+    """What is written by hand, then what becomes of each flag of llama-server."""
+    by_hand = (FOLDER / "from-llama-server.md").read_text("utf-8").partition(TABLES)[0]
+    settings = {name: one for one in all_settings() for name in one.spellings}
+    works: list[tuple[str, ...]] = []
+    accepted: list[tuple[str, ...]] = []
+    refused: list[tuple[str, ...]] = []
+    for flag in llama_server.flags():
+        names = ", ".join(f"`{name}`" for name in (*flag.names, *flag.negatives))
+        variable = f"`{flag.environment}`" if flag.environment else ""
+        setting = next((settings[name] for name in flag.names if name in settings), None)
+        if setting is not None:
+            works.append((names, variable, f"`{setting.flag}`"))
+            continue
+        for verdict in flag.verdicts:
+            values = f"{' or '.join(f'`{v}`' for v in verdict.values)}: " if verdict.values else ""
+            if verdict.kind == "sets":
+                same = " ".join(f"`{name}={value}`" for name, value in verdict.settings.items())
+                works.append((names, variable, f"{values}as {same}"))
+            else:
+                rows = accepted if verdict.kind == "accepted" else refused
+                rows.append((names, variable, values + verdict.text))
+    heading = ("flag", "variable")
+    lines = [TABLES, "", "## Flags that work", ""]
+    lines += _table((*heading, "here (docs/flags.md)"), works)
+    lines += ["", "## Flags that are accepted and change nothing", ""]
+    lines += _table((*heading, "because"), accepted)
+    lines += ["", "## Flags that are refused", ""]
+    lines += _table((*heading, "why, and what to do"), refused)
+    return by_hand + _page(lines)
+
+
 def _flag_table(settings: Iterable[Setting]) -> list[str]:
     rows = []
     for setting in settings:
         spellings = ", ".join(f"`{name}`" for name in (setting.flag, *setting.aliases))
         values = f" ({', '.join(setting.choices)})" if setting.choices else ""
-        rows.append(
-            (spellings, f"`{setting.environment_name}`", _shown(setting), setting.help + values)
-        )
+        variables = f"`{setting.environment_name}`"
+        if setting.llama_environment:
+            variables += f", `{setting.llama_environment}`"
+        rows.append((spellings, variables, _shown(setting), setting.help + values))
     return _table(("flag", "environment", "default", "meaning"), rows)
 
 

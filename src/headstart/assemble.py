@@ -6,7 +6,6 @@ Functions here are entry points: each imports the part of the world that it need
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +19,7 @@ from headstart.hub import ModelPaths, resolve_model
 
 if TYPE_CHECKING:
     from headstart.engine.devices import Device
+    from headstart.engine.fit import Fitted
     from headstart.engine.model import Model
     from headstart.saved_control import SavedControl
     from headstart.scheduler.drafting import Drafting
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 7.0  # of the first start with a model on a machine
-_MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
+SHORT_WARM_UP_SECONDS = 3.0  # of the same without speculation: fewer widths are possible
 
 
 def libllama_version() -> str:
@@ -64,6 +64,7 @@ def check(config: Config) -> None:
     Raises:
         ConfigError, ModelError: settings that cannot work.
     """
+    from headstart.process import cpus_of
     from headstart.speculation import uses_draft_model, wanted_types
     from headstart.text.chat_template import template_by_hand
 
@@ -71,6 +72,7 @@ def check(config: Config) -> None:
     is_given = is_demo or bool(config.model.draft_model or config.model.draft_hf_repo)
     has_draft = uses_draft_model(config, is_demo=is_demo, is_given=is_given)
     wanted_types(config.speculation, has_draft_model=has_draft)
+    cpus_of(config.engine)
     template_by_hand(config.server)
 
 
@@ -94,7 +96,9 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     """
     from headstart.engine import library
     from headstart.engine.context import LlamaEngine
+    from headstart.engine.machine import available_memory
     from headstart.engine.model import Model
+    from headstart.grammar.compiler import GrammarCompiler
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -109,23 +113,18 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
     learned = _learned(config, models, types)
-    model = Model(models.target, config.engine)
-    engine = LlamaEngine(
-        model,
-        config.engine,
-        num_sequences=config.scheduler.parallel,
-        max_outputs=_max_outputs(config, model.vocab.size),
-        max_draft=_max_draft(config),
-    )
-    drafter = (
-        _load_draft(config, models.draft, engine)
-        if needs_draft_model(types) and models.draft
-        else None
-    )
+    has_draft = needs_draft_model(types) and models.draft is not None
+    fitted = _fit(config, models, has_draft=has_draft)
+    model = Model(models.target, fitted.config)
+    engine = LlamaEngine(model, fitted.config, fitted.limits)
+    drafter = _load_draft(config, models.draft, fitted) if has_draft and models.draft else None
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
-    scheduler = Scheduler(engine, model.vocab, drafting, config.scheduler)
-    if types and not drafting.knows_costs:
-        scheduler.warm_up(WARM_UP_SECONDS)
+    cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
+    limits = replace(config.scheduler, cache_ram=cache_ram)
+    compiler = GrammarCompiler(model.vocab)
+    scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
+    if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
+        scheduler.warm_up(WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
         draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
@@ -137,6 +136,8 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
         system=f"{library.version()}; {library.system_info()}",
     )
     log.info("%s", _summary(info, models))
+    if memory := fitted.describe():
+        log.info("memory: %s", memory)
     return scheduler, info
 
 
@@ -169,14 +170,31 @@ def _max_draft(config: Config) -> int:
     )
 
 
-def _max_outputs(config: Config, vocab_size: int) -> int:
-    wanted = config.scheduler.parallel * (1 + _max_draft(config))
-    return max(
-        config.scheduler.parallel, min(wanted, config.engine.batch, _MAX_LOGITS // vocab_size)
-    )
+def _fit(config: Config, models: Models, *, has_draft: bool) -> Fitted:
+    """Settings with which target and draft model fit into memory.
+
+    Raises:
+        ConfigError: they cannot; the message says what to lower.
+    """
+    from headstart.engine.fit import Part, fit
+    from headstart.engine.parameters import Limits
+
+    parallel, longest = config.scheduler.parallel, _max_draft(config)
+    path = models.draft if has_draft else None
+
+    def draft(target: EngineConfig) -> Part:
+        assert path is not None
+        own = config.draft_engine.applied_to(target, parallel)
+        return Part(path, own, Limits(parallel, parallel, 0))
+
+    limits = Limits(parallel, parallel * (1 + longest), longest)
+    fitted = fit(Part(models.target, config.engine, limits), draft if path else None)
+    for remark in fitted.remarks:
+        log.warning("%s", remark)
+    return fitted
 
 
-def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
+def _load_draft(config: Config, path: Path, fitted: Fitted) -> Any:
     """The draft model's engine.
 
     Raises:
@@ -184,14 +202,12 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
     """
     from headstart.engine.context import LlamaEngine
     from headstart.engine.model import Model
+    from headstart.engine.parameters import Limits
     from headstart.types import MemoryKind
 
-    draft_config = _draft_engine_config(config, engine)
-    model = Model(path, draft_config)
     parallel = config.scheduler.parallel
-    drafter = LlamaEngine(
-        model, draft_config, num_sequences=parallel, max_outputs=parallel, max_draft=0
-    )
+    draft_config = config.draft_engine.applied_to(fitted.config, parallel)
+    drafter = LlamaEngine(Model(path, draft_config), draft_config, Limits(parallel, parallel, 0))
     if drafter.memory is not MemoryKind.CUT:
         raise ModelError(
             f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected "
@@ -199,26 +215,6 @@ def _load_draft(config: Config, path: Path, engine: Engine) -> Any:
             "choose a draft model with attention only"
         )
     return drafter
-
-
-def _draft_engine_config(config: Config, engine: Engine) -> EngineConfig:
-    """The target's settings with the draft model's on top; no more context than the target."""
-    base, own = config.engine, config.draft_engine
-    return replace(
-        base,
-        threads=own.draft_threads or base.threads,
-        threads_batch=own.draft_threads_batch or base.threads_batch,
-        gpu_layers=base.gpu_layers if own.draft_gpu_layers is None else own.draft_gpu_layers,
-        device=own.draft_device or base.device,
-        tensor_split=None if own.draft_device else base.tensor_split,
-        cache_type_k=own.draft_cache_type_k or base.cache_type_k,
-        cache_type_v=own.draft_cache_type_v or base.cache_type_v,
-        context=own.draft_context or engine.num_cells,
-        batch=512,
-        deterministic=False,
-        swa_full=True,  # it takes back the tokens of many decodes
-        ctx_checkpoints=0,
-    )
 
 
 def _make_drafting(
@@ -303,6 +299,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     """
     from headstart.engine.model import Model
     from headstart.server.conversation import chat_defaults
+    from headstart.server.defaults import request_defaults
     from headstart.server.model import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
@@ -326,9 +323,21 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             "the chat template of %s shows no message: name another with --chat-template-file",
             model.path.name,
         )
-    alias = config.model.alias or config.model.hf_repo or models.target.name
-    chat = chat_defaults(config.chat)
-    return ServedModel(alias=alias, vocab=vocab, template=template, chat=chat)
+    names = _listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
+    return ServedModel(
+        alias=names[0],
+        aliases=names[1:],
+        tags=_listed(config.model.tags),
+        vocab=vocab,
+        template=template,
+        chat=chat_defaults(config.chat),
+        defaults=request_defaults(config.sampling, model.metadata()),
+    )
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
@@ -339,6 +348,8 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
+    from headstart.logs import Logging
+    from headstart.process import EngineProcess
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
     from headstart.server import listen
@@ -348,14 +359,14 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
         if config.server.verbose
         else getattr(logging, config.server.log_level.upper())
     )
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
-    )
+    prepare = EngineProcess(Logging(level, config.log), config.engine)
+    prepare.logging.start()
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
     check(config)
     models = find_models(config)
-    worker = WorkerClient(lambda: ProcessTransport(partial(build_scheduler, config, models), level))
+    build = partial(build_scheduler, config, models)
+    worker = WorkerClient(lambda: ProcessTransport(build, prepare))
 
     listen.serve(
         config.server,

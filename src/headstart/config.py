@@ -12,18 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.config_chat import ChatConfig as ChatConfig
+from headstart.config_engine import CACHE_TYPES as CACHE_TYPES
+from headstart.config_engine import LEAST_CONTEXT as LEAST_CONTEXT
+from headstart.config_engine import PLAIN_CACHE_TYPES as PLAIN_CACHE_TYPES
+from headstart.config_engine import DraftEngineConfig as DraftEngineConfig
+from headstart.config_engine import EngineConfig as EngineConfig
 from headstart.config_fields import check_at_least
 from headstart.config_fields import option as option
+from headstart.config_logs import LogConfig as LogConfig
+from headstart.config_sampling import SamplingConfig as SamplingConfig
 from headstart.errors import ConfigError
 from headstart.types import SequenceMode
 
 # tokens a step
 DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}
-# tokens; libllama takes no batch larger than the context, and ours are at least so large
-LEAST_CONTEXT = 64
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-# values of the others can only be read by flash attention
-PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 # llama-server's names: what is called otherwise here, and what is not built.
 SPECULATOR_ALIASES = {"draft-simple": "draft-model"}
 MULTI_TOKEN_HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
@@ -62,134 +64,10 @@ class ModelConfig:
         "--hf-repo-draft",
         "--spec-draft-hf",
     )
-    alias: str | None = option(None, "model name that the API shows", "-a")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """How a model is loaded and run. Built twice: for the target and for the draft model."""
-
-    threads: int | None = option(
-        None, "CPU threads while generating; default: physical cores", "-t"
+    alias: str | None = option(
+        None, "model name that the API shows; several separated by commas", "-a"
     )
-    threads_batch: int | None = option(
-        None, "CPU threads while reading prompts; default: as --threads", "-tb"
-    )
-    gpu_layers: int = option(-1, "layers on the GPU; -1 for all", "-ngl", "--n-gpu-layers")
-    device: str | None = option(
-        None,
-        "devices to use, by name and separated by commas (see `headstart devices`); none = CPU",
-        "-dev",
-    )
-    split_mode: str = option(
-        "layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor")
-    )
-    main_gpu: int = option(
-        0, "number of the device, from 0, that holds the model with --split-mode none", "-mg"
-    )
-    tensor_split: str | None = option(
-        None, "share of the model per device, for instance 3,1", "-ts"
-    )
-    cache_type_k: str = option("f16", "type of the cached keys", "-ctk", choices=CACHE_TYPES)
-    cache_type_v: str = option("f16", "type of the cached values", "-ctv", choices=CACHE_TYPES)
-    flash_attn: str = option("auto", "flash attention", "-fa", choices=("auto", "on", "off"))
-    context: int = option(
-        0,
-        "tokens of context in the cache, shared by all slots; 0 = what the model was trained with",
-        "-c",
-        "--ctx-size",
-    )
-    batch: int = option(2048, "most tokens in one decode call", "-b", "--batch-size")
-    ubatch: int = option(512, "most tokens computed at once", "-ub", "--ubatch-size")
-    swa_full: bool = option(
-        False,
-        "keep the whole context in layers with a sliding window, not only what they can see: "
-        "several times the memory, any prompt can be continued anywhere",
-    )
-    ctx_checkpoints: int = option(
-        32,
-        "most states kept of a slot whose cache cannot be cut back anywhere (recurrent layers, "
-        "sliding windows), so that an edited history is not read again from the start",
-        "-ctxcp",
-        "--swa-checkpoints",
-    )
-    mmap: bool = option(True, "map the model file into memory instead of reading it")
-    mlock: bool = option(False, "keep the model in RAM")
-    deterministic: bool = option(
-        False,
-        "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)",
-    )
-
-    def __post_init__(self) -> None:
-        if self.context:  # 0: as trained
-            check_at_least(self, "context", LEAST_CONTEXT)
-        check_at_least(self, "batch", 2)
-        check_at_least(self, "ubatch", 2)
-        check_at_least(self, "gpu_layers", -1)
-        check_at_least(self, "ctx_checkpoints", 0)
-        for name in ("threads", "threads_batch"):
-            if getattr(self, name) is not None:
-                check_at_least(self, name, 1)
-        if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
-            raise ConfigError(
-                f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftEngineConfig:
-    """What may differ for the draft model; None means as for the target."""
-
-    draft_threads: int | None = option(
-        None,
-        "CPU threads of the draft model while drafting",
-        "-td",
-        "--threads-draft",
-        "--spec-draft-threads",
-    )
-    draft_threads_batch: int | None = option(
-        None,
-        "CPU threads of the draft model while reading prompts",
-        "-tbd",
-        "--threads-batch-draft",
-        "--spec-draft-threads-batch",
-    )
-    draft_gpu_layers: int | None = option(
-        None,
-        "layers of the draft model on the GPU; -1 for all",
-        "-ngld",
-        "--gpu-layers-draft",
-        "--n-gpu-layers-draft",
-        "--spec-draft-ngl",
-    )
-    draft_device: str | None = option(
-        None, "devices of the draft model", "-devd", "--device-draft", "--spec-draft-device"
-    )
-    draft_cache_type_k: str | None = option(
-        None,
-        "type of the draft model's cached keys",
-        "-ctkd",
-        "--cache-type-k-draft",
-        "--spec-draft-type-k",
-        choices=CACHE_TYPES,
-    )
-    draft_cache_type_v: str | None = option(
-        None,
-        "type of the draft model's cached values",
-        "-ctvd",
-        "--cache-type-v-draft",
-        "--spec-draft-type-v",
-        choices=CACHE_TYPES,
-    )
-    draft_context: int | None = option(
-        None, "tokens of context of the draft model", "-cd", "--ctx-size-draft"
-    )
-
-    def __post_init__(self) -> None:
-        least = {"threads": 1, "threads_batch": 1, "gpu_layers": -1, "context": LEAST_CONTEXT}
-        for name, minimum in least.items():
-            if getattr(self, f"draft_{name}") is not None:
-                check_at_least(self, f"draft_{name}", minimum)
+    tags: str | None = option(None, "words about the model in /v1/models, separated by commas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +86,16 @@ class SchedulerConfig:
         "-cms",
     )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
+    cache_ram: int = option(
+        8192,
+        "most MiB of main memory for prompts that lose their place in the model's cache, and never "
+        "more than half of what is free; 0 keeps none",
+        "-cram",
+    )
 
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)
+        check_at_least(self, "cache_ram", 0)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
         check_at_least(self, "checkpoint_min_step", 1)
@@ -294,8 +179,15 @@ class SpeculationConfig:
 class ServerConfig:
     """The HTTP side."""
 
-    host: str = option("127.0.0.1", "address to listen on")
+    host: str = option(
+        "127.0.0.1",
+        "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
+    )
     port: int = option(8080, "port to listen on; 0 takes a free one")
+    reuse_port: bool = option(False, "let other processes listen on the same port")
+    api_prefix: str = option("", "what stands before all paths, for instance /llm")
+    ssl_key_file: str | None = option(None, "file with the private key for HTTPS, in PEM format")
+    ssl_cert_file: str | None = option(None, "file with the certificate for HTTPS, in PEM format")
     api_key: str | None = option(
         None, "key that clients must send; several separated by commas", secret=True
     )
@@ -319,7 +211,12 @@ class ServerConfig:
         None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
+<<<<<<< HEAD
     max_body_mb: int = option(4, "largest accepted request body in MiB")
+=======
+    sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
+    max_body_mb: int = option(8, "largest accepted request body in MiB")
+>>>>>>> main
     timeout: int = option(
         3600,
         "seconds after which an idle connection is closed; at most 30 for the head of a request, "
@@ -330,6 +227,7 @@ class ServerConfig:
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
     metrics: bool = option(True, "serve /metrics")
+    props: bool = option(False, "take POST /props")
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
     )
@@ -341,6 +239,17 @@ class ServerConfig:
         check_at_least(self, "max_body_mb", 1)
         check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
+        if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
+            raise ConfigError(
+                f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "
+                "or -1 for none"
+            )
+        if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
+            raise ConfigError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
+        if self.api_prefix and not self.api_prefix.startswith("/"):
+            raise ConfigError(
+                f"--api-prefix is {self.api_prefix!r} but must start with a slash, as /llm"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,11 +257,13 @@ class Config:
     """All of it, composed: each part is handed only to those who need it."""
 
     model: ModelConfig = ModelConfig()
-    engine: EngineConfig = EngineConfig()
-    draft_engine: DraftEngineConfig = DraftEngineConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    draft_engine: DraftEngineConfig = field(default_factory=DraftEngineConfig)
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     chat: ChatConfig = field(default_factory=ChatConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from headstart.assemble import Models
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
 from headstart.scheduler.request import Request
 
 
@@ -19,9 +20,7 @@ def engine_of(path: Path, *, deterministic: bool = False) -> LlamaEngine:
     settings = EngineConfig(
         context=256, batch=256, threads=1, gpu_layers=0, deterministic=deterministic
     )
-    return LlamaEngine(
-        Model(path, settings), settings, num_sequences=2, max_outputs=16, max_draft=8
-    )
+    return LlamaEngine(Model(path, settings), settings, Limits(2, 16, 8))
 
 
 def without_draft(path: Path) -> Models:

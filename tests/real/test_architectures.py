@@ -16,6 +16,7 @@ from tests.architectures import ARCHITECTURES, WINDOW, write_model
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
 from headstart.types import Batch, MemoryKind
 
 MEMORY = {
@@ -55,9 +56,7 @@ class Probe:
             cache_type_k="f32",
             cache_type_v="f32",
         )
-        self.engine = LlamaEngine(
-            Model(path, settings), settings, num_sequences=4, max_outputs=32, max_draft=4
-        )
+        self.engine = LlamaEngine(Model(path, settings), settings, Limits(4, 32, 4))
 
     def decode(self, tokens: Sequence[int], position: int, seq_id: int = 0) -> NDArray[np.float32]:
         batch = Batch(128)

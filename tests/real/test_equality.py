@@ -142,3 +142,32 @@ def test_without_deterministic_mode_greedy_text_hardly_differs() -> None:
     )
     assert not any(r.error for r in drafted.values())
     assert len(different(plain, drafted)) <= 2
+
+
+def test_a_conversation_from_main_memory_goes_on_as_one_that_is_read_anew() -> None:
+    """One slot: each conversation drives the other out, with the draft model's cache."""
+    requests = make_requests(2, 0.8, max_tokens=24)
+    expected, results = {}, {}
+    scheduler, plain = open_setting(Setting("auto", 16, 1)), open_setting(Setting())
+    for turn in range(3):
+        for first in requests:
+            name = f"{first.request_id}.{turn}"
+            request = replace(
+                first, request_id=name, prompt=(*first.prompt, *first.prompt[: 8 * turn])
+            )
+            expected |= generate(plain, [replace(request, cache_prompt=False)])
+            results |= generate(scheduler, [request])
+    assert different(expected, results) == ()
+    assert scheduler.counters.prompts_restored >= 3
+
+
+def test_requests_that_share_a_prompt_that_is_being_read_answer_as_if_alone() -> None:
+    first, *others = make_requests(4, 0.8, max_tokens=24)
+    burst = [first] + [
+        replace(other, prompt=(*tuple(first.prompt) * 4, *other.prompt)) for other in others
+    ]
+    expected = generate(open_setting(Setting()), [replace(r, cache_prompt=False) for r in burst])
+    for setting in (Setting("off", 0, 4), Setting("auto", 16, 4)):
+        scheduler = open_setting(setting)
+        assert different(expected, generate(scheduler, burst)) == ()
+        assert scheduler.counters.prompt_tokens_cached > 2 * len(first.prompt)

@@ -150,7 +150,5 @@ def test_deterministic_mode_refuses_a_recurrent_state(
     if kind is MemoryKind.CUT:
         assert engine_of(path, deterministic=True).deterministic
     else:
-        with pytest.raises(
-            ConfigError, match=r"--deterministic needs a model with attention only.*tiny\.gguf"
-        ):
+        with pytest.raises(ConfigError, match=r"--deterministic needs a model with attention only"):
             engine_of(path, deterministic=True)

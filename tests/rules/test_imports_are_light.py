@@ -10,7 +10,7 @@ import pytest
 HEAVY = (
     "llama_cpp",
     "llguidance",
-    "fastapi",
+    "starlette",
     "uvicorn",
     "pydantic",
     "jinja2",

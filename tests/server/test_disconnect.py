@@ -12,9 +12,9 @@ import pytest
 from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import serving
 
+from headstart.config import ServerConfig
 from headstart.errors import EngineError
 from headstart.scheduler.request import ProgressEvent
-from headstart.server import answer
 
 
 def queued(request):
@@ -68,10 +68,9 @@ def test_a_finished_request_is_not_cancelled():
     assert worker.cancelled.empty()
 
 
-def test_a_silent_stream_is_pinged_while_queued(monkeypatch):
-    monkeypatch.setattr(answer, "PING_SECONDS", 0.01)
+def test_a_silent_stream_is_pinged_while_queued():
     worker = FakeWorker(queued)
-    with serving(worker) as client:
+    with serving(worker, ServerConfig(sse_ping_interval=1)) as client:
         connection = connect(client, {"stream": True})
         received = b""
         while b": ping\n\n" not in received:

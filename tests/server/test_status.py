@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.fake_worker import DRAFTED, REPORT, FakeWorker
 from tests.server.serving import served_model, serving
@@ -119,14 +123,29 @@ def test_routes_work_without_v1(client):
     assert client.post("/v1/completions", json=body).json()["object"] == "text_completion"
 
 
-def test_openapi_documents_the_bodies(client):
-    paths = client.get("/openapi.json").json()["paths"]
-    schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"][
-        "schema"
-    ]
-    assert "messages" in schema["required"]
-    assert "speculative" in schema["properties"]
-    assert "/chat/completions" not in paths
+def test_openapi_describes_every_body_answer_and_error(client):
+    document = client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert "/chat/completions" not in document["paths"]
+    assert "`/chat/completions`" in chat["description"]
+    body = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert body == "#/components/schemas/ChatBody"
+    assert "messages" in schemas["ChatBody"]["required"]
+    assert {"200", "400", "401", "503"} <= chat["responses"].keys()
+    assert "prompt does not fit" in chat["responses"]["400"]["description"]
+    assert "400" not in document["paths"]["/slots"]["get"]["responses"]
+    refs = set(re.findall(r'"\$ref":\s*"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert refs <= schemas.keys()
+
+
+def test_the_api_page_has_every_path_and_field_and_loads_nothing(client):
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    document = client.get("/openapi.json").json()
+    assert all(path in page.text for path in document["paths"])
+    assert "speculative.n_max" in page.text
+    assert not re.search(r"<script|<link|<img|src=", page.text)
 
 
 def test_choices_of_a_call_are_summed_up_by_speculator():
@@ -147,3 +166,10 @@ def test_one_answer_that_is_not_valid_marks_the_call():
         "output_is_valid"
         not in speculative_metrics(sum_stats([valid, valid]))["speculative_decoding"]
     )
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/props", "/slots", "/metrics"])
+def test_head_answers_as_get_without_a_body(client, path):
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == client.get(path).headers["content-type"]

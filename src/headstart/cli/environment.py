@@ -1,5 +1,5 @@
-"""What is set in the environment and read by nobody: names of ours are refused, llama-server's are
-warned of.
+"""What is set in the environment and read by nobody: names of ours are refused, those that look
+like llama-server's are warned of.
 """
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from headstart.cli.settings import Setting, Value, all_settings, closest, settings_of
+from headstart.cli.llama_server import flags
+from headstart.cli.settings import Setting, all_settings, closest, settings_of
 from headstart.errors import ConfigError
 
 PREFIX = "HEADSTART_"
@@ -16,18 +17,14 @@ OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")
 # ours as well: two for any command, one each of examples and tests
 NO_SETTINGS = ("CACHE", "CONFIG", "URL", "VOCABS")
 LLAMA_SERVERS = "LLAMA_ARG_"
-KEYS = {"LLAMA_API_KEY": "HEADSTART_API_KEY", "LLAMA_ARG_API_KEY_FILE": "HEADSTART_API_KEY_FILE"}
 
 
-def check_environment(
-    environment: Mapping[str, str], settings: Sequence[Setting], values: Mapping[str, Value]
-) -> str | None:
-    """Return a line about llama-server's names that are set and have no effect. Empty variables
-    count as absent.
+def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
+    """Return a line about variables with llama-server's prefix that it does not have either. Empty
+    variables count as absent.
 
     Raises:
-        ConfigError: a name of ours that does not exist, or llama-server's API key where the server
-        would have none.
+        ConfigError: a name of ours that does not exist.
     """
     names = sorted(name for name, value in environment.items() if value)
     _refuse_unknown(
@@ -35,21 +32,12 @@ def check_environment(
     )
     if not settings:
         return None
-    serves = "api_key" in values
-    if serves and not (values["api_key"] or values["api_key_file"]):
-        for theirs, ours in KEYS.items():
-            if theirs in names:
-                raise ConfigError(
-                    f"{theirs} is set but not read here, so the server would take requests without "
-                    "a key; "
-                    f"use {ours}, or unset {theirs}"
-                )
-    unread = [name for name in names if name.startswith(LLAMA_SERVERS) or (serves and name in KEYS)]
+    known = {name for flag in flags() for name in (flag.environment, flag.negative_environment)}
+    unread = [name for name in names if name.startswith(LLAMA_SERVERS) and name not in known]
     if not unread:
         return None
-    listed = ", ".join(unread)
-    ours = f"{PREFIX}CONTEXT for --context"
-    return f"not read: {listed}; these are llama-server's names, ours are like {ours}"
+    hint = closest(unread[0], known) if len(unread) == 1 else ""
+    return f"not read: {', '.join(unread)}; llama-server has no such variable{hint}"
 
 
 def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:

@@ -1,34 +1,24 @@
-"""Flags of a command: argparse reads them, the help page is our own."""
+"""The flags of a command, resolved, and its help page."""
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NoReturn
 
+from headstart.cli.arguments import Arguments, read_arguments
 from headstart.cli.environment import check_environment
-from headstart.cli.llama_server import advice
 from headstart.cli.resolve import Resolved, resolve
-from headstart.cli.settings import BARE_VALUES, PAIRS, Setting, closest, part_title
+from headstart.cli.settings import Setting, part_title
 from headstart.errors import ConfigError
 
 
 class HelpRequested(Exception):
     """The help page was asked for; the message is the page."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing and exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.removeprefix("argument "))
 
 
 def read_flags(
@@ -42,7 +32,10 @@ def read_flags(
     """
     resolved, print_config, words = read_words_and_flags(command, about, settings, argv)
     if words:
-        raise ConfigError(_complaint(command, words[0], settings))
+        raise ConfigError(
+            f"unexpected argument {words[0]!r}; flags start with a dash, see headstart {command} "
+            "--help"
+        )
     return resolved, print_config
 
 
@@ -58,34 +51,25 @@ def read_words_and_flags(
 
     `usage` is what the help page shows behind the command.
     """
-    parser = _Parser(
-        prog=f"headstart {command}",
-        add_help=False,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--config", metavar="FILE")
-    parser.add_argument("--print-config", action="store_true")
-    for setting in settings:
-        _add(parser, setting)
-    _refuse_short_flags(command, settings, argv)
-    known, rest = parser.parse_known_args(argv)
-    given = vars(known)
-    if given.pop("help", False):
+    arguments = read_arguments(command, settings, argv)
+    if arguments.switches & {"-h", "--help", "--usage"}:
         raise HelpRequested(help_page(f"{command} {usage}", about, settings))
-    if unknown := [argument for argument in rest if argument.startswith("-")]:
-        raise ConfigError(_complaint(command, unknown[0], settings))
-    for name in PAIRS:
-        if name in given:
-            lines = [f"{old} => {new}".replace("\n", "\\n") for old, new in given[name]]
-            given[name] = "\n".join(lines)
-    print_config = bool(given.pop("print_config", False))
-    file = given.pop("config", None) or os.environ.get("HEADSTART_CONFIG")
-    resolved = resolve(settings, given, os.environ, Path(file) if file else None)
-    if warning := check_environment(os.environ, settings, resolved.values):
+    file = arguments.file or os.environ.get("HEADSTART_CONFIG")
+    preset = _preset(arguments, settings)
+    resolved = resolve(settings, arguments.given, os.environ, Path(file) if file else None, preset)
+    if warning := check_environment(os.environ, settings):
         print(f"headstart: warning: {warning}", file=sys.stderr)
-    return resolved, print_config, rest
+    return resolved, "--print-config" in arguments.switches, arguments.words
+
+
+def _preset(arguments: Arguments, settings: Sequence[Setting]) -> Mapping[str, str]:
+    """What llama-server's kind of file sets."""
+    name = arguments.preset or os.environ.get("LLAMA_ARG_MODELS_PRESET")
+    if not name or not any(setting.part == "server" for setting in settings):
+        return {}
+    from headstart.cli.preset import read_preset
+
+    return read_preset(Path(name), settings)
 
 
 def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
@@ -107,48 +91,11 @@ def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
     lines += _entry("    --print-config", "print every setting with its origin and stop", width)
     lines += _entry("-h, --help", "print this page and stop", width)
     closing = (
-        "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), "
-        "which beats the config file."
+        "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
+        "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
+        "llama-server's variable, which beats the config file."
     )
     return "\n".join([*lines, "", *textwrap.wrap(closing, width)])
-
-
-def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
-    names = [setting.flag, *setting.aliases]
-    if setting.kind is bool:
-        parser.add_argument(*names, dest=setting.name, action=argparse.BooleanOptionalAction)
-    elif setting.name in PAIRS:
-        parser.add_argument(*names, dest=setting.name, nargs=2, action="append")
-    elif bare := BARE_VALUES.get(setting.name):
-        parser.add_argument(*names, dest=setting.name, nargs="?", const=bare)
-    else:
-        parser.add_argument(*names, dest=setting.name)
-
-
-def _refuse_short_flags(command: str, settings: Sequence[Setting], argv: Sequence[str]) -> None:
-    """argparse reads `-ctx 8` as `-c tx`, and `-n` as the beginning of any flag; only numbers may
-    be glued on.
-    """
-    known = {"-h", *(name for setting in settings for name in (setting.flag, *setting.aliases))}
-    for argument in argv:
-        is_short = re.match(r"-[A-Za-z]([A-Za-z_=-]|$)", argument) and " " not in argument
-        if is_short and argument.split("=")[0] not in known:
-            raise ConfigError(_complaint(command, argument, settings))
-
-
-def _complaint(command: str, argument: str, settings: Iterable[Setting]) -> str:
-    if not argument.startswith("-"):
-        return (
-            f"unexpected argument {argument!r}; flags start with a dash, "
-            f"see headstart {command} --help"
-        )
-    flag = argument.split("=")[0]
-    if instead := advice(flag):
-        return f"there is no flag {flag}: {instead} (all flags: headstart {command} --help)"
-    names = [name for s in settings for name in (s.flag, *s.aliases)]
-    negative = ["--no-" + s.name.replace("_", "-") for s in settings if s.kind is bool]
-    similar = closest(flag, [*names, *negative])
-    return f"there is no flag {flag}{similar} (all flags: headstart {command} --help)"
 
 
 def _spelling(setting: Setting) -> str:

@@ -1,105 +1,111 @@
-"""Flags that llama-server's users bring along and that do not exist here: what to do instead."""
+"""Every flag of llama-server and what becomes of it here, read from llama_server.txt.
+
+A flag that a setting has among its spellings works, with the same meaning; the setting then gets
+all of the flag's spellings and its environment name. The others are accepted without an effect,
+stand for values of other settings, or are refused with the reason and what to do instead.
+"""
 
 from __future__ import annotations
 
-# flag -> field of a request
-IN_REQUEST = {
-    "-n": "n_predict",
-    "--predict": "n_predict",
-    "--n-predict": "n_predict",
-    "-s": "seed",
-    "--seed": "seed",
-    "--temp": "temperature",
-    "--temperature": "temperature",
-    "--top-k": "top_k",
-    "--top-p": "top_p",
-    "--min-p": "min_p",
-    "--top-nsigma": "top_n_sigma",
-    "--top-n-sigma": "top_n_sigma",
-    "--typical": "typical_p",
-    "--typical-p": "typical_p",
-    "--xtc-probability": "xtc_probability",
-    "--xtc-threshold": "xtc_threshold",
-    "--dynatemp-range": "dynatemp_range",
-    "--dynatemp-exp": "dynatemp_exponent",
-    "--repeat-last-n": "repeat_last_n",
-    "--repeat-penalty": "repeat_penalty",
-    "--presence-penalty": "presence_penalty",
-    "--frequency-penalty": "frequency_penalty",
-    "--dry-multiplier": "dry_multiplier",
-    "--dry-base": "dry_base",
-    "--dry-allowed-length": "dry_allowed_length",
-    "--dry-penalty-last-n": "dry_penalty_last_n",
-    "--dry-sequence-breaker": "dry_sequence_breakers",
-    "--samplers": "samplers",
-    "--sampler-seq": "samplers",
-    "--sampling-seq": "samplers",
-    "-l": "logit_bias",
-    "--logit-bias": "logit_bias",
-    "--ignore-eos": "ignore_eos",
-    "-r": "stop",
-    "--reverse-prompt": "stop",
-    "--sse-ping-interval": "sse_ping_interval",
-}
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
-ALWAYS_SO = (
-    "--jinja", "-cb", "--cont-batching", "-kvu", "--kv-unified", "--no-context-shift",
-    "--no-mmproj", "--no-mmproj-auto", "--log-prefix", "--log-timestamps",
-)  # fmt: skip
+from headstart.errors import ConfigError
 
-NOT_SUPPORTED = (
-    "--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector",
-    "--control-vector-scaled", "-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto",
-    "--mmproj-offload", "--no-mmproj-offload", "--image-min-tokens", "--image-max-tokens",
-    "--media-path", "--ssl-key-file", "--ssl-cert-file", "--api-prefix", "--reuse-port",
-    "--tools", "-ag", "--agent", "--models-dir", "--models-preset",
-    "--models-max", "--embedding", "--embeddings", "--rerank", "--reranking", "--pooling",
-    "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file",
-    "--mirostat", "--mirostat-lr", "--mirostat-ent", "--adaptive-target", "--adaptive-decay",
-    "--reasoning-format", "--reasoning-budget", "--reasoning-budget-message",
-    "--no-jinja", "-nocb", "--no-cont-batching", "-no-kvu", "--no-kv-unified", "--context-shift",
-    "--keep", "--cache-reuse", "-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints",
-    "--swa-checkpoints", "--swa-full", "--slot-save-path", "-sps", "--slot-prompt-similarity",
-    "--props", "--sleep-idle-seconds", "--rpc", "--numa", "--prio", "--prio-batch", "--poll",
-    "--poll-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "-nkvo",
-    "--no-kv-offload", "-nr", "--no-repack", "--no-host", "--no-op-offload", "-ot",
-    "--override-tensor", "--override-kv", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe",
-    "--check-tensors", "-fit", "--fit", "--rope-scaling", "--rope-scale", "--rope-freq-base",
-    "--rope-freq-scale", "--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor",
-    "--yarn-beta-slow", "--yarn-beta-fast", "--spec-draft-p-split", "--draft-p-split",
-    "--spec-ngram-simple-min-hits",
-)  # fmt: skip
-
-_HEADS = "multi-token heads are not supported yet"
-INSTEAD = {
-    "--list-devices": "run headstart devices",
-    "--mtp": _HEADS,
-    "--eagle3": _HEADS,
-    "--dflash": _HEADS,
-    "-mu": "download the file, or name its repository with --hf-repo",
-    "--model-url": "download the file, or name its repository with --hf-repo",
-    "-lm": "use --mmap, --no-mmap or --mlock",
-    "--load-mode": "use --mmap, --no-mmap or --mlock",
-    "--spec-default": "leave it out, speculation is on by default",
-    "--spec-synth-len": "use --spec-synthetic-length",
-    "--spec-synth-rates": "use --spec-synthetic-rate",
-    "--threads-http": "leave it out, HTTP needs no threads of its own",
-    "--warmup": "leave it out, the first start with a model times some decodes",
-    "--no-warmup": "leave it out, only the first start with a model times some decodes",
-    "-lv": "use --log-level",
-    "--verbosity": "use --log-level",
-    "--log-verbosity": "use --log-level",
-    "--log-disable": "use --log-level error",
-    "--log-file": "redirect standard error",
-}
+ON, OFF = "on", "off"  # the values of a flag without a value
 
 
-def advice(flag: str) -> str | None:
-    """Return what to do instead of a flag of llama-server; None if it is none that we know."""
-    if field := IN_REQUEST.get(flag):
-        return f"set it in the request, as {field}"
-    if flag in ALWAYS_SO:
-        return "it is always so here, leave it out"
-    if flag in NOT_SUPPORTED:
-        return "it is not supported"
-    return INSTEAD.get(flag)
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of some values of a flag, or of all."""
+
+    kind: str  # "accepted", "sets" or "refused"
+    values: tuple[str, ...]  # none: any
+    text: str
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a verdict of the kind `sets` stands for."""
+        return dict(part.split("=", 1) for part in self.text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of llama-server with all of its spellings."""
+
+    names: tuple[str, ...]
+    negatives: tuple[str, ...]  # spellings that switch it off
+    placeholders: tuple[str, ...]  # of its values; none: a switch
+    environment: str
+    verdicts: tuple[Verdict, ...] = ()  # none: a setting works the same
+
+    @property
+    def negative_environment(self) -> str:
+        """What switches it off, whatever it holds."""
+        return self.environment.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") if self.negatives else ""
+
+    def judge(self, value: str) -> Verdict:
+        """The verdict on a value; the one for any value comes last."""
+        by_value = [one for one in self.verdicts if value in one.values]
+        rest = [one for one in self.verdicts if not one.values]
+        accepted = ", ".join(v for one in self.verdicts for v in one.values)
+        return (by_value + rest or [Verdict("refused", (), f"it can only be {accepted}")])[0]
+
+    def apply(self, value: str, origin: str) -> dict[str, str]:
+        """Settings that a value stands for; none where it is accepted without an effect.
+
+        Raises:
+            ConfigError: it is refused.
+        """
+        verdict = self.judge(value)
+        if verdict.kind == "refused":
+            raise ConfigError(f"{origin} is not taken: {verdict.text}")
+        return verdict.settings if verdict.kind == "sets" else {}
+
+
+@cache
+def flags() -> tuple[Flag, ...]:
+    """All flags, in llama-server's order."""
+    text = files(__package__).joinpath("llama_server.txt").read_text("utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return tuple(_read(lines))
+
+
+@cache
+def by_name() -> Mapping[str, Flag]:
+    """Spelling -> flag."""
+    return {name: flag for flag in flags() for name in (*flag.names, *flag.negatives)}
+
+
+def spellings_for(names: Sequence[str]) -> Flag | None:
+    """The flag of llama-server that has one of these names."""
+    return next((by_name()[name] for name in names if name in by_name()), None)
+
+
+def _read(lines: Sequence[str]) -> Iterator[Flag]:
+    heads = [index for index, line in enumerate(lines) if not line.startswith(" ")]
+    for start, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+        yield _flag(lines[start], tuple(_verdict(line.strip()) for line in lines[start + 1 : end]))
+
+
+def _flag(head: str, verdicts: tuple[Verdict, ...]) -> Flag:
+    spellings, *rest = re.split(r"  +", head.strip())
+    positive, _, negative = spellings.partition(" / ")
+    environment = next((word[1:] for word in rest if word.startswith("$")), "")
+    placeholders = tuple(p for word in rest if not word.startswith("$") for p in word.split())
+    return Flag(
+        tuple(positive.split(", ")),
+        tuple(filter(None, negative.split(", "))),
+        placeholders,
+        environment,
+        verdicts,
+    )
+
+
+def _verdict(line: str) -> Verdict:
+    head, _, text = line.partition(": ")
+    kind, *values = head.split()
+    return Verdict(kind, tuple(values), text)

@@ -42,14 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
-    if command in ("-h", "--help", "help"):
+    if command in ("-h", "--help", "--usage", "help"):
         print(_help())
         return 0
     if command in ("--version", "-V", "version"):
         print(_version())
         return 0
-    if command.startswith("-"):
-        raise ConfigError(f"flags come after a command: headstart serve {' '.join(arguments)}")
+    if command.startswith("-"):  # as llama-server is started
+        command, arguments = "serve", ["serve", *arguments]
+    if command == "serve" and "--version" in arguments:
+        print(_version())
+        return 0
+    if command == "serve" and "--list-devices" in arguments:
+        command, arguments = "devices", ["devices"]
     if command not in COMMANDS:
         raise ConfigError(
             f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart "

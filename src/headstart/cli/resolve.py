@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from headstart.cli.arguments import from_environment
 from headstart.cli.settings import (
     OPTIONS_FIELD,
     SPECULATOR_PART,
@@ -96,6 +97,7 @@ def resolve(
     flags: Mapping[str, str | bool],
     environment: Mapping[str, str],
     file: Path | None = None,
+    preset: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Choose a value for every setting. An empty environment variable counts as absent.
 
@@ -103,6 +105,7 @@ def resolve(
         ConfigError: a value of the wrong kind, an unreadable file, or an unknown name in it.
     """
     from_file = _read(file, settings) if file else {}
+    theirs = from_environment(environment, settings)
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
     for setting in settings:
@@ -114,6 +117,13 @@ def resolve(
         elif text := environment.get(setting.environment_name):
             values[name] = setting.parse(text, setting.environment_name)
             origins[name] = f"environment {setting.environment_name}"
+        elif name in theirs:
+            text, variable = theirs[name]
+            values[name] = setting.parse(text, variable)
+            origins[name] = f"environment {variable}"
+        elif preset and name in preset:
+            values[name] = setting.parse(preset[name], f"{name} in the preset")
+            origins[name] = "preset"
         elif name in from_file:
             values[name] = setting.check(from_file[name], f"{name} in {file}")
             origins[name] = f"file {file}"

@@ -12,8 +12,9 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 
+from headstart.cli.llama_server import spellings_for
 from headstart.config import Config
 from headstart.errors import ConfigError
 
@@ -40,6 +41,12 @@ OPTIONS_FIELD = "options"
 SPECULATOR_PART = "speculator "
 # Flags with two values that may be given again; they are kept as lines of `FIRST => SECOND`.
 PAIRS = ("spec_replace",)
+# Flags that may be given again, and what joins their values.
+REPEATABLE: dict[str, str] = {
+    "reverse_prompt": "\n",
+    "dry_sequence_breaker": "\n",
+    "logit_bias": ",",
+}
 # Flags that may stand alone, and what they mean then.
 BARE_VALUES: dict[str, str] = {"flash_attn": "on"}
 
@@ -56,10 +63,16 @@ class Setting:
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] | None = None
     is_secret: bool = False
+    negatives: tuple[str, ...] = ()  # spellings that switch it off
+    llama_environment: str = ""  # llama-server's variable of the same meaning
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.flag, *self.aliases, *self.negatives)
 
     @property
     def environment_name(self) -> str:
@@ -133,16 +146,35 @@ def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterato
     for field in fields(config_class):
         if field.default is MISSING:
             continue
-        yield Setting(
-            part=part,
-            name=prefix + field.name,
-            kind=_plain_type(hints[field.name]),
-            default=field.default,
-            help=field.metadata.get("help") or comments.get(field.name, ""),
-            aliases=field.metadata.get("aliases", ()),
-            choices=field.metadata.get("choices"),
-            is_secret=field.metadata.get("secret", False),
+        yield _with_spellings(
+            Setting(
+                part=part,
+                name=prefix + field.name,
+                kind=_plain_type(hints[field.name]),
+                default=field.default,
+                help=field.metadata.get("help") or comments.get(field.name, ""),
+                aliases=field.metadata.get("aliases", ()),
+                choices=field.metadata.get("choices"),
+                is_secret=field.metadata.get("secret", False),
+            )
         )
+
+
+def _with_spellings(setting: Setting) -> Setting:
+    """Add llama-server's spellings and variable, if one of its flags has a name of ours."""
+    own = (setting.flag, *setting.aliases)
+    negatives = {name.replace("--", "--no-", 1) for name in own if name.startswith("--")}
+    flag = spellings_for(own)
+    aliases = setting.aliases
+    if flag is not None:
+        aliases += tuple(name for name in flag.names if name not in own)
+        negatives |= set(flag.negatives)
+    return replace(
+        setting,
+        aliases=aliases,
+        negatives=tuple(sorted(negatives)) if setting.kind is bool else (),
+        llama_environment=flag.environment if flag else "",
+    )
 
 
 def all_settings(parts: Sequence[str] | None = None) -> list[Setting]:
@@ -169,7 +201,8 @@ def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
     `prefix` stands before every name and is not compared.
     """
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    matches = difflib.get_close_matches(word, list(known), n=3, cutoff=0.75)
+    matches.sort(key=lambda match: sorted(match) != sorted(word))  # letters in another order
     return f"; did you mean {prefix}{matches[0]}?" if matches else ""
 
 

@@ -14,53 +14,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import CACHE_TYPES, EngineConfig
+from headstart.config import EngineConfig
+from headstart.engine.adapters import apply_adapters
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
-from headstart.engine.machine import available_memory, default_threads
 from headstart.engine.model import Model
+from headstart.engine.parameters import Limits, context_params
 from headstart.engine.sequences import CacheRules, Sequences
-from headstart.errors import ConfigError, EngineError, ModelError
+from headstart.errors import EngineError, ModelError
 from headstart.sampling.params import SamplingParams
 from headstart.structures.checkpoints import Checkpoints
 from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
 
-_GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
-_FLASH = {"auto": -1, "off": 0, "on": 1}
 _UNLIMITED = 2**30
 
 
 class LlamaEngine:
     """One model with one cache of sequences. One thread at a time."""
 
-    def __init__(
-        self,
-        model: Model,
-        config: EngineConfig,
-        *,
-        num_sequences: int,
-        max_outputs: int,
-        max_draft: int,
-    ) -> None:
+    def __init__(self, model: Model, config: EngineConfig, limits: Limits) -> None:
         """Create the context.
 
-        Args:
-            num_sequences: sequences the cache can hold, ids 0 .. num_sequences - 1.
-            max_outputs: most rows with logits in one decode.
-            max_draft: longest draft that will ever have to be rolled back.
-
         Raises:
-            ModelError: libllama cannot create it (usually memory).
-            ConfigError: the context is larger than memory or the limits contradict each other.
+            ModelError: libllama cannot create it (usually memory), or an adapter does not fit.
+            ConfigError: the limits contradict each other.
         """
         self.model = model
         self.vocab_size = model.vocab.size
         self.deterministic = config.deterministic
-        self.num_sequences = num_sequences
-        context = config.context or automatic_context(
-            model, num_sequences if config.deterministic else 1
-        )
-        params = self._params(config, context, max_outputs, max_draft)
+        self.num_sequences = limits.num_sequences
+        context = config.context or model.facts.train_context
+        params = context_params(model.facts, config, limits, context)
         self.max_batch_tokens: int = params.n_batch
         self.max_outputs: int = params.n_outputs_max
         take_errors()
@@ -71,52 +55,25 @@ class LlamaEngine:
                 f"cannot create a context of {context} tokens for {model.path}: {reason}; try a "
                 "smaller --context"
             )
+        apply_adapters(model, self.handle, config)
         self._memory = api.llama_get_memory(self.handle)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
-        self.num_cells: int = self.context_size * (num_sequences if self.deterministic else 1)
+        self.num_cells: int = self.context_size * (
+            limits.num_sequences if self.deterministic else 1
+        )
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
+        self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self._sequences = Sequences(
             self.handle,
             rules,
-            Checkpoints(config.ctx_checkpoints, available_memory() // 4),
+            Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes),
         )
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
         if self.deterministic:
             use_reference_kernels(self.handle)
             self._staging = Batch(self.max_batch_tokens)
-
-    def _params(self, config: EngineConfig, context: int, max_outputs: int, max_draft: int) -> Any:
-        params = api.llama_context_default_params()
-        params.n_seq_max = self.num_sequences
-        params.kv_unified = not config.deterministic
-        # Deterministic rows may be padded past the end of a sequence, hence the spare cells.
-        params.n_ctx = context if not config.deterministic else (context + 256) * self.num_sequences
-        params.n_batch = min(config.batch, max(context, 64))
-        params.n_ubatch = (
-            params.n_batch if config.deterministic else min(config.ubatch, params.n_batch)
-        )
-        # libllama does not tell how far back the windows of a hybrid model reach.
-        params.swa_full = config.swa_full or self.model.is_recurrent
-        if self.model.window and not params.swa_full:
-            # Rows of one decode that libllama computes later may take cells that a draft before
-            # them needs when it is rejected; in one micro-batch there is no later.
-            params.n_batch = params.n_ubatch
-        params.n_outputs_max = max(self.num_sequences, min(max_outputs, params.n_batch))
-        params.n_rs_seq = max_draft if self.model.is_recurrent else 0
-        params.n_threads = config.threads or default_threads()
-        params.n_threads_batch = config.threads_batch or params.n_threads
-        params.flash_attn_type = 1 if config.deterministic else _FLASH[config.flash_attn]
-        params.type_k = _GGML_TYPES[config.cache_type_k]
-        params.type_v = _GGML_TYPES[config.cache_type_v]
-        if config.deterministic and self.model.is_recurrent:
-            raise ConfigError(
-                f"--deterministic needs a model with attention only, and {self.model.path} keeps a "
-                "recurrent state"
-            )
-        if config.deterministic and config.flash_attn == "off":
-            raise ConfigError("--deterministic needs flash attention; drop --flash-attn off")
-        return params
 
     def _rules(self, config: EngineConfig) -> CacheRules:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
@@ -125,7 +82,7 @@ class LlamaEngine:
         kind, max_rollback = MemoryKind.CUT, _UNLIMITED
         if num_snapshots:
             kind, max_rollback = MemoryKind.ROLLBACK, num_snapshots
-        elif self.model.is_recurrent:
+        elif self.model.facts.is_recurrent:
             kind, max_rollback = MemoryKind.CHECKPOINT, 0
         elif window:
             kind = MemoryKind.WINDOW
@@ -133,12 +90,16 @@ class LlamaEngine:
 
     def _window(self, config: EngineConfig) -> int:
         """Tokens that sliding windows keep; 0 if all layers keep the whole context."""
-        if config.swa_full or self.model.is_recurrent or self.model.window >= self.context_size:
+        if (
+            config.swa_full
+            or self.model.facts.is_recurrent
+            or self.model.facts.window >= self.context_size
+        ):
             return 0
         # Some models name a window that their layers do not have. Only in a cache with windows is
         # the part that cannot be cut smaller than all of it, also of an empty sequence.
         whole, partial = (api.llama_state_seq_get_size_ext(self.handle, 0, f) for f in (0, 1))
-        return self.model.window if partial < whole else 0
+        return self.model.facts.window if partial < whole else 0
 
     def decode(self, batch: Batch) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
@@ -241,7 +202,7 @@ class LlamaEngine:
         return self._sequences.restore(seq_id, data)
 
     def make_filters(self, params: SamplingParams) -> Filters:
-        return LlamaFilters(self.model.vocab, self.model.train_context, params)
+        return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
 
     def close(self) -> None:
         if getattr(self, "handle", None):
@@ -250,12 +211,6 @@ class LlamaEngine:
 
     def __del__(self) -> None:
         self.close()
-
-
-def automatic_context(model: Model, copies: int) -> int:
-    """The trained context, or what fits `copies` times into half of the memory free now."""
-    fitting = available_memory() // 2 // (model.kv_bytes_per_token * copies)
-    return max(512, min(model.train_context, fitting // 256 * 256))
 
 
 def _c_batch(batch: Batch) -> tuple[Any, Any]:

@@ -11,6 +11,8 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import c_bool, c_char_p, c_int, c_void_p
 from typing import Any
 
@@ -61,20 +63,35 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
     if _level >= logging.ERROR:
         _recent_errors.append(line)
     if line.strip(". "):
-        log.log(_level, "%s", line)
+        log.log(logging.DEBUG if _is_muted else _level, "%s", line)
 
 
 _log_callback = api.llama_log_callback(_on_log)  # libllama keeps the pointer: it must live as long
 _started = False
+_is_muted = False
+_NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
 
 
-def start() -> None:
-    """Initialise libllama once; later calls do nothing."""
+def start(numa: str | None = None) -> None:
+    """Initialise libllama once; later calls do nothing. `numa`: how to use several memory nodes."""
     global _started
     if not _started:
         api.llama_log_set(_log_callback, None)
         api.llama_backend_init()
+        if numa:
+            api.llama_numa_init(_NUMA[numa])
         _started = True
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """What libllama says is of interest for debugging only: the same comes again."""
+    global _is_muted
+    _is_muted = True
+    try:
+        yield
+    finally:
+        _is_muted = False
 
 
 def take_errors() -> str:
@@ -160,6 +177,7 @@ __all__ = [
     "get_logits",
     "ggml_base_library",
     "ggml_library",
+    "muted",
     "prototype",
     "start",
     "system_info",

@@ -9,13 +9,12 @@ from typing import Any
 
 from headstart.config import EngineConfig
 from headstart.engine import library
-from headstart.engine.devices import device_array
 from headstart.engine.library import api
+from headstart.engine.parameters import Facts, model_params
 from headstart.engine.vocab import LlamaVocab
-from headstart.errors import ConfigError, ModelError
+from headstart.errors import ModelError
 from headstart.types import ModelInfo
 
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _GGUF_MAGIC = b"GGUF"
 
 
@@ -29,15 +28,16 @@ class Model:
             ModelError: it cannot be read or is not a model that generates text.
             ConfigError: devices or splits do not exist.
         """
-        library.start()
+        library.start(config.numa)
         self.path = Path(path)
         check_file(self.path)
-        params, self._keep = _params(config, vocab_only)
+        params, self._keep = model_params(config, vocab_only=vocab_only)
         library.take_errors()
         self.handle: Any = api.llama_model_load_from_file(str(self.path).encode(), params)
         if not self.handle:
             reason = library.take_errors() or "libllama gave no reason"
             raise ModelError(f"cannot load {self.path}: {reason}")
+        self.facts = Facts.of(self.handle)
         self.vocab = LlamaVocab(self, self.handle)
         if not vocab_only:
             self._check_kind()
@@ -55,34 +55,6 @@ class Model:
         # asking libllama for a token's text would abort
         if self.vocab.size == 0 or self.vocab.type == 0:
             raise ModelError(f"{self.path} has no vocabulary")
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether some layers keep a state that cannot be cut (recurrent and hybrid models)."""
-        return bool(
-            api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle)
-        )
-
-    @property
-    def window(self) -> int:
-        """Tokens that layers with a sliding window see; 0 without such layers."""
-        return int(api.llama_model_n_swa(self.handle))
-
-    @property
-    def train_context(self) -> int:
-        return int(api.llama_model_n_ctx_train(self.handle))
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of one cached token at 16 bits per value; an upper bound for sliding windows."""
-        heads = max(1, api.llama_model_n_head(self.handle))
-        head_size = api.llama_model_n_embd(self.handle) // heads
-        num_values = (
-            head_size
-            * max(1, api.llama_model_n_head_kv(self.handle))
-            * api.llama_model_n_layer(self.handle)
-        )
-        return int(4 * num_values)
 
     @property
     def chat_template(self) -> str | None:
@@ -113,7 +85,7 @@ class Model:
             size_bytes=int(api.llama_model_size(self.handle)),
             vocab_size=self.vocab.size,
             context_size=context_size,
-            train_context_size=self.train_context,
+            train_context_size=self.facts.train_context,
             num_layers=int(api.llama_model_n_layer(self.handle)),
             embedding_size=int(api.llama_model_n_embd(self.handle)),
             memory=memory,
@@ -155,46 +127,3 @@ def check_file(path: Path) -> None:
         )
     if len(head) < 24:
         raise ModelError(f"{path} is cut off after {len(head)} bytes; download it again")
-
-
-def _params(config: EngineConfig, vocab_only: bool) -> tuple[Any, list[Any]]:
-    """libllama's model parameters, and what must stay alive while it loads."""
-    params = api.llama_model_default_params()
-    params.vocab_only = vocab_only
-    params.n_gpu_layers = config.gpu_layers
-    params.split_mode = _SPLIT_MODES[config.split_mode]
-    params.main_gpu = config.main_gpu
-    params.load_mode = _load_mode(config)
-    keep: list[Any] = []
-    devices = device_array(config.device)
-    if devices is not None:
-        keep.append(devices)
-        params.devices = ctypes.cast(devices, ctypes.c_void_p)
-    if config.tensor_split:
-        shares = _shares(config.tensor_split)
-        keep.append(shares)
-        params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
-    if config.deterministic:
-        # repacked 4-bit weights round differently for 4 rows and more
-        params.use_extra_bufts = False
-    return params, keep
-
-
-def _load_mode(config: EngineConfig) -> int:
-    """libllama's numbers: -1 chooses itself, 0 reads, 2 locks, 3 maps and locks."""
-    if config.mlock:
-        return 3 if config.mmap else 2
-    return -1 if config.mmap else 0
-
-
-def _shares(text: str) -> Any:
-    limit = api.llama_max_devices()
-    try:
-        values = [float(part) for part in text.replace("/", ",").split(",")]
-    except ValueError:
-        raise ConfigError(f"--tensor-split is {text!r} but must be numbers such as 3,1") from None
-    if len(values) > limit or any(v < 0 for v in values) or not any(values):
-        raise ConfigError(
-            f"--tensor-split has {len(values)} shares; at most {limit}, none negative, one above 0"
-        )
-    return (ctypes.c_float * limit)(*values)

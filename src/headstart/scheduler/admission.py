@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from headstart.errors import ContextLengthError, InvalidParameterError
+from headstart.scheduler.request import Request
 from headstart.scheduler.slot import ActiveRequest, Slot
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Engine, MemoryKind
@@ -22,6 +24,33 @@ class Placement:
     slot: Slot
     num_shared: int = 0  # leading tokens of the request that are in the cache
     source: Slot | None = None  # the slot to share cells with; None: its own are used
+
+
+def check(request: Request, engine: Engine, num_slots: int) -> None:
+    """Refuse a request that can never run.
+
+    Raises:
+        ContextLengthError, InvalidParameterError: why.
+    """
+    prompt = request.prompt
+    if not len(prompt):
+        raise InvalidParameterError("the prompt has no tokens; send some text")
+    if len(prompt) >= engine.context_size:
+        raise ContextLengthError(len(prompt), engine.context_size)
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= engine.vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidParameterError(
+            f"token id {wrong} is not in the vocabulary (0 to {engine.vocab_size - 1})"
+        )
+    if (bias := request.sampling.logit_bias) and not all(0 <= i < engine.vocab_size for i in bias):
+        raise InvalidParameterError(
+            f"logit_bias names a token that is not in the vocabulary (0 to {engine.vocab_size - 1})"
+        )
+    if request.slot_id is not None and not 0 <= request.slot_id < num_slots:
+        raise InvalidParameterError(
+            f"id_slot is {request.slot_id} but the slots are 0 to {num_slots - 1}"
+        )
 
 
 def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> Placement | None:

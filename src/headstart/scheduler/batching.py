@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from headstart.scheduler.slot import ActiveRequest
-from headstart.types import Batch, Engine
+from headstart.types import Batch, Decoded, Engine, Logits
 
 _ALONE = 512  # prompt rows of a step in which nobody generates: bounds how long a cancel waits
 _SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
@@ -71,6 +73,15 @@ def build(
     return included
 
 
+def pad(batch: Batch, num_rows: int, seq_id: int) -> None:
+    """Add rows without outputs that are forgotten after the decode.
+
+    They repeat tokens of the batch, so that a mixture of experts reads no other experts for them.
+    """
+    tokens = batch.tokens[: batch.num_rows]
+    batch.add(seq_id, 0, np.resize(tokens, num_rows).tolist(), 0)
+
+
 def _add_prompts(
     batch: Batch, reading: Sequence[ActiveRequest], num_rows: int
 ) -> list[ActiveRequest]:
@@ -102,3 +113,16 @@ def share_rows(reading: Sequence[ActiveRequest], num_rows: int) -> list[int]:
         rows[i] += more
         left -= more
     return rows
+
+
+def output_rows(batch: Batch, logits: Logits) -> Decoded:
+    """The rows that produced logits, for speculators: read-only, they are sampled afterwards."""
+    rows = batch.wants_logits[: batch.num_rows].astype(bool)
+    view = logits.view()
+    view.flags.writeable = False
+    return Decoded(
+        batch.seq_ids[: batch.num_rows][rows],
+        batch.positions[: batch.num_rows][rows],
+        batch.tokens[: batch.num_rows][rows],
+        view,
+    )

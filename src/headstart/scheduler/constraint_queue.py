@@ -27,6 +27,11 @@ class ConstraintQueue:
     def __len__(self) -> int:
         return len(self._compiling)
 
+    def prepare(self) -> None:
+        """Begin to read the vocabulary, which the first constraint would else wait for."""
+        if self._compiler is not None:
+            self._compiler.prepare()
+
     def add(self, active: ActiveRequest) -> None:
         """Begin to compile the constraint of a request.
 

@@ -168,6 +168,16 @@ class GuardedSpeculator:
                 "accept", [seq_id], lambda: self.speculator.accept(seq_id, emitted, num_accepted)
             )
 
+    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
+        """What it would have to compute again; None if there is nothing or it failed."""
+        data: bytes | bytearray | None = self._guarded(
+            "end", [seq_id], lambda: self.speculator.save_sequence(seq_id)
+        )
+        return data
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        self._guarded("begin", [seq_id], lambda: self.speculator.restore_sequence(seq_id, data))
+
     def end(self, seq_id: int) -> None:
         self._guarded("end", [seq_id], lambda: self.speculator.end(seq_id))
 

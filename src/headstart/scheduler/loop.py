@@ -88,6 +88,7 @@ def run_loop(
     """
     last_report, saver = 0.0, _StateSaver(scheduler.drafting, clock())
     send(Message(report=make_report(scheduler)))
+    scheduler.compiling.prepare()
     while True:
         for command in receive(0.0 if scheduler.has_work else saver.seconds_left(clock())):
             if isinstance(command, Stop):
@@ -124,8 +125,10 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         num_waiting=len(scheduler.waiting),
         counters=replace(scheduler.counters),
         drafts=drafting.stats.copy(),
+        prompts_in_memory=len(scheduler.memory.store),
+        prompt_bytes_in_memory=scheduler.memory.store.num_bytes,
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
-        speculators=tuple(one.report() for one in drafting.speculators.values()),
+        speculators=drafting.report(),
         memory_bytes=resident_bytes(),
         control=drafting.describe_control(),
     )

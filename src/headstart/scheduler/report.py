@@ -61,6 +61,8 @@ class WorkerReport:
     counters: Counters = field(default_factory=Counters)
     drafts: SpeculationStats = field(default_factory=SpeculationStats)  # of all speculators
     engine_restarts: int = 0
+    prompts_in_memory: int = 0  # of those that lost their place in the model's cache
+    prompt_bytes_in_memory: int = 0
     slots: tuple[SlotReport, ...] = ()
     speculators: tuple[SpeculatorReport, ...] = ()
     memory_bytes: int = 0  # resident in the engine's process

@@ -8,12 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
 from headstart.errors import (
     CapacityError,
-    ContextLengthError,
     EngineError,
     HeadstartError,
     InvalidParameterError,
@@ -25,6 +23,7 @@ from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.prompt_memory import PromptMemory
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
     Event,
@@ -35,11 +34,10 @@ from headstart.scheduler.request import (
     error_event,
 )
 from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
-from headstart.scheduler.warm_up import time_decodes
+from headstart.scheduler.warm_up import NEEDED_ROWS, time_decodes
 from headstart.types import (
     Batch,
     ContextFullError,
-    Decoded,
     Engine,
     Logits,
     MemoryKind,
@@ -79,17 +77,22 @@ class Scheduler:
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self._batch = Batch(engine.max_batch_tokens)
+        self._num_padding = 0  # rows of this step that nobody needs
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self._events: list[Event] = []
         self._committer = Committer(engine, vocab, drafting)
+        store = PromptStore(config.cache_ram * 2**20)
+        self.memory = PromptMemory(store, engine, drafting, self.counters, clock)
 
     @property
     def has_work(self) -> bool:
         return bool(self.compiling or self.waiting or self.running)
 
     def warm_up(self, seconds: float) -> None:
-        """Measure what steps of some sizes cost; nothing stays in the cache."""
-        if samples := time_decodes(self.engine, self.clock, seconds):
+        """Measure what steps of some sizes cost unless that is known; the cache stays empty."""
+        if self.drafting.knows_costs(min(NEEDED_ROWS, self.engine.max_outputs)):
+            return
+        if samples := time_decodes(self.engine, self.clock, seconds, len(self.slots)):
             self.drafting.learn_costs(samples)
         self.drafting.time_models(self.clock)
 
@@ -100,7 +103,8 @@ class Scheduler:
             CapacityError: too many are waiting.
             ContextLengthError, InvalidParameterError: it can never run.
         """
-        self._check(request)
+        admission.check(request, self.engine, len(self.slots))
+        self.drafting.check(request.speculative)
         num_free = len(self.slots) - len(self.running)
         num_waiting = len(self.waiting) + len(self.compiling)
         if num_waiting >= self.config.max_queue + num_free:
@@ -137,7 +141,8 @@ class Scheduler:
         if logits is None:
             return StepStats()
         self._observe_cost(1000.0 * (decoded - drafted))
-        self.drafting.observe(self._observed(logits))
+        if self.drafting.observes:
+            self.drafting.observe(batching.output_rows(self._batch, logits))
         self._committer.target_ms = 1000.0 * (decoded - drafted)
         self._committer.draft_ms = 1000.0 * (drafted - started)
         emitted = self._commit(logits)
@@ -147,31 +152,6 @@ class Scheduler:
         """Events since the last call, in order."""
         events, self._events = self._events, []
         return events
-
-    def _check(self, request: Request) -> None:
-        prompt = request.prompt
-        if not len(prompt):
-            raise InvalidParameterError("the prompt has no tokens; send some text")
-        if len(prompt) >= self.engine.context_size:
-            raise ContextLengthError(len(prompt), self.engine.context_size)
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= self.engine.vocab_size:
-            wrong = low if low < 0 else high
-            raise InvalidParameterError(
-                f"token id {wrong} is not in the vocabulary (0 to {self.engine.vocab_size - 1})"
-            )
-        if (bias := request.sampling.logit_bias) and not all(
-            0 <= i < self.engine.vocab_size for i in bias
-        ):
-            raise InvalidParameterError(
-                "logit_bias names a token that is not in the vocabulary (0 to "
-                f"{self.engine.vocab_size - 1})"
-            )
-        if request.slot_id is not None and not 0 <= request.slot_id < len(self.slots):
-            raise InvalidParameterError(
-                f"id_slot is {request.slot_id} but the slots are 0 to {len(self.slots) - 1}"
-            )
-        self.drafting.check(request.speculative)
 
     def _take_compiled(self) -> None:
         """Queue the requests whose constraint is ready, refuse those that have none."""
@@ -194,6 +174,7 @@ class Scheduler:
             self.waiting.popleft()
             if active.admitted is None and not self._begin(active):
                 continue
+            placement = self.memory.improve(placement, active, self.slots)
             admission.admit(placement, active, self.engine)
             if active.admitted is None:
                 active.admitted = self.clock()
@@ -224,6 +205,7 @@ class Scheduler:
 
     def _draft(self) -> None:
         """Give every generating request its draft for this step."""
+        self._num_padding = 0
         generating = [a for a in self.running if a.is_generating]
         if not generating:
             return
@@ -231,7 +213,10 @@ class Scheduler:
         reading = sum(a.num_pending for a in self.running if not a.is_generating)
         num_prompt_rows = min(reading, self.config.prefill_chunk)
         batch_limits = (self.engine.max_batch_tokens, self.engine.max_outputs)
-        self.drafting.propose(generating, limits, num_prompt_rows, batch_limits)
+        can_pad = self.engine.padding_sequence is not None
+        self._num_padding = self.drafting.propose(
+            generating, limits, num_prompt_rows, batch_limits, can_pad=can_pad
+        )
 
     def _decode(self) -> Logits | None:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
@@ -241,22 +226,31 @@ class Scheduler:
             if not self._batch.num_rows:
                 return None
             try:
-                return self.engine.decode(self._batch)
+                return self._decode_padded()
             except ContextFullError:
                 self._make_room()
             except EngineError as error:
                 self._fail(error)
 
+    def _decode_padded(self) -> Logits:
+        """Decode the batch with the rows that make it faster, which leave nothing behind."""
+        spare, num_padding = self.engine.padding_sequence, self._num_padding
+        if spare is None or not num_padding:
+            return self.engine.decode(self._batch)
+        batching.pad(self._batch, num_padding, spare)
+        try:
+            return self.engine.decode(self._batch)
+        finally:
+            self.engine.clear(spare)
+
     def _make_room(self) -> None:
-        """Free cells: drop drafts, then idle prefixes, then preempt the youngest request."""
-        if any(active.proposal.head.tokens for active in self.running):
+        """Free cells: drop padding, drafts, idle prefixes, then preempt the youngest request."""
+        if self._num_padding:
+            self._num_padding = 0
+        elif any(active.proposal.drafts for active in self.running):
             self.drafting.drop(self.running)
-            return
-        idle = [s for s in self.slots if s.active is None and s.kept]
-        if idle:
-            oldest = min(idle, key=lambda s: s.last_used)
-            self.engine.clear(oldest.slot_id)
-            oldest.kept = []
+        elif idle := [s for s in self.slots if s.active is None and s.kept]:
+            self.memory.drop(min(idle, key=lambda s: s.last_used), self.slots)
         elif len(self.running) > 1:
             self._preempt(max(self.running, key=lambda active: active.submitted))
         else:
@@ -276,6 +270,7 @@ class Scheduler:
     def _fail(self, error: EngineError) -> None:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
         log.error("decode failed: %s", error)
+        self._num_padding = 0
         for active in self._in_batch:
             self._fail_request(active, error)
 
@@ -318,21 +313,6 @@ class Scheduler:
         num_rows = self._batch.num_rows
         self.drafting.observe_step(num_rows, attended // num_rows, milliseconds)
 
-    def _observed(self, logits: Logits) -> Decoded:
-        """The rows for speculators, who must not write to the logits: they are sampled later."""
-        if not self.drafting.observes:
-            return _NOTHING_OBSERVED
-        batch = self._batch
-        rows = batch.wants_logits[: batch.num_rows].astype(bool)
-        view = logits.view()
-        view.flags.writeable = False
-        return Decoded(
-            batch.seq_ids[: batch.num_rows][rows],
-            batch.positions[: batch.num_rows][rows],
-            batch.tokens[: batch.num_rows][rows],
-            view,
-        )
-
     def _commit(self, logits: Logits) -> int:
         """Verify and emit in the order of the batch's outputs; returns tokens emitted."""
         offset = num_emitted = 0
@@ -365,8 +345,9 @@ class Scheduler:
         """Sum up."""
         batch = self._batch
         stats = StepStats(
-            num_prompt_rows=batch.num_rows - batch.num_outputs,
+            num_prompt_rows=batch.num_rows - batch.num_outputs - self._num_padding,
             num_verify_rows=batch.num_outputs,
+            num_padding_rows=self._num_padding,
             num_emitted=emitted,
             num_slots=len(self._in_batch),
             draft_seconds=drafted - started,
@@ -382,11 +363,3 @@ def _progress(active: ActiveRequest, now: float) -> ProgressEvent:
     return ProgressEvent(
         active.request.request_id, active.num_prompt, active.num_cached, active.num_decoded, since
     )
-
-
-_NOTHING_OBSERVED = Decoded(
-    np.empty(0, np.int32),
-    np.empty(0, np.int32),
-    np.empty(0, np.int32),
-    np.empty((0, 0), np.float32),
-)

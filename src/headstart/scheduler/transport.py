@@ -13,7 +13,6 @@ import os
 import pickle
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -95,9 +94,10 @@ class ThreadTransport:
 class ProcessTransport:
     """The loop in a process of its own, so that an abort in libllama does not end the server."""
 
-    def __init__(self, build: Build, log_level: int = logging.INFO) -> None:
+    def __init__(self, build: Build, prepare: Callable[[], None] = logging.basicConfig) -> None:
+        """`prepare` is called first in the process; picklable, as `build`."""
         self._build = build
-        self._log_level = log_level
+        self._prepare = prepare
         self._lock = threading.Lock()
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -112,7 +112,7 @@ class ProcessTransport:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_process_main,
-            args=(self._build, theirs, self._log_level),
+            args=(self._build, theirs, self._prepare),
             name="headstart-engine",
             daemon=True,
         )
@@ -188,16 +188,12 @@ def _exit_words(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _process_main(build: Build, pipe: Connection, log_level: int) -> None:
+def _process_main(build: Build, pipe: Connection, prepare: Callable[[], None]) -> None:
     """Entry of the engine process: load, report ready, run the loop, say why it ended."""
     # sent to the whole group; the server tells us to stop
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(
-        level=log_level,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    prepare()
     error: BaseException | None = None
     try:
         scheduler, info = build()

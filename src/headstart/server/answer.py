@@ -21,7 +21,11 @@ from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.threads import ClientGoneError, unless_left
 
+<<<<<<< HEAD
 PING_SECONDS = 30
+=======
+CLIENT_GONE = 499  # nginx's status; nobody reads it
+>>>>>>> main
 
 
 async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dialect]) -> Response:
@@ -30,11 +34,16 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
     Raises:
         ApiError, HeadstartError: before the first event; later ones end the stream.
     """
+<<<<<<< HEAD
     try:
         dialect = await unless_left(http.receive, service.prompt_threads.run(prepare))
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
     pings = _ping_seconds(dialect.body)
+=======
+    dialect = await run_in_threadpool(prepare)
+    pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
+>>>>>>> main
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
         events = await stack.enter_async_context(
@@ -136,10 +145,10 @@ def _open(dialect: Dialect, choice: Choice) -> list[dict[str, Any]]:
     return dialect.opening(choice)
 
 
-def _ping_seconds(body: GenerationBody) -> float | None:
+def _ping_seconds(body: GenerationBody, usual: int) -> float | None:
     seconds = body.sse_ping_interval
     if seconds is None:
-        return PING_SECONDS
+        seconds = usual
     if seconds < -1 or seconds == 0:
         raise ApiError(
             400, f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none"

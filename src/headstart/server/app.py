@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
 
 from headstart.config import ServerConfig
 from headstart.scheduler.worker import Worker
@@ -24,9 +27,13 @@ from headstart.server import (
 )
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
+from headstart.server.openapi import describe, page
 from headstart.server.page import POLICY, Page, page_files
+from headstart.server.routing import Endpoint, Prefixed
 
 logger = logging.getLogger(__name__)
+
+FAMILIES = (status, events, chat, completions, native, infill, text, metrics)
 
 
 def create_app(
@@ -34,7 +41,7 @@ def create_app(
     worker: Worker,
     load_model: Callable[[], ServedModel],
     on_loaded: Callable[[Exception | None], None] | None = None,
-) -> FastAPI:
+) -> Starlette:
     """Build the app. It starts the worker when it starts, answers 503 until that is done, and
     closes it at the end.
 
@@ -51,7 +58,7 @@ def create_app(
     service = Service(config, worker)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load(service, load_model, on_loaded))
         try:
             yield
@@ -62,18 +69,37 @@ def create_app(
                 threads.close()
             await worker.close()
 
-    app = FastAPI(
-        title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
-    )
+    routes = [route for family in FAMILIES for route in family.router.routes()]
+    app = Starlette(routes=[*routes, *_api_pages()], lifespan=lifespan)
+    app.router.redirect_slashes = False
     app.state.service = service
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
     # another page brings its own rules along
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
-    for family in (status, events, chat, completions, native, infill, text, metrics):
-        app.include_router(family.router)
+    if config.api_prefix:
+        app.add_middleware(Prefixed, prefix=config.api_prefix.rstrip("/"))
     errors.install(app)
     return app
+
+
+def endpoints() -> list[Endpoint]:
+    """Everything that is served, family by family."""
+    return [endpoint for family in FAMILIES for endpoint in family.router.endpoints]
+
+
+def _api_pages() -> list[Route]:
+    """/openapi.json and /docs, made once."""
+    document = describe(endpoints())
+    pages = {"/openapi.json": JSONResponse(document), "/docs": HTMLResponse(page(document))}
+
+    def serve(response: Response) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def endpoint(http: HttpRequest) -> Response:
+            return response
+
+        return endpoint
+
+    return [Route(path, serve(response)) for path, response in pages.items()]
 
 
 async def _load(

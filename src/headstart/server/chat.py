@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -14,16 +13,22 @@ from headstart.server.dialect import END, Choice, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import ApiError, not_supported
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat
-from headstart.server.routing import post
+from headstart.server.routing import Router, post
 from headstart.server.schemas import ChatBody, read_body
 from headstart.server.translate import Call, check_num_logprobs
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's
 
-router = APIRouter()
+router = Router()
 
 
-@post(router, "/v1/chat/completions", "/chat/completions", body=ChatBody)
+@post(
+    router,
+    "/v1/chat/completions",
+    "/chat/completions",
+    body=ChatBody,
+    answer="`chat.completion`; with `stream` events of `chat.completion.chunk`",
+)
 async def chat_completions(http: HttpRequest) -> Response:
     """Answer chat messages."""
     service = service_of(http)

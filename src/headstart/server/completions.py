@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -15,14 +14,19 @@ from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.model import service_of
 from headstart.server.prompts import read_prompts
 from headstart.server.results import legacy_logprobs
-from headstart.server.routing import post
+from headstart.server.routing import Router, post
 from headstart.server.schemas import CompletionBody, read_body
 from headstart.server.translate import Call, check_num_logprobs
 
-router = APIRouter()
+router = Router()
 
 
-@post(router, "/v1/completions", body=CompletionBody)
+@post(
+    router,
+    "/v1/completions",
+    body=CompletionBody,
+    answer="`text_completion`; with `stream` the same in events",
+)
 async def completions(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
     service = service_of(http)

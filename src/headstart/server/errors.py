@@ -7,7 +7,7 @@ import reprlib
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +38,7 @@ ANSWERS = (
     (
         400,
         "not_supported_error",
-        "a field asks for what is not built, for instance a grammar or tools; leave it out",
+        "a field asks for what is not built, for instance images or adapters; leave it out",
     ),
     (401, "authentication_error", "no API key, or a wrong one"),
     (
@@ -136,7 +136,7 @@ def error_response(error: Exception) -> Response:
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
-def install(app: FastAPI) -> None:
+def install(app: Starlette) -> None:
     """Make every failure of a route an answer in this shape."""
     app.add_exception_handler(ApiError, _answer)
     app.add_exception_handler(HeadstartError, _answer_and_log)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -30,17 +29,17 @@ from headstart.server.limits import BYTES_PER_TOKEN
 from headstart.server.model import service_of
 from headstart.server.native import NativeDialect, num_logprobs
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
-from headstart.server.routing import post
+from headstart.server.routing import Router, post
 from headstart.server.schemas import InfillBody, InfillExtra, read_body
 from headstart.types import Vocab
 
 REPOSITORY, FILE = "myproject\n", "filename\n"  # llama-server's; the request does not say
 SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for vocabularies without a marker
 
-router = APIRouter()
+router = Router()
 
 
-@post(router, "/infill", body=InfillBody)
+@post(router, "/infill", body=InfillBody, answer="as `/completion`")
 async def infill(http: HttpRequest) -> Response:
     """Fill in what is missing between a prefix and a suffix."""
     service = service_of(http)

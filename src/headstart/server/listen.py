@@ -5,12 +5,15 @@ be loaded.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,6 +27,8 @@ from headstart.server.app import create_app
 from headstart.server.connections import ConnectionLimits, LimitedProtocol
 from headstart.server.model import ServedModel, Service
 
+log = logging.getLogger(__name__)
+
 BACKLOG = 2048  # connections the system holds until they are accepted
 SHUTDOWN_SECONDS = 5  # for answers in flight after SIGTERM or Ctrl-C
 SEND_SECONDS = 5  # for the error that those get which are not over then
@@ -35,7 +40,7 @@ def serve(
     load_model: Callable[[], ServedModel],
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until stopped; `announce` gets the address once requests can be answered.
+    """Serve until stopped; `announce` gets the first address once requests can be answered.
 
     Raises:
         ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
@@ -44,15 +49,21 @@ def serve(
 
     def on_loaded(error: Exception | None) -> None:
         if error is None:
-            announce(address_of(listener))
+            scheme = "https" if config.ssl_cert_file else "http"
+            addresses = [address_of(one, scheme) + config.api_prefix for one in listeners]
+            for address in addresses[1:]:
+                log.info("listening on %s as well", address)
+            announce(addresses[0])
         else:
             failures.append(error)
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded)
     server = _Server(worker, app.state.service, uvicorn_config(app, config))
-    with take_port(config) as listener, _sigterm_is_no_failure(server):
-        server.run(sockets=[listener])
+    with ExitStack() as stack:
+        listeners = take_ports(config, stack)
+        stack.enter_context(_sigterm_is_no_failure(server))
+        server.run(sockets=listeners)
     if failures:
         raise failures[0]
 
@@ -75,6 +86,8 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         headers=[("server", "headstart")],
         timeout_keep_alive=config.timeout,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS + SEND_SECONDS,
+        ssl_keyfile=config.ssl_key_file,
+        ssl_certfile=config.ssl_cert_file,
     )
 
 
@@ -119,7 +132,46 @@ def _sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def take_port(config: ServerConfig) -> socket.socket:
+def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:
+    """Listen on all configured addresses; `stack` closes them.
+
+    Raises:
+        ConfigError: one is in use, or not ours.
+    """
+    hosts = [host.strip() for host in config.host.split(",") if host.strip()]
+    listeners = []
+    for host in hosts:
+        if host.endswith(".sock"):
+            listeners.append(stack.enter_context(_take_socket_file(Path(host))))
+        else:
+            one = replace(config, host=host)
+            listeners.append(stack.enter_context(take_port(one, only_ipv6=len(hosts) > 1)))
+    return listeners
+
+
+@contextmanager
+def _take_socket_file(path: Path) -> Iterator[socket.socket]:
+    """Listen on a Unix socket; one that a dead server left is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and listener.connect_ex(str(path)):
+            path.unlink()
+            listener.close()
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {path}: {reason}; choose another --host") from error
+    try:
+        yield listener
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket:
     """Listen on the configured address.
 
     Raises:
@@ -131,6 +183,10 @@ def take_port(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if only_ipv6 and family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((config.host, config.port))
         listener.listen(BACKLOG)
         return listener
@@ -143,7 +199,9 @@ def take_port(config: ServerConfig) -> socket.socket:
         ) from error
 
 
-def address_of(listener: socket.socket) -> str:
-    """The URL of a listening socket."""
+def address_of(listener: socket.socket, scheme: str = "http") -> str:
+    """The URL of a listening socket; a Unix socket's path."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

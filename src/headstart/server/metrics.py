@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.scheduler.report import SpeculatorReport, WorkerReport
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
-from headstart.server.routing import get
+from headstart.server.routing import Router, get
 
 Sample = tuple[dict[str, str], float]
 """Labels and a value."""
 
-router = APIRouter()
+router = Router()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-@get(router, "/metrics")
+@get(router, "/metrics", answer="counters and gauges in Prometheus' text format")
 async def metrics(http: HttpRequest) -> Response:
     """Report all counters since the start."""
     service = service_of(http)
@@ -212,6 +211,12 @@ METRICS = (
         "Busy slots per decode, average since the start",
         _ratio("busy_slots", "num_decodes"),
     ),
+    Metric(
+        "headstart_padding_rows_total",
+        "counter",
+        "Rows that nobody needs, decoded because so wide a step takes less time",
+        _counter("padding_rows"),
+    ),
     Metric("headstart_requests_total", "counter", "Requests that ended", _counter("requests")),
     Metric(
         "headstart_requests_failed_total",
@@ -224,6 +229,36 @@ METRICS = (
         "counter",
         "Requests put back into the queue because the cache was full",
         _counter("preemptions"),
+    ),
+    Metric(
+        "headstart_prompts_saved_total",
+        "counter",
+        "Prompts that lost their place in the model's cache and were kept in main memory",
+        _counter("prompts_saved"),
+    ),
+    Metric(
+        "headstart_prompts_restored_total",
+        "counter",
+        "Prompts brought back from main memory",
+        _counter("prompts_restored"),
+    ),
+    Metric(
+        "headstart_prompt_tokens_restored_total",
+        "counter",
+        "Tokens of the prompts brought back from main memory",
+        _counter("prompt_tokens_restored"),
+    ),
+    Metric(
+        "headstart_prompts_in_memory",
+        "gauge",
+        "Prompts kept in main memory",
+        _now("prompts_in_memory"),
+    ),
+    Metric(
+        "headstart_prompts_in_memory_bytes",
+        "gauge",
+        "Bytes of the prompts kept in main memory",
+        _now("prompt_bytes_in_memory"),
     ),
     Metric(
         "headstart_engine_restarts_total",

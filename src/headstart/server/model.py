@@ -22,15 +22,26 @@ from headstart.types import Vocab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDefaults:
+    """What a request gets that does not say."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int | None = None  # None: another one for each request
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """The target model as the HTTP side sees it: its name, its text, its defaults."""
 
     alias: str
     vocab: Vocab
     template: ChatTemplate
+    aliases: tuple[str, ...] = ()  # further names of it
+    tags: tuple[str, ...] = ()
     chat: ChatDefaults = field(default_factory=ChatDefaults)
-    # what a request gets that does not say
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
     # in force, JSON-ready, with the origin of each
     settings: Sequence[Mapping[str, Any]] = ()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -16,17 +15,23 @@ from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.model import service_of
 from headstart.server.prompts import read_prompts
 from headstart.server.results import speculative_metrics, timings
-from headstart.server.routing import post
+from headstart.server.routing import Router, post
 from headstart.server.schemas import NativeBody, read_body
 from headstart.server.translate import Call, check_num_logprobs, generation_settings
 from headstart.types import Vocab
 
 STOP_TYPES = {"eos": "eos", "word": "word", "length": "limit", "cancelled": "none"}
 
-router = APIRouter()
+router = Router()
 
 
-@post(router, "/completion", "/completions", body=NativeBody)
+@post(
+    router,
+    "/completion",
+    "/completions",
+    body=NativeBody,
+    answer="`content`, `timings`, `generation_settings` and why it stopped; with `stream` events",
+)
 async def completion(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
     service = service_of(http)

@@ -1,47 +1,81 @@
-"""Declares routes: several paths for one handler, and the body's schema for OpenAPI."""
+"""Declares endpoints: several paths for one handler, and what the API pages say of it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headstart.server.errors import ApiError, error_response
 from headstart.server.schemas import Body
+
+
+class Prefixed:
+    """ASGI middleware: the paths of the app begin with a prefix."""
+
+    def __init__(self, app: ASGIApp, *, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path != self._prefix and not path.startswith(f"{self._prefix}/"):
+                error = ApiError(404, f"there is no {path} here; paths begin with {self._prefix}")
+                await error_response(error)(scope, receive, send)
+                return
+            scope = {**scope, "path": path[len(self._prefix) :] or "/"}
+        await self._app(scope, receive, send)
+
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
-def get(router: APIRouter, *paths: str) -> Callable[[Handler], Handler]:
-    """Decorator: serve GET on these paths; the first is documented."""
-    return _declare(router, "GET", paths, None)
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A handler, its paths (the first is documented), and the class of its body, if it has one."""
+
+    method: str
+    paths: tuple[str, ...]
+    handler: Handler
+    body: type[Body] | None
+    answer: str  # what a 200 has, for the API pages
 
 
-def post(router: APIRouter, *paths: str, body: type[Body]) -> Callable[[Handler], Handler]:
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The endpoints of one API family, in order."""
+
+    endpoints: list[Endpoint] = field(default_factory=list)
+
+    def routes(self) -> Iterator[Route]:
+        """One route per path."""
+        for endpoint in self.endpoints:
+            for path in endpoint.paths:
+                yield Route(path, endpoint.handler, methods=[endpoint.method])
+
+
+def get(router: Router, *paths: str, answer: str) -> Callable[[Handler], Handler]:
+    """Decorator: serve GET on these paths."""
+    return _declare(router, "GET", paths, None, answer)
+
+
+def post(
+    router: Router, *paths: str, body: type[Body], answer: str
+) -> Callable[[Handler], Handler]:
     """Decorator: serve POST on these paths; the handler reads the body with `read_body`."""
-    content = {
-        "application/json": {
-            "schema": body.model_json_schema(ref_template="#/components/schemas/{model}")
-        }
-    }
-    return _declare(router, "POST", paths, {"requestBody": {"required": True, "content": content}})
+    return _declare(router, "POST", paths, body, answer)
 
 
 def _declare(
-    router: APIRouter, method: str, paths: tuple[str, ...], extra: dict[str, Any] | None
+    router: Router, method: str, paths: tuple[str, ...], body: type[Body] | None, answer: str
 ) -> Callable[[Handler], Handler]:
     def declare(handler: Handler) -> Handler:
-        for path in paths:
-            router.add_api_route(
-                path,
-                handler,
-                methods=[method],
-                response_model=None,
-                include_in_schema=path == paths[0],
-                openapi_extra=extra,
-            )
+        router.endpoints.append(Endpoint(method, paths, handler, body, answer))
         return handler
 
     return declare

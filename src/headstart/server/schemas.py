@@ -36,6 +36,7 @@ def _whole(value: Any) -> Any:
 # beyond it JSON's numbers are not exact, and what echoes them back cannot write them
 MAX_INT = 2**53
 Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
+Seed = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**64)]
 Count = Annotated[
     Int, BeforeValidator(lambda value: int(value) if isinstance(value, bool) else value)
 ]
@@ -80,7 +81,7 @@ class SamplingBody(Body):
     dry_penalty_last_n: Int | None = None
     dry_sequence_breakers: list[str] | None = None
     ignore_eos: bool | None = None
-    seed: Int | None = Field(
+    seed: Seed | None = Field(
         default=None, description="-1 takes a random one, which the answer reports"
     )
     samplers: Any = Field(default=None, description="list of names, or one letter each in a string")
@@ -163,9 +164,19 @@ class GenerationBody(SamplingBody):
     thinking_budget_tokens: Int | None = Field(
         default=None, description="the same as reasoning_budget_tokens"
     )
-    grammar: Any = Field(default=None, description="refused")
-    json_schema: Any = Field(default=None, description="refused")
-    response_format: dict[str, Any] | None = Field(default=None, description="only type text")
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="type text, json_object or json_schema"
+    )
+    json_schema: Any = Field(default=None, description="the answer is JSON of this schema")
+    grammar: Any = Field(default=None, description="GBNF; Lark if it begins with %llguidance")
+    regex: Any = Field(default=None, description="the whole answer matches it; Rust's syntax")
+    lark: Any = Field(default=None, description="a grammar in llguidance's Lark")
+    grammar_lazy: bool = Field(
+        default=False, description="the constraint begins at one of grammar_triggers"
+    )
+    grammar_triggers: Any = Field(
+        default=None, description='[{"type": 1, "value": text}] or [{"type": 0, "token": id}]'
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -14,14 +13,15 @@ from headstart.scheduler.request import Request
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
 from headstart.server.results import draft_counts
-from headstart.server.routing import get
+from headstart.server.routing import Router, get, post
+from headstart.server.schemas import Body
 from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo
 
-router = APIRouter()
+router = Router()
 
 
-@get(router, "/health", "/v1/health")
+@get(router, "/health", "/v1/health", answer="`status`: ok")
 async def health(http: HttpRequest) -> Response:
     """Say whether requests can be taken; 503 and why while they cannot."""
     is_trusted = http.scope["headstart.is_trusted"]
@@ -30,7 +30,7 @@ async def health(http: HttpRequest) -> Response:
     return _json({"status": "ok"})
 
 
-@get(router, "/v1/models", "/models")
+@get(router, "/v1/models", "/models", answer="`data`: a list with the model")
 async def models(http: HttpRequest) -> Response:
     """List the one model; from memory, never from the engine."""
     service = service_of(http)
@@ -42,7 +42,7 @@ async def models(http: HttpRequest) -> Response:
     )
 
 
-@get(router, "/v1/models/{model_id:path}", "/models/{model_id:path}")
+@get(router, "/v1/models/{model_id:path}", "/models/{model_id:path}", answer="the model")
 async def model(http: HttpRequest) -> Response:
     """Describe the model."""
     service = service_of(http)
@@ -52,13 +52,15 @@ async def model(http: HttpRequest) -> Response:
     return _json(_model(service))
 
 
-@get(router, "/props")
+@get(router, "/props", answer="an object; see docs/api.md")
 async def props(http: HttpRequest) -> Response:
     """Describe the server: model, template, defaults, speculation."""
     service = service_of(http)
     report = await service.worker.report()
     served, info, config = service.served, service.info, service.config
-    defaults = generation_settings(Request(request_id="", prompt=(), sampling=served.sampling))
+    defaults = generation_settings(
+        Request(request_id="", prompt=(), sampling=served.defaults.sampling)
+    )
     return _json({
         "default_generation_settings": {
             "params": defaults | {"seed": -1},
@@ -70,7 +72,7 @@ async def props(http: HttpRequest) -> Response:
         "model_ftype": info.target.file_type,
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_slots": config.slots,
-        "endpoint_props": False,
+        "endpoint_props": config.props,
         "endpoint_metrics": config.metrics,
         "chat_template": served.template.source,
         "chat_template_is_fallback": served.template.is_fallback,
@@ -85,7 +87,15 @@ async def props(http: HttpRequest) -> Response:
     })  # fmt: skip
 
 
-@get(router, "/slots")
+@post(router, "/props", body=Body, answer="`success`: true")
+async def change_props(http: HttpRequest) -> Response:
+    """Accept what llama-server accepts: it has no properties to change either."""
+    if not service_of(http).config.props:
+        raise ApiError(501, "this server does not take changes; start it with --props")
+    return _json({"success": True})
+
+
+@get(router, "/slots", answer="a list, one object per slot")
 async def slots(http: HttpRequest) -> Response:
     """List the slots; with ?fail_on_no_slot=1 answer 503 when all are busy."""
     service = service_of(http)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -19,15 +18,15 @@ from headstart.server.prompts import (
     tokenize_mixed,
     tokens_text,
 )
-from headstart.server.routing import post
+from headstart.server.routing import Router, post
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody, read_body
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.text.utf8 import text_or_bytes
 
-router = APIRouter()
+router = Router()
 
 
-@post(router, "/tokenize", body=TokenizeBody)
+@post(router, "/tokenize", body=TokenizeBody, answer="`tokens`: ids, or `id` and `piece`")
 async def tokenize(http: HttpRequest) -> Response:
     """Return the token ids of a text, with their pieces on request."""
     body = await read_body(http, TokenizeBody)
@@ -52,7 +51,7 @@ async def tokenize(http: HttpRequest) -> Response:
     return await _in_thread(http, service, run)
 
 
-@post(router, "/detokenize", body=DetokenizeBody)
+@post(router, "/detokenize", body=DetokenizeBody, answer="`content`: the text")
 async def detokenize(http: HttpRequest) -> Response:
     """Return the text of token ids."""
     body = await read_body(http, DetokenizeBody)
@@ -71,7 +70,7 @@ async def detokenize(http: HttpRequest) -> Response:
     return await _in_thread(http, service, run)
 
 
-@post(router, "/apply-template", body=ChatBody)
+@post(router, "/apply-template", body=ChatBody, answer="`prompt`: the text that is tokenized")
 async def apply_template(http: HttpRequest) -> Response:
     """Return the prompt that chat messages become."""
     body = await read_body(http, ChatBody)

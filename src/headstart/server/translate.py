@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.config import MULTI_TOKEN_HEADS, SPECULATOR_ALIASES
-from headstart.sampling.params import MAX_SEED, SAMPLER_ALIASES, SamplingParams
+from headstart.sampling.params import MAX_SEED, SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
+from headstart.server.constraints import read_constraint
+from headstart.server.defaults import sampler_letters, sampler_names, soften
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import (
     MAX_BREAKER_BYTES,
@@ -26,16 +28,12 @@ from headstart.server.limits import (
     check_length,
 )
 from headstart.server.logit_bias import read_logit_bias
-from headstart.server.model import ServedModel
+from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody, SpeculativeBody
 from headstart.types import SequenceMode, Vocab
 
 RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
-SAMPLER_LETTERS = {
-    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p",
-    "p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill",
-}  # fmt: skip
 _PLAIN_FIELDS = tuple(
     field.name for field in dataclasses.fields(SamplingParams)
     if field.name not in ("seed", "samplers", "logit_bias", "dry_sequence_breakers")
@@ -76,8 +74,9 @@ def make_requests(
         request_id=call.id,
         prompt=(),
         sampling=sampling,
-        max_tokens=_max_tokens(body),
-        stop=_stop(body.stop) + tuple(stop.encode() for stop in call.stop),
+        max_tokens=_max_tokens(body, call.model.defaults),
+        stop=_stop(body.stop or list(call.model.defaults.stop))
+        + tuple(stop.encode() for stop in call.stop),
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
@@ -85,6 +84,7 @@ def make_requests(
         slot_id=_slot(body.id_slot, call.info),
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
+        constraint=read_constraint(body, call.model.vocab),
         namespace=call.namespace,
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
@@ -105,10 +105,10 @@ def make_requests(
 def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:
     """The server's defaults with what the body says."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _PLAIN_FIELDS}
-    given["seed"] = secrets.randbelow(MAX_SEED) if body.seed in (None, *RANDOM_SEEDS) else body.seed
+    given["seed"] = _seed(call.model.defaults.seed if body.seed is None else body.seed)
     given["samplers"] = None if body.samplers is None else _samplers(body.samplers)
     given["logit_bias"] = (
-        {} if body.logit_bias is None else read_logit_bias(body.logit_bias, call.model.vocab)
+        None if body.logit_bias is None else read_logit_bias(body.logit_bias, call.model.vocab)
     )
     if body.dry_sequence_breakers is not None:
         if not body.dry_sequence_breakers:
@@ -121,7 +121,14 @@ def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:
             check_bytes("dry_sequence_breakers", breaker, MAX_BREAKER_BYTES)
         given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     changes = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(call.model.sampling, **changes)
+    return dataclasses.replace(call.model.defaults.sampling, **soften(changes))
+
+
+def _seed(seed: int | None) -> int:
+    """32 bits of it, as llama-server takes them; -1 and nothing stand for a random one."""
+    if seed is None or seed in RANDOM_SEEDS:
+        return secrets.randbelow(MAX_SEED)
+    return seed % 2**32
 
 
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
@@ -172,6 +179,8 @@ def generation_settings(request: Request, body: GenerationBody | None = None) ->
         "n_indent": request.min_indent,
         "n_probs": request.num_logprobs or 0,
         "post_sampling_probs": request.post_sampling_probs,
+        "grammar": "" if request.constraint is None else request.constraint.text,
+        "grammar_lazy": request.constraint is not None and bool(request.constraint.triggers),
         "cache_prompt": request.cache_prompt,
         "stream": body.stream if body else False,
         "timings_per_token": body.timings_per_token if body else False,
@@ -204,14 +213,6 @@ def _refuse(body: GenerationBody) -> None:
         raise not_supported(
             f"lora is {shorten(body.lora)} but adapters are not supported; leave it out"
         )
-    for name in ("grammar", "json_schema"):
-        if getattr(body, name) not in (None, ""):
-            raise not_supported(f"{name} is not supported yet; leave it out")
-    kind = (body.response_format or {}).get("type", "text")
-    if kind in ("json_object", "json_schema"):
-        raise not_supported(f"response_format of type {kind} is not supported yet; use text")
-    if kind != "text":
-        raise ApiError(400, f"response_format.type is {shorten(kind)} but must be text")
 
 
 def _is_without_adapters(lora: Any) -> bool:
@@ -232,7 +233,7 @@ def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
     return number
 
 
-def _max_tokens(body: GenerationBody) -> int | None:
+def _max_tokens(body: GenerationBody, defaults: RequestDefaults) -> int | None:
     for name in ("n_predict", "max_completion_tokens", "max_tokens"):
         value: int | None = getattr(body, name)
         if value is None:
@@ -240,7 +241,7 @@ def _max_tokens(body: GenerationBody) -> int | None:
         if value < -1:
             raise ApiError(400, f"{name} is {value} but must be 0 or more, or -1 for no limit")
         return None if value == -1 else value
-    return None
+    return defaults.max_tokens
 
 
 def _slot(slot: int, info: WorkerInfo) -> int | None:
@@ -269,15 +270,9 @@ def _samplers(samplers: Any) -> tuple[str, ...]:
     if isinstance(samplers, str | list):
         check_length("samplers", samplers, MAX_SAMPLERS)
     if isinstance(samplers, str):
-        unknown = [letter for letter in samplers if letter not in SAMPLER_LETTERS]
-        if unknown:
-            letters = ", ".join(f"{letter} {name}" for letter, name in SAMPLER_LETTERS.items())
-            raise ApiError(
-                400, f"samplers has the letter {unknown[0]!r}, which is not one of {letters}"
-            )
-        return tuple(SAMPLER_LETTERS[letter] for letter in samplers)
+        return sampler_letters(samplers)
     names = _names("samplers", samplers) or ()
-    return tuple(SAMPLER_ALIASES.get(name, name) for name in names)
+    return sampler_names(names)
 
 
 def _names(field: str, value: Any) -> tuple[str, ...] | None:

@@ -74,6 +74,13 @@ class Speculator(ABC):
         Called for every sequence and step, whoever drafted, also when nobody did.
         """
 
+    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
+        """What a cache of its own holds of an idle sequence; None: nothing to restore later."""
+        return None
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        """Replace an idle sequence by one that was saved, perhaps under another id."""
+
     def end(self, seq_id: int) -> None:
         """The request is over; forget the sequence (what is shared may stay)."""
 

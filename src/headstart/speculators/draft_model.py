@@ -238,6 +238,24 @@ class DraftModelSpeculator(Speculator):
             sequence.last.learn(emitted[offset:])
         sequence.last = None
 
+    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
+        """The tokens in the draft model's cache, then the cache."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None or sequence.is_open or not sequence.tokens:
+            return None
+        tokens = np.array([len(sequence.tokens), *sequence.tokens], np.int32).tobytes()
+        return tokens + bytes(self.engine.save_sequence(seq_id))
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        sequence, view = self._sequence(seq_id), memoryview(data)
+        (length,) = np.frombuffer(view[:4], np.int32).tolist()
+        end = 4 * (1 + length)
+        if self.engine.restore_sequence(seq_id, view[end:]):
+            sequence.tokens = np.frombuffer(view[4:end], np.int32).tolist()
+        else:
+            sequence.tokens = []
+        sequence.synced = sequence.num_caught_up = len(sequence.tokens)
+
     def end(self, seq_id: int) -> None:
         """Keep the cache: the next turn of a chat starts with it."""
         if sequence := self._sequences.get(seq_id):

@@ -1,61 +1,201 @@
-"""Who brings a flag of llama-server is told what to do instead, not sent to another flag."""
+"""llama-server's command line works here, or says why it does not."""
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from headstart.cli.flags import read_flags
-from headstart.cli.llama_server import ALWAYS_SO, IN_REQUEST, INSTEAD, NOT_SUPPORTED
-from headstart.cli.settings import all_settings
+from headstart.cli import llama_server
+from headstart.cli.flags import HelpRequested, read_flags
+from headstart.cli.resolve import Resolved
+from headstart.cli.settings import Setting, all_settings
 from headstart.errors import ConfigError
-from headstart.server.schemas import ChatBody
 
 SETTINGS = all_settings()
+# what `llama-server --help` lists, spelling by spelling
+THEIRS = json.loads((Path(__file__).parent / "llama_server_flags.json").read_text("utf-8"))
+NUMBER, LIST = "1", "none"
+# values of flags that take neither a number nor a list
+VALUES = {
+    "--flash-attn": "auto", "--split-mode": "none", "--device": "none", "--load-mode": "mmap",
+    "--cache-type-k": "f16", "--cache-type-v": "f16", "--spec-draft-type-k": "f16",
+    "--spec-draft-type-v": "f16", "--tensor-split": "1,1", "--log-colors": "on", "--cpu-mask": "1",
+    "--cpu-range": "0-0", "--fit": "off", "--cache-reuse": "0", "--reasoning-format": "none",
+    "--reasoning": "auto", "--reasoning-budget": "-1", "--mirostat": "0", "--cache-ram": "0",
+    "--adaptive-target": "-1", "--logit-bias": "3+1", "--api-prefix": "/llm",
+    "--cpu-strict": "0", "--sleep-idle-seconds": "-1", "--ctx-size": "0", "--batch-size": "32",
+    "--ubatch-size": "32", "--chat-template-kwargs": "{}", "--ui-config": "{}",
+}  # fmt: skip
 
 
-def complaint(*argv: str) -> str:
-    with pytest.raises(ConfigError) as error:
-        read_flags("serve", "About.", SETTINGS, argv)
-    return str(error.value)
+def read(*argv: str) -> Resolved:
+    return read_flags("serve", "About.", SETTINGS, argv)[0]
+
+
+def setting_of(name: str) -> Setting | None:
+    return next((one for one in SETTINGS if name in one.spellings), None)
+
+
+def value_of(entry: dict[str, Any]) -> str:
+    if "--spec-type" in entry["names"]:
+        return LIST
+    if "--models-preset" in entry["names"]:
+        return str(Path(__file__).parent / "empty.ini")
+    setting = setting_of(entry["names"][0])
+    if setting is not None and setting.choices:
+        return setting.choices[0]
+    return next((VALUES[name] for name in entry["names"] if name in VALUES), NUMBER)
+
+
+def argv_of(entry: dict[str, Any], name: str) -> list[str]:
+    count = 0 if not entry["value"] else 2 if entry["value"] == "START END" else 1
+    return [name] + [value_of(entry)] * count
+
+
+def test_the_table_has_each_spelling_and_variable_once() -> None:
+    assert len(THEIRS) == 255
+    listed = [name for entry in THEIRS for name in entry["names"]]
+    assert len(listed) == 412
+    table = [name for flag in llama_server.flags() for name in (*flag.names, *flag.negatives)]
+    assert sorted(table) == sorted(listed)
+    variables = [flag.environment for flag in llama_server.flags() if flag.environment]
+    assert sorted(variables) == sorted(entry["env"] for entry in THEIRS if entry["env"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"), [(entry, name) for entry in THEIRS for name in entry["names"]]
+)
+def test_every_spelling_is_taken_or_refused_with_a_reason(entry: dict[str, Any], name: str) -> None:
+    flag, setting, argv = llama_server.by_name()[name], setting_of(name), argv_of(entry, name)
+    switch = llama_server.OFF if name in flag.negatives else llama_server.ON
+    if name in ("-h", "--help", "--usage"):
+        with pytest.raises(HelpRequested):
+            read(*argv)
+    elif setting is not None:
+        assert read(*argv).origins[setting.name] == "flag"
+    elif (verdict := flag.judge(argv[1] if argv[1:] else switch)).kind == "refused":
+        with pytest.raises(ConfigError, match=re.escape(verdict.text)):
+            read(*argv)
+    else:
+        assert set(verdict.settings if verdict.kind == "sets" else ()) <= {
+            name for name, origin in read(*argv).origins.items() if origin == "flag"
+        }
+
+
+@pytest.mark.parametrize("name", [entry["env"] for entry in THEIRS if entry["env"]])
+def test_every_variable_sets_what_its_flag_sets(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (entry,) = (one for one in THEIRS if one["env"] == name)
+    value = value_of(entry)
+    monkeypatch.setenv(name, value)
+    setting = setting_of(entry["names"][0])
+    flag = llama_server.by_name()[entry["names"][0]]
+    if setting is not None:
+        assert read().origins[setting.name] == f"environment {name}"
+    elif (
+        name.startswith("LLAMA_")
+        and flag.judge(value if entry["value"] else "on").kind == "refused"
+    ):
+        with pytest.raises(ConfigError, match=f"{name}="):
+            read()
+    else:
+        read()
+
+
+def test_a_variable_serves_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_MODEL", "x.gguf")
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "4096")
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    config = read("-c", "512").config()
+    assert config.model.model == "x.gguf"
+    assert config.engine.context == 512
+    assert config.server.api_key == "secret"
+
+
+def test_ours_beats_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_PORT", "1")
+    monkeypatch.setenv("HEADSTART_PORT", "2")
+    assert read().values["port"] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "part", "name", "value"),
+    [
+        (["--temp", "0.5"], "sampling", "temp", 0.5),
+        (["-n", "5"], "sampling", "predict", 5),
+        (["--n_predict", "5"], "sampling", "predict", 5),
+        (["-s", "42"], "sampling", "seed", 42),
+        (["-r", "a", "-r", "b"], "sampling", "reverse_prompt", "a\nb"),
+        (["-lv", "1"], "server", "log_level", "error"),
+        (["-lm", "mlock"], "engine", "mlock", True),
+        (["-lm", "none"], "engine", "mmap", False),
+        (["--fim-qwen-7b-spec"], "server", "port", 8012),
+        (["--fim-qwen-7b-spec", "--port", "1"], "server", "port", 1),
+        (["--gpt-oss-20b-default"], "sampling", "min_p", 0.01),
+        (["--no-prefill-assistant"], "chat", "prefill_assistant", False),
+        (["--jinja", "-cb", "--no-warmup", "-np", "2"], "scheduler", "parallel", 2),
+    ],
+)
+def test_a_flag_means_what_it_means_there(
+    argv: list[str], part: str, name: str, value: object
+) -> None:
+    assert getattr(getattr(read(*argv).config(), part), name) == value
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (
-            ["--temp", "0.5"],
-            "there is no flag --temp: set it in the request, as temperature (all flags",
-        ),
-        (["-n", "5"], "there is no flag -n: set it in the request, as n_predict"),
-        (["-n=5"], "there is no flag -n: set it in the request"),
-        (["--predict", "-1"], "there is no flag --predict: set it in the request, as n_predict"),
-        (["--jinja"], "it is always so here, leave it out"),
-        (["-cb"], "it is always so here, leave it out"),
-        (["-kvu", "-c", "4096"], "it is always so here, leave it out"),
-        (["--lora", "a.gguf"], "it is not supported"),
-        (["--ssl-key-file", "k"], "it is not supported"),
-        (["-mm", "f"], "it is not supported"),
-        (["--list-devices"], "run headstart devices"),
-        (["--mtp"], "multi-token heads are not supported yet"),
+        (["--mirostat", "2"], "--mirostat 2 is not taken: Mirostat keeps a state"),
+        (["-lv", "9"], "-lv 9 is not taken: use a number from 0 to 5"),
+        (["--control-vector-layer-range", "1", "2"], "control vectors are not supported"),
+        (["--model-url", "u"], "name its repository with --hf-repo"),
     ],
 )
-def test_a_flag_of_llama_server_has_its_sentence(argv: list[str], says: str) -> None:
-    message = complaint(*argv)
-    assert says in message
-    assert "did you mean" not in message
+def test_a_refusal_says_what_to_do(argv: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(*argv)
+    assert says in str(error.value)
 
 
-def test_no_sentence_is_about_a_flag_that_exists() -> None:
-    named = [*IN_REQUEST, *ALWAYS_SO, *NOT_SUPPORTED, *INSTEAD]
-    ours = {name for setting in SETTINGS for name in (setting.flag, *setting.aliases)}
-    assert ours.isdisjoint(named)
-    assert len(named) == len(set(named))
-
-
-def test_what_is_to_be_set_in_the_request_is_a_field_of_it() -> None:
-    assert set(IN_REQUEST.values()) <= set(ChatBody.model_fields)
-
-
-@pytest.mark.parametrize("argv", [["--frobnicate"], ["--tmp", "1"], ["-q", "1"]])
+@pytest.mark.parametrize("argv", [["--frobnicate"], ["-q", "1"]])
 def test_a_far_guess_is_not_made(argv: list[str]) -> None:
-    assert "did you mean" not in complaint(*argv)
+    with pytest.raises(ConfigError) as error:
+        read(*argv)
+    assert "did you mean" not in str(error.value)
+
+
+def test_a_flag_of_serve_is_named_as_such_elsewhere() -> None:
+    with pytest.raises(ConfigError, match="--port is a flag of headstart serve"):
+        read_flags("generate", "About.", all_settings(["model"]), ["--port", "1"])
+
+
+def test_a_preset_of_one_model_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "models.ini"
+    file.write_text(
+        "version = 1\n[*]\nc = 1024\nno-mmap = true\n\n[org/some:Q4]\nLLAMA_ARG_PORT = 99\n"
+        "temp = 0.5\nload-on-startup = true\n"
+    )
+    resolved = read("--models-preset", str(file), "--temp", "0.1")
+    config = resolved.config()
+    assert (config.engine.context, config.engine.mmap, config.server.port) == (1024, False, 99)
+    assert (config.model.hf_repo, config.model.alias) == ("org/some:Q4", "org/some:Q4")
+    assert (config.sampling.temp, resolved.origins["port"]) == (0.1, "preset")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[a]\nc = 1\n[b]\nc = 2\n", "has 2 models"),
+        ("[a]\nctx-sizes = 1\n", "which is no flag; did you mean ctx-size"),
+        ("[a]\nmirostat = 1\n", "mirostat = 1 in"),
+        ("[a\n", "is not valid"),
+    ],
+)
+def test_a_preset_that_cannot_be_used_is_refused(tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "models.ini"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        read("--models-preset", str(file))

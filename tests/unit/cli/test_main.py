@@ -56,7 +56,7 @@ def test_version_names_ours_and_libllamas(
     ("argv", "message"),
     [
         (["serv"], "did you mean serve"),
-        (["-m", "x.gguf"], "headstart serve -m x.gguf"),
+        (["--prot", "1"], "did you mean --port"),
         (["serve", "--prot", "1"], "did you mean --port"),
         (["serve", "--port", "-1"], "from 0 to 65535"),
         (
@@ -96,7 +96,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_errors_become_exit_codes(
     assemble: ModuleType, error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def serve(config: Config) -> int:
+    def serve(config: Config, settings: object) -> int:
         raise error
 
     vars(assemble).update(serve=serve)
@@ -107,13 +107,29 @@ def test_errors_become_exit_codes(
 def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) -> None:
     seen: list[Config] = []
 
-    def serve(config: Config) -> int:
+    def serve(config: Config, settings: object) -> int:
         seen.append(config)
         return 7
 
     vars(assemble).update(serve=serve)
     assert main(["serve", "--port", "81"]) == 7
     assert seen[0].server.port == 81
+
+
+@pytest.mark.parametrize("argv", [["serve", "--port", "81"], ["--port", "81"]])
+def test_serve_may_be_left_out(assemble: ModuleType, argv: list[str]) -> None:
+    seen: list[Config] = []
+    vars(assemble).update(serve=lambda config, settings: seen.append(config))
+    main(argv)
+    assert seen[0].server.port == 81
+
+
+@pytest.mark.parametrize("flag", ["--version", "--list-devices"])
+def test_what_ends_llama_server_at_once_ends_serve(
+    assemble: ModuleType, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    vars(assemble).update(list_devices=list, libllama_version=lambda: "9.9 (b1)")
+    assert main(["serve", "-c", "512", flag]) == 0
 
 
 def test_print_config_does_not_serve(

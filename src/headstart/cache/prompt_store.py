@@ -1,0 +1,74 @@
+"""Texts whose caches were copied to main memory; the one used longest ago is dropped first.
+
+Knows tokens and bytes, no engine: what the bytes mean belongs to whoever put them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headstart.structures.prefix import common_prefix_length
+
+Data = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredPrompt:
+    """One text and the caches that were computed for it."""
+
+    namespace: str
+    tokens: Sequence[int]
+    data: Mapping[str, Data]  # by model: the target's and those of speculators
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.data.values())) + 8 * len(self.tokens)
+
+
+class PromptStore:
+    """Stored prompts up to a number of bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._prompts: list[StoredPrompt] = []  # the one used last is the last
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def find(self, namespace: str, tokens: Sequence[int]) -> tuple[StoredPrompt | None, int]:
+        """The prompt with the longest common prefix, and its length. O(prompts + prefix)."""
+        best, longest = None, 0
+        for prompt in self._prompts:
+            if prompt.namespace == namespace:
+                shared = common_prefix_length(prompt.tokens, tokens)
+                if shared > longest:
+                    best, longest = prompt, shared
+        return best, longest
+
+    def holds(self, namespace: str, tokens: Sequence[int]) -> bool:
+        """Whether some stored prompt begins with all of these tokens."""
+        return self.find(namespace, tokens)[1] == len(tokens)
+
+    def put(self, prompt: StoredPrompt) -> None:
+        """Store a prompt; those that it continues are dropped, and then the oldest ones."""
+        for other in list(self._prompts):
+            if other.namespace == prompt.namespace and _begins(prompt.tokens, other.tokens):
+                self.take(other)
+        if prompt.num_bytes > self.max_bytes:
+            return
+        self._prompts.append(prompt)
+        self.num_bytes += prompt.num_bytes
+        while self.num_bytes > self.max_bytes:
+            self.take(self._prompts[0])
+
+    def take(self, prompt: StoredPrompt) -> None:
+        """Remove a prompt, which must be in the store."""
+        self._prompts.remove(prompt)
+        self.num_bytes -= prompt.num_bytes
+
+
+def _begins(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
+    length = common_prefix_length(tokens, beginning)
+    return length == len(beginning)

@@ -1,0 +1,264 @@
+"""Making all of it fit: tokens of context, layers on the GPU, experts and snapshots.
+
+Only what the user left open is chosen. What cannot fit is refused with what to lower, before
+libllama tries and aborts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from headstart.config import EngineConfig
+from headstart.engine.devices import list_devices
+from headstart.engine.machine import available_memory
+from headstart.engine.memory import HOST, Measured, Use, Uses, measure
+from headstart.engine.parameters import Limits
+from headstart.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_MIB = 2**20
+_STEP = 256  # tokens; libllama's own granularity
+_SNAPSHOT_SHARE = 8  # snapshots take at most this part of the memory that is free
+_CHECKPOINT_SHARE = 4  # and checkpoints this part of the main memory that the rest leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model to load, and what it must be able to do."""
+
+    path: Path
+    config: EngineConfig
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The settings that fit, and what they take."""
+
+    config: EngineConfig  # of the target; context is never 0
+    limits: Limits
+    uses: Uses = field(default_factory=dict)  # of all models, by device
+    remarks: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return "; ".join(f"{name}: {_shown(use)}" for name, use in self.uses.items())
+
+
+Measure = Callable[[Path, EngineConfig, Limits, int], Measured | None]
+
+
+def fit(
+    target: Part,
+    draft: Callable[[EngineConfig], Part] | None = None,
+    *,
+    measure: Measure = measure,
+    free: Callable[[], dict[str, int]] | None = None,
+) -> Fitted:
+    """Choose what is not set so that target and draft model fit into free memory.
+
+    Args:
+        draft: the draft model's part, given the target's settings.
+        measure, free: bytes that a model takes and that each device has; for tests.
+
+    Raises:
+        ConfigError: it cannot fit; the message says what to lower.
+        ModelError: libllama cannot make one of the models.
+    """
+    config, limits = target.config, target.limits
+    first = measure(target.path, config, replace(limits, max_draft=0), config.context or 512)
+    if first is None:
+        context = config.context or config.fit_ctx
+        limits = replace(limits, max_draft=min(limits.max_draft, 16))
+        return Fitted(replace(config, context=context), limits)
+    work = _Fitting(target, draft, first, measure, (free or free_memory)())
+    return work.run()
+
+
+def free_memory() -> dict[str, int]:
+    """Bytes that are free: of each GPU, and of main memory with the page cache."""
+    free = {d.name: d.free_bytes for d in list_devices() if "GPU" in d.kind}
+    return free | {HOST: available_memory()}
+
+
+class _Fitting:
+    """One search; `config` and `max_draft` are what it has come to."""
+
+    def __init__(
+        self,
+        target: Part,
+        draft: Callable[[EngineConfig], Part] | None,
+        first: Measured,
+        measure: Measure,
+        free: dict[str, int],
+    ) -> None:
+        self.target, self.draft, self.first, self.free = target, draft, first, free
+        self._measure = measure
+        train = first.facts.train_context
+        self.is_open = target.config.context == 0
+        self.config = replace(target.config, context=target.config.context or train)
+        self.max_draft = target.limits.max_draft
+        self.remarks: list[str] = []
+
+    def run(self) -> Fitted:
+        self._limit_snapshots()
+        uses = self.uses()
+        if self._excess(uses) > 0 and self.target.config.fit == "on":
+            if self.is_open:
+                self._shrink_context()
+                uses = self.uses()
+            if self._excess(uses) > 0 and len(self.free) > 1:
+                self._move_to_host()
+                uses = self.uses()
+        self._refuse(uses)
+        left = self.free[HOST] - uses.get(HOST, Use()).total
+        limits = replace(
+            self.target.limits,
+            max_draft=self.max_draft,
+            checkpoint_bytes=max(64 * _MIB, left // _CHECKPOINT_SHARE),
+        )
+        return Fitted(self.config, limits, uses, tuple(self.remarks))
+
+    def uses(self, config: EngineConfig | None = None) -> Uses:
+        """What all models take with these settings."""
+        config = config or self.config
+        limits = replace(self.target.limits, max_draft=self.max_draft)
+        parts = [Part(self.target.path, config, limits)]
+        if self.draft is not None:
+            parts.append(self.draft(config))
+        total: Uses = {}
+        for part in parts:
+            measured = self._measure(part.path, part.config, part.limits, part.config.context)
+            for name, use in (measured.uses if measured else {}).items():
+                total[name] = total.get(name, Use()) + use
+        return total
+
+    def _excess(self, uses: Uses) -> int:
+        """Bytes by which the fullest device is over what it may hold; not above 0: it fits."""
+        margin = self.target.config.fit_target * _MIB
+        excess = []
+        for name, use in uses.items():
+            free = self.free.get(name, self.free[HOST])
+            excess.append(use.total - (free - min(margin, free // 10)))
+        return max(excess, default=0)
+
+    def _limit_snapshots(self) -> None:
+        """As many snapshots of recurrent states as an eighth of free memory holds, at least one."""
+        if not self.max_draft or not self.first.facts.is_recurrent:
+            return
+        path, limits = self.target.path, self.target.limits
+        small = replace(self.config, context=512)
+        one = self._measure(path, small, replace(limits, max_draft=1), 512)
+        none = self._measure(path, small, replace(limits, max_draft=0), 512)
+        if one is None or none is None:
+            return
+        most = self.max_draft
+        for name, use in one.uses.items():
+            each = use.cache - none.uses.get(name, Use()).cache
+            if each > 0:
+                free = self.free.get(name, self.free[HOST])
+                left = free - none.uses.get(name, Use()).total
+                most = min(most, max(1, left // _SNAPSHOT_SHARE // each))
+        if most < self.max_draft:
+            self.remarks.append(
+                f"drafts have at most {most} tokens: there is no memory for more than {most} "
+                "snapshots of the recurrent layers; lower --parallel for longer ones"
+            )
+        self.max_draft = most
+
+    def _shrink_context(self) -> None:
+        """The largest context that fits, between --fit-ctx and the one that was too large."""
+        high = self.config.context
+        low = min(high, self.target.config.fit_ctx)
+        self.config = replace(self.config, context=low)
+        if self._excess(self.uses()) > 0:
+            return  # the least is too large as well
+        while high - low > _STEP:
+            middle = (low + high) // 2 // _STEP * _STEP
+            if middle <= low:
+                break
+            if self._excess(self.uses(replace(self.config, context=middle))) > 0:
+                high = middle
+            else:
+                low = middle
+            if high - low < high // 50:
+                break  # each try takes a moment; 2 % of the context is not worth more of them
+        self.config = replace(self.config, context=low)
+        self.remarks.append(f"the context has {low} tokens: more do not fit into free memory")
+
+    def _move_to_host(self) -> None:
+        """Experts, or else whole layers, from the GPU to main memory: as few as needed."""
+        num_layers = self.first.facts.num_layers
+        if self.first.num_experts and not self.config.cpu_moe and not self.config.override_tensor:
+            count = self._least(num_layers, lambda n: replace(self.config, n_cpu_moe=n))
+            if count is not None:
+                self.config = replace(self.config, n_cpu_moe=count)
+                self.remarks.append(f"the experts of {count} of {num_layers} layers are on the CPU")
+                return
+        if self.config.gpu_layers < 0:
+            count = self._least(
+                num_layers + 1, lambda n: replace(self.config, gpu_layers=num_layers + 1 - n)
+            )
+            if count is not None:
+                on_gpu = num_layers + 1 - count
+                self.config = replace(self.config, gpu_layers=on_gpu)
+                self.remarks.append(f"{on_gpu} of {num_layers + 1} layers are on the GPU")
+
+    def _least(self, most: int, settings: Callable[[int], EngineConfig]) -> int | None:
+        """The smallest number up to `most` with which all fits."""
+        if self._excess(self.uses(settings(most))) > 0:
+            return None
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._excess(self.uses(settings(middle))) > 0:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _refuse(self, uses: Uses) -> None:
+        """Raise ConfigError where libllama would fail; a mapped file may be larger than memory."""
+        for name, use in uses.items():
+            free = self.free.get(name, self.free[HOST])
+            is_mapped = name == HOST and self.config.mmap and not self.config.mlock
+            needed = use.total - (use.weights if is_mapped else 0)
+            if needed > free:
+                raise ConfigError(
+                    f"{self.target.path.name} does not fit: of {_size(free)} free in {name} it "
+                    f"needs {_size(needed)} ({_shown(use)}); lower {_advice(use, self.config)}"
+                )
+            if use.total > free:
+                self.remarks.append(
+                    f"the weights are read from disk again and again: {_shown(use)} of "
+                    f"{_size(free)} that are free"
+                )
+
+
+def _advice(use: Use, config: EngineConfig) -> str:
+    """Flags to lower, the one that helps most first."""
+    of_cache = [f"--context ({config.context})", "--parallel"]
+    if config.cache_type_k == "f16":
+        of_cache.append("--cache-type-k and --cache-type-v (to q8_0)")
+    of_compute = ["--ubatch", "--draft-max"]
+    of_weights = ["--gpu-layers, or take a smaller quantization of the model"]
+    sizes = ((use.cache, of_cache), (use.compute, of_compute), (use.weights, of_weights))
+    ordered = sorted(sizes, key=lambda pair: -pair[0])
+    return ", ".join(flag for _, flags in ordered[:2] for flag in flags)
+
+
+def _shown(use: Use) -> str:
+    return (
+        f"{_size(use.total)}: weights {_size(use.weights)}, cache {_size(use.cache)}, "
+        f"computing {_size(use.compute)}"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:.0f} MiB"
+    return f"{num_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,180 @@
+"""Our settings as libllama's parameters, with the limits that it enforces by aborting."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.config import CACHE_TYPES, EngineConfig
+from headstart.engine.devices import device_array
+from headstart.engine.library import api
+from headstart.engine.machine import default_threads
+from headstart.engine.overrides import kv_overrides, tensor_overrides
+from headstart.errors import ConfigError
+
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+_GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
+_FLASH = {"auto": -1, "off": 0, "on": 1}
+_ROPE = {None: -1, "none": 0, "linear": 1, "yarn": 2}
+_MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What decides the parameters of a model's context."""
+
+    is_recurrent: bool  # some layers keep a state that cannot be cut
+    window: int  # tokens that layers with a sliding window see; 0 without such layers
+    train_context: int
+    num_layers: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, handle: Any) -> Facts:
+        """Of a loaded model, also of one without weights."""
+        has_state = api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle)
+        return cls(
+            is_recurrent=bool(has_state),
+            window=int(api.llama_model_n_swa(handle)),
+            train_context=int(api.llama_model_n_ctx_train(handle)),
+            num_layers=int(api.llama_model_n_layer(handle)),
+            vocab_size=int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a context must be able to do."""
+
+    num_sequences: int  # ids 0 .. num_sequences - 1
+    max_outputs: int  # most rows with logits in one decode
+    max_draft: int  # longest draft that will ever have to be rolled back
+    checkpoint_bytes: int = 2**30  # main memory for checkpoints
+
+
+def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any, list[Any]]:
+    """libllama's model parameters, and what must stay alive while it loads.
+
+    Raises:
+        ConfigError: devices, splits or overrides that cannot be.
+    """
+    params = api.llama_model_default_params()
+    params.vocab_only = vocab_only
+    params.n_gpu_layers = config.gpu_layers
+    params.split_mode = _SPLIT_MODES[config.split_mode]
+    params.main_gpu = config.main_gpu
+    params.load_mode = _load_mode(config)
+    params.check_tensors = config.check_tensors
+    # repacked 4-bit weights round differently for 4 rows and more
+    params.use_extra_bufts = config.repack and not config.deterministic
+    keep: list[Any] = []
+    devices = device_array(config.device)
+    if devices is not None:
+        keep.append(devices)
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
+    if config.tensor_split:
+        shares = _shares(config.tensor_split)
+        keep.append(shares)
+        params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
+    if config.override_kv:
+        values = kv_overrides(config.override_kv)
+        keep.append(values)
+        params.kv_overrides = ctypes.cast(values, type(params.kv_overrides))
+    tensors = None if vocab_only else tensor_overrides(config)
+    if tensors is not None:
+        keep.append(tensors)
+        params.tensor_buft_overrides = ctypes.cast(tensors, ctypes.c_void_p)
+    return params, keep
+
+
+def context_params(facts: Facts, config: EngineConfig, limits: Limits, context: int) -> Any:
+    """libllama's context parameters.
+
+    Raises:
+        ConfigError: settings that contradict each other or the model.
+    """
+    params = api.llama_context_default_params()
+    params.n_seq_max = limits.num_sequences
+    params.kv_unified = not config.deterministic
+    # Deterministic rows may be padded past the end of a sequence, hence the spare cells.
+    params.n_ctx = context if not config.deterministic else (context + 256) * limits.num_sequences
+    params.n_batch = min(config.batch, max(context, 64))
+    params.n_ubatch = params.n_batch if config.deterministic else min(config.ubatch, params.n_batch)
+    # libllama does not tell how far back the windows of a hybrid model reach.
+    params.swa_full = config.swa_full or facts.is_recurrent
+    if facts.window and not params.swa_full:
+        # Rows of one decode that libllama computes later may take cells that a draft before
+        # them needs when it is rejected; in one micro-batch there is no later.
+        params.n_batch = params.n_ubatch
+    outputs = min(limits.max_outputs, params.n_batch, _MAX_LOGITS // max(1, facts.vocab_size))
+    # For padding rows. One more costs nothing where all sequences share their cells.
+    is_shared = not (config.deterministic or facts.is_recurrent or facts.window)
+    params.n_seq_max += is_shared and params.n_seq_max < params.n_batch
+    params.n_outputs_max = max(params.n_seq_max, outputs)
+    # The last tokens of a sequence, one more than there are snapshots, must fit a micro-batch with
+    # room to spare: libllama aborts otherwise.
+    params.n_rs_seq = max(0, min(limits.max_draft, params.n_ubatch - 2))
+    params.n_threads = config.threads or default_threads()
+    params.n_threads_batch = config.threads_batch or params.n_threads
+    params.flash_attn_type = 1 if config.deterministic else _FLASH[config.flash_attn]
+    params.type_k = _GGML_TYPES[config.cache_type_k]
+    params.type_v = _GGML_TYPES[config.cache_type_v]
+    params.offload_kqv = config.kv_offload
+    params.op_offload = config.op_offload
+    _set_positions(params, config)
+    if config.deterministic:
+        _check_deterministic(facts, config)
+    if params.n_batch < limits.num_sequences:
+        raise ConfigError(
+            f"--parallel is {limits.num_sequences} but a decode takes {params.n_batch} tokens; "
+            "lower --parallel or raise --batch, --ubatch or --context"
+        )
+    return params
+
+
+def _set_positions(params: Any, config: EngineConfig) -> None:
+    """RoPE and YaRN, in libllama's names."""
+    params.rope_scaling_type = _ROPE[config.rope_scaling]
+    params.rope_freq_base = config.rope_freq_base
+    params.rope_freq_scale = config.rope_freq_scale
+    if config.rope_scale:
+        params.rope_freq_scale = 1.0 / config.rope_scale
+    params.yarn_orig_ctx = config.yarn_orig_ctx
+    params.yarn_ext_factor = config.yarn_ext_factor
+    params.yarn_attn_factor = config.yarn_attn_factor
+    params.yarn_beta_fast = config.yarn_beta_fast
+    params.yarn_beta_slow = config.yarn_beta_slow
+
+
+def _check_deterministic(facts: Facts, config: EngineConfig) -> None:
+    if facts.is_recurrent:
+        raise ConfigError(
+            "--deterministic needs a model with attention only, and this one keeps a recurrent "
+            "state; drop the flag"
+        )
+    if config.flash_attn == "off":
+        raise ConfigError("--deterministic needs flash attention; drop --flash-attn off")
+
+
+def _load_mode(config: EngineConfig) -> int:
+    """libllama's numbers: -1 chooses itself, 0 reads, 2 locks, 3 maps and locks."""
+    if config.mlock:
+        return 3 if config.mmap else 2
+    return -1 if config.mmap else 0
+
+
+def _shares(text: str) -> Any:
+    limit = api.llama_max_devices()
+    try:
+        values = [float(part) for part in text.replace("/", ",").split(",")]
+    except ValueError:
+        raise ConfigError(f"--tensor-split is {text!r} but must be numbers such as 3,1") from None
+    if len(values) > limit or any(v < 0 for v in values) or not any(values):
+        raise ConfigError(
+            f"--tensor-split has {len(values)} shares; at most {limit}, none negative, one above 0"
+        )
+    return (ctypes.c_float * limit)(*values)
+
+
+__all__ = ["Facts", "Limits", "context_params", "model_params"]

@@ -1,0 +1,125 @@
+"""What a body demands of the answer's text: response_format, json_schema, grammar, regex, lark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.schemas import GenerationBody
+from headstart.types import Vocab
+
+FORMATS = ("text", "json_object", "json_schema")
+# numbers of llama-server's grammar_triggers
+_TOKEN, _WORD = 0, 1
+
+
+def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
+    """The one constraint of a body; None if it has none.
+
+    Raises:
+        ApiError: a field has no such form, or two of them demand something.
+        InvalidParameterError: it is too long.
+    """
+    readers: dict[str, Callable[[Any], Constraint | None]] = {
+        "response_format": _from_format,
+        "json_schema": lambda value: _schema("json_schema", value),
+        "grammar": lambda value: _text("grammar", value, _grammar_kind(value)),
+        "regex": lambda value: _text("regex", value, ConstraintKind.REGEX),
+        "lark": lambda value: _text("lark", value, ConstraintKind.LARK),
+    }
+    found: dict[str, Constraint] = {}
+    for name, read in readers.items():
+        value = getattr(body, name)
+        if value in (None, ""):
+            continue
+        if (constraint := read(value)) is not None:
+            found[name] = constraint
+    if len(found) > 1:
+        raise ApiError(400, f"{' and '.join(found)} both constrain the answer; send one of them")
+    triggers = _triggers(body, vocab)
+    for constraint in found.values():
+        return constraint if not triggers else _lazy(constraint, triggers)
+    if triggers:
+        raise ApiError(400, "grammar_lazy needs a grammar; send one or leave it out")
+    return None
+
+
+def _from_format(value: dict[str, Any]) -> Constraint | None:
+    kind = value.get("type", "text")
+    if kind not in FORMATS:
+        raise ApiError(
+            400, f"response_format.type is {shorten(kind)} but must be one of {', '.join(FORMATS)}"
+        )
+    if kind == "text":
+        return None
+    if kind == "json_object" and value.get("schema") is None:
+        return Constraint(kind=ConstraintKind.JSON_OBJECT)
+    field, holder = "response_format", value
+    if kind == "json_schema" and value.get("json_schema") is not None:
+        field, holder = "response_format.json_schema", value["json_schema"]
+    if not isinstance(holder, dict):
+        raise ApiError(400, f"{field} is {shorten(holder)} but must be an object with a schema")
+    if holder.get("schema") is None:
+        raise ApiError(400, f"{field}.schema is required")
+    return _schema(f"{field}.schema", holder["schema"])
+
+
+def _schema(field: str, value: Any) -> Constraint:
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{field} is {shorten(value)} but must be a JSON schema, an object")
+    return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=orjson.dumps(value).decode())
+
+
+def _text(field: str, value: Any, kind: ConstraintKind) -> Constraint:
+    if not isinstance(value, str):
+        raise ApiError(400, f"{field} is {shorten(value)} but must be a text")
+    return Constraint(kind=kind, text=value)
+
+
+def _grammar_kind(value: Any) -> ConstraintKind:
+    """GBNF; or Lark if it says so in its first line, as at a llama-server with llguidance."""
+    is_lark = isinstance(value, str) and value.lstrip().startswith("%llguidance")
+    return ConstraintKind.LARK if is_lark else ConstraintKind.GBNF
+
+
+def _lazy(constraint: Constraint, triggers: tuple[bytes, ...]) -> Constraint:
+    """The same, from the first trigger on, which belongs to the constrained text."""
+    return Constraint(
+        kind=constraint.kind, text=constraint.text, triggers=triggers, includes_trigger=True
+    )
+
+
+def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
+    """llama-server's form: {"type": 0, "token": id} or {"type": 1, "value": text}."""
+    if not body.grammar_lazy:
+        return ()
+    entries = body.grammar_triggers
+    if not isinstance(entries, list) or not entries:
+        raise ApiError(400, "grammar_lazy needs grammar_triggers, a list of objects")
+    triggers = []
+    for entry in entries:
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if kind == _WORD and isinstance(entry.get("value"), str):
+            triggers.append(entry["value"].encode())
+        elif kind == _TOKEN and _is_token(entry.get("token"), vocab):
+            triggers.append(vocab.token_text(entry["token"]))
+        elif kind in (2, 3):
+            raise not_supported(
+                "grammar_triggers holds a pattern but only words (type 1) and tokens (type 0) are "
+                "supported"
+            )
+        else:
+            raise ApiError(
+                400,
+                f"grammar_triggers holds {shorten(entry)} but must hold "
+                '{"type": 1, "value": text} or {"type": 0, "token": id}',
+            )
+    return tuple(triggers)
+
+
+def _is_token(value: Any, vocab: Vocab) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab.size

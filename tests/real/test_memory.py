@@ -1,0 +1,154 @@
+"""What a model takes is known before it is loaded; limits that abort libllama are not reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.architectures import write_model
+from tests.models import tiny_hybrid, tiny_llama
+
+from headstart.assemble import Models, build_scheduler
+from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.engine.context import LlamaEngine
+from headstart.engine.memory import HOST, can_measure, measure, uses_of
+from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
+from headstart.errors import ConfigError, ModelError
+from headstart.types import Batch
+
+needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
+LIMITS = Limits(4, 4 * 17, 16)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen35", "mamba2", "gpt-oss"])
+def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", request.param)
+
+
+@needs_measuring
+@pytest.mark.parametrize("context", [512, 4096])
+def test_the_estimate_is_what_libllama_takes(model_file: Path, context: int) -> None:
+    config = EngineConfig(context=context, gpu_layers=0, threads=1)
+    expected = measure(model_file, config, LIMITS, context)
+    assert expected is not None
+    engine = LlamaEngine(Model(model_file, config), config, LIMITS)
+    taken = uses_of(engine.handle)[HOST]
+    assert expected.uses[HOST].cache == taken.cache
+    assert expected.uses[HOST].weights == pytest.approx(taken.weights, rel=0.01)
+    assert expected.uses[HOST].compute == pytest.approx(taken.compute, rel=0.05)
+
+
+@needs_measuring
+def test_windows_and_snapshots_are_counted(tmp_path: Path) -> None:
+    windowed = write_model(tmp_path / "windowed.gguf", "gemma3")
+    config = EngineConfig(context=8192, gpu_layers=0)
+    sizes = []
+    for swa_full in (False, True):
+        settings = EngineConfig(context=8192, gpu_layers=0, swa_full=swa_full)
+        measured = measure(windowed, settings, LIMITS, 8192)
+        assert measured is not None
+        sizes.append(measured.uses[HOST].cache)
+    assert sizes[0] < 0.5 * sizes[1]
+    hybrid = tiny_hybrid(tmp_path / "hybrid.gguf")
+    sizes = []
+    for max_draft in (0, 1, 8):
+        measured = measure(hybrid, config, Limits(4, 64, max_draft), 512)
+        assert measured is not None
+        sizes.append(measured.uses[HOST].cache)
+    assert sizes[2] - sizes[0] == 8 * (sizes[1] - sizes[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        EngineConfig(context=256, ubatch=32),
+        EngineConfig(context=256, ubatch=2),
+        EngineConfig(context=256, batch=8),
+        EngineConfig(context=64),
+    ],
+    ids=["ubatch 32", "ubatch 2", "batch 8", "context 64"],
+)
+@pytest.mark.parametrize("write", [tiny_llama, tiny_hybrid])
+def test_small_batches_and_long_drafts_do_not_abort(
+    tmp_path: Path, settings: EngineConfig, write
+) -> None:
+    path = write(tmp_path / "tiny.gguf")
+    engine = LlamaEngine(Model(path, settings), settings, Limits(2, 2 * 512, 511))
+    batch = Batch(64)
+    most = min(engine.max_batch_tokens, engine.max_outputs, 40)
+    batch.add(0, 0, list(range(most)), most)
+    assert len(engine.decode(batch)) == most
+    assert engine.max_rollback >= 2**20 or engine.max_rollback <= settings.ubatch - 2
+
+
+def test_more_slots_than_rows_in_a_decode_is_said(tmp_path: Path) -> None:
+    settings = EngineConfig(context=256, batch=4)
+    with pytest.raises(ConfigError, match="--parallel is 8 but a decode takes 4 tokens"):
+        LlamaEngine(Model(tiny_llama(tmp_path / "m.gguf"), settings), settings, Limits(8, 8, 0))
+
+
+@needs_measuring
+def test_the_start_says_what_memory_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config(
+        engine=EngineConfig(context=256, batch=64, threads=1, gpu_layers=0),
+        scheduler=SchedulerConfig(parallel=1),
+        speculation=SpeculationConfig(spec_state="none"),
+    )
+    with caplog.at_level("INFO", "headstart"):
+        build_scheduler(config, Models(tiny_llama(tmp_path / "m.gguf"), None, is_demo=False))
+    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("memory: ")]
+    assert "main memory" in line
+    assert "weights 0 MiB, cache 0 MiB" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"override_kv": "a=number:1"}, "--override-kv has 'a=number:1' but must be KEY=TYPE"),
+        ({"override_kv": "a=int:x"}, "--override-kv a is 'x', which is no int"),
+        ({"override_kv": "a" * 128 + "=int:1"}, "a key of 128 bytes; libllama takes 127"),
+        ({"override_tensor": "ffn=Nowhere"}, "must be PATTERN=BUFFER with one of the buffers CPU"),
+        ({"override_tensor": "ffn(=CPU"}, "'ffn\\(', which is no regular expression"),
+        ({"lora": "/nowhere/a.gguf"}, "adapter file /nowhere/a.gguf does not exist"),
+        ({"lora_scaled": "a.gguf"}, "must be FILE:SCALE"),
+    ],
+)
+def test_impossible_overrides_are_named(
+    tmp_path: Path, settings: dict[str, str], words: str
+) -> None:
+    config = EngineConfig(context=256, gpu_layers=0, **settings)
+    with pytest.raises(ConfigError, match=words):
+        LlamaEngine(Model(tiny_llama(tmp_path / "m.gguf"), config), config, Limits(1, 1, 0))
+
+
+def test_overrides_reach_libllama(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "m.gguf")
+    config = EngineConfig(
+        context=256,
+        gpu_layers=0,
+        override_kv="llama.context_length=int:77,general.name=str:renamed",
+        override_tensor="ffn_.*=CPU",
+        n_cpu_moe=2,
+        rope_freq_base=5000.0,
+        repack=False,
+        kv_offload=False,
+    )
+    model = Model(path, config)
+    assert model.facts.train_context == 77
+    changed, plain = (
+        LlamaEngine(Model(path, c), c, Limits(1, 1, 0))
+        for c in (config, EngineConfig(context=256, gpu_layers=0))
+    )
+    batch = Batch(8)
+    batch.add(0, 0, [1, 2, 3, 4], 1)
+    assert (changed.decode(batch) != plain.decode(batch)).any(), "another RoPE, other logits"
+
+
+def test_a_model_is_no_adapter(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "m.gguf")
+    config = EngineConfig(context=256, gpu_layers=0, lora=str(path))
+    with pytest.raises(ModelError, match=r"m\.gguf is no adapter for m\.gguf"):
+        LlamaEngine(Model(path, config), config, Limits(1, 1, 0))

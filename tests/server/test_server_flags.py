@@ -1,0 +1,120 @@
+"""llama-server's flags of the HTTP side: where the server listens, under which paths, and how."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import httpx2
+import pytest
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import served_model, serving
+
+from headstart.config import SamplingConfig, ServerConfig
+from headstart.errors import ConfigError
+from headstart.server.defaults import request_defaults
+from headstart.server.listen import serve
+from headstart.server.model import ServedModel
+
+
+def test_paths_begin_with_the_prefix():
+    with serving(config=ServerConfig(api_prefix="/llm"), wait=False) as client:
+        while client.get("/llm/health").status_code != 200:
+            pass
+        assert client.get("/llm/v1/models").status_code == 200
+        missing = client.get("/health")
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
+    path = tmp_path / "h.sock"
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(path))  # nobody listens: what a killed server leaves behind
+    stale.close()
+    announced = threading.Event()
+    config = ServerConfig(host=f"127.0.0.1,{path}", port=0)
+    worker = FakeWorker()
+    thread = threading.Thread(
+        target=serve, args=(config, worker, served_model, lambda url: announced.set()), daemon=True
+    )
+    thread.start()
+    assert announced.wait(20)
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path))) as client:
+        assert client.get("http://headstart/v1/models").json()["data"][0]["id"] == "tiny"
+
+
+def test_a_port_of_a_unix_socket_in_use_is_refused(tmp_path: Path):
+    path = tmp_path / "h.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(ConfigError, match=r"cannot listen on .*h\.sock"):
+            serve(ServerConfig(host=str(path)), FakeWorker(), served_model, print)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"ssl_key_file": "k"}, "both --ssl-key-file and --ssl-cert-file"),
+        ({"api_prefix": "llm"}, "must start with a slash"),
+        ({"sse_ping_interval": 0}, "must be 1 or more seconds"),
+    ],
+)
+def test_a_flag_that_cannot_work_is_refused(config, says):
+    with pytest.raises(ConfigError, match=says):
+        ServerConfig(**config)
+
+
+def test_flags_beat_the_models_recommendation_beats_the_defaults():
+    metadata = {
+        "general.sampling.temp": "0.6", "general.sampling.top_k": "20",
+        "general.sampling.sequence": "top_k;unknown;temperature", "general.sampling.min_p": "x",
+    }  # fmt: skip
+    defaults = request_defaults(
+        SamplingConfig(
+            temp=0.1, seed=5, predict=7, reverse_prompt=r"User:\n", logit_bias="5+1.5,6-inf",
+            dry_sequence_breaker=r"\t",
+        ),
+        metadata,
+    )  # fmt: skip
+    sampling = defaults.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0.1, 20, 0.05)
+    assert sampling.samplers == ("top_k", "temperature")
+    assert (defaults.seed, defaults.max_tokens, defaults.stop) == (5, 7, ("User:\n",))
+    assert sampling.logit_bias == {5: 1.5, 6: -float("inf")}
+    assert sampling.dry_sequence_breakers == ("\t",)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"repeat_penalty": -1.0}, "a sampling flag is out of range: repeat_penalty"),
+        ({"logit_bias": "five+1"}, "must be as 15043"),
+        ({"samplers": "top_k", "sampler_seq": "k"}, "two ways to say one thing"),
+        ({"predict": -9}, "--predict is -9"),
+    ],
+)
+def test_a_sampling_flag_out_of_range_is_refused(config, says):
+    with pytest.raises(ConfigError, match=says):
+        request_defaults(SamplingConfig(**config), {})
+
+
+def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
+    model = served_model()
+    defaults = request_defaults(
+        SamplingConfig(temp=0.1, top_k=-5, seed=5, predict=7, reverse_prompt="END"), {}
+    )
+    worker = FakeWorker()
+    served = ServedModel(
+        alias="tiny", vocab=model.vocab, template=model.template, defaults=defaults
+    )
+    with serving(worker, model=served) as client:
+        client.post("/completion", json={"prompt": "a"})
+        client.post("/completion", json={"prompt": "a", "temperature": 2, "seed": -1, "stop": "x"})
+        props = client.get("/props").json()["default_generation_settings"]["params"]
+    plain, own = worker.requests
+    assert (plain.sampling.temperature, plain.sampling.top_k) == (0.1, 0)
+    assert (plain.sampling.seed, plain.max_tokens, plain.stop) == (5, 7, (b"END",))
+    assert (own.sampling.temperature, own.stop) == (2, (b"x",))
+    assert (props["temperature"], props["top_k"]) == (0.1, 0)

@@ -1,0 +1,128 @@
+"""What is chosen so that models fit into memory: context, experts, layers, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headstart.config import EngineConfig
+from headstart.engine.fit import Fitted, Part, fit
+from headstart.engine.memory import HOST, Measured, Use
+from headstart.engine.parameters import Facts, Limits
+from headstart.errors import ConfigError
+
+GIB = 2**30
+LAYERS = 10
+TRAIN = 32768
+MODEL = Path("big.gguf")
+
+
+def machine(
+    *, num_experts: int = 0, is_recurrent: bool = False, state: int = 0
+) -> Callable[..., Measured]:
+    """A model of 10 GiB, 8 of them experts if it has any, and 256 KiB of cache for each token."""
+
+    def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
+        facts = Facts(is_recurrent, 0, TRAIN, LAYERS, 1000)
+        size = 10 if path == MODEL else 1
+        on_gpu = LAYERS + 1 if config.gpu_layers < 0 else min(config.gpu_layers, LAYERS + 1)
+        share = on_gpu / (LAYERS + 1)
+        moved = 0.8 * config.n_cpu_moe / LAYERS if num_experts else 0.0
+        cache = context * 256 * 1024 + state * (1 + limits.max_draft) * limits.num_sequences
+        weights = size * GIB
+        return Measured(
+            facts,
+            {
+                "CUDA0": Use(int(weights * share * (1 - moved)), int(cache * share), GIB // 4),
+                HOST: Use(int(weights * (1 - share * (1 - moved))), int(cache * (1 - share)), 1),
+            },
+            num_experts,
+        )
+
+    return measure
+
+
+def fitted(
+    gpu_gib: float,
+    *,
+    config: EngineConfig | None = None,
+    draft: bool = False,
+    max_draft: int = 0,
+    measure: Callable[..., Measured] | None = None,
+) -> Fitted:
+    return fit(
+        Part(MODEL, config or EngineConfig(), Limits(4, 4, max_draft)),
+        (lambda target: Part(Path("draft.gguf"), target, Limits(4, 4, 0))) if draft else None,
+        measure=measure or machine(),
+        free=lambda: {"CUDA0": int(gpu_gib * GIB), HOST: 64 * GIB},
+    )
+
+
+def test_with_enough_memory_nothing_is_lowered() -> None:
+    result = fitted(24)
+    assert (result.config.context, result.config.gpu_layers) == (TRAIN, -1)
+    assert result.remarks == ()
+
+
+def test_the_context_is_as_large_as_fits() -> None:
+    result = fitted(15)
+    free = 15 * GIB - GIB - 10 * GIB - GIB // 4
+    assert 0.97 * free <= result.config.context * 256 * 1024 <= free
+    assert result.config.gpu_layers == -1
+    assert "tokens" in result.remarks[0]
+
+
+def test_a_given_context_is_kept_and_layers_move_instead() -> None:
+    result = fitted(15, config=EngineConfig(context=TRAIN))
+    assert result.config.context == TRAIN
+    assert 0 < result.config.gpu_layers <= LAYERS
+    used = result.uses["CUDA0"].total
+    assert used <= 14 * GIB
+    assert used + 18 * GIB / (LAYERS + 1) > 14 * GIB, "one layer more would not have fitted"
+
+
+def test_experts_move_before_whole_layers() -> None:
+    result = fitted(8, measure=machine(num_experts=8))
+    assert result.config.gpu_layers == -1
+    assert 0 < result.config.n_cpu_moe <= LAYERS
+    assert result.uses["CUDA0"].total <= 7.2 * GIB
+
+
+def test_the_draft_model_is_counted_in() -> None:
+    alone, with_draft = fitted(15), fitted(15, draft=True)
+    assert with_draft.config.context < alone.config.context
+
+
+def test_what_is_set_is_not_changed_when_fitting_is_off() -> None:
+    config = EngineConfig(context=TRAIN, fit="off")
+    with pytest.raises(
+        ConfigError,
+        match=r"big\.gguf does not fit: of 15\.0 GiB free in CUDA0 it needs 18\.2 GiB .*"
+        r"weights 10\.0 GiB.*; lower --gpu-layers.*--context \(32768\)",
+    ):
+        fitted(15, config=config)
+
+
+def test_a_mapped_file_may_be_larger_than_main_memory() -> None:
+    result = fit(
+        Part(MODEL, EngineConfig(context=512, gpu_layers=0), Limits(1, 1, 0)),
+        measure=machine(),
+        free=lambda: {HOST: 5 * GIB},
+    )
+    assert "read from disk again and again" in result.remarks[-1]
+    with pytest.raises(ConfigError, match="main memory"):
+        fit(
+            Part(MODEL, EngineConfig(context=512, gpu_layers=0, mmap=False), Limits(1, 1, 0)),
+            measure=machine(),
+            free=lambda: {HOST: 5 * GIB},
+        )
+
+
+def test_snapshots_take_an_eighth_of_free_memory_at_most() -> None:
+    measure = machine(is_recurrent=True, state=GIB // 16)
+    result = fitted(20, max_draft=32, measure=measure)
+    assert 1 <= result.limits.max_draft <= 5
+    assert f"at most {result.limits.max_draft} tokens" in result.remarks[0]
+    assert fitted(20, max_draft=32).limits.max_draft == 32

@@ -1,0 +1,110 @@
+"""Conversations that lose their slot, and come back from main memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.harness import (
+    AUTO,
+    EOS,
+    Model,
+    check,
+    make_scheduler,
+    make_speculators,
+    run,
+)
+
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import Request
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.types import MemoryKind
+
+
+def conversation(number: int, turn: int = 0, **fields: object) -> Request:
+    prompt = [(number * 5 + i * 3) % EOS for i in range(100 + 20 * turn)]
+    sampling = SamplingParams(temperature=0.8, seed=number, ignore_eos=True)
+    name = f"c{number}.{turn}"
+    return Request(request_id=name, prompt=prompt, sampling=sampling, max_tokens=8, **fields)
+
+
+def ask(scheduler: Scheduler, *requests: Request) -> list[int]:
+    """Prompt tokens that were read for each, one after the other; the texts must be right."""
+    read = []
+    for request in requests:
+        answers = run(scheduler, [request])
+        check(scheduler.engine, [request], answers)
+        stats = answers[request.request_id].finish.stats
+        read.append(stats.num_prompt - stats.num_cached)
+    return read
+
+
+@pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.ROLLBACK])
+def test_a_conversation_that_lost_its_slot_is_not_read_again(memory: MemoryKind) -> None:
+    scheduler = make_scheduler(Model(memory=memory), parallel=2)
+    first = [conversation(i) for i in range(6)]
+    later = [conversation(i, 1) for i in range(6)]
+    assert ask(scheduler, *first) == [100] * 6
+    assert max(ask(scheduler, *later)) <= (20 if memory is MemoryKind.CUT else 120)
+    if memory is MemoryKind.CUT:
+        assert scheduler.counters.prompts_restored >= 4
+        assert scheduler.counters.prompt_tokens_restored >= 400
+
+
+def test_with_no_memory_it_is_read_again() -> None:
+    scheduler = make_scheduler(Model(), parallel=2, cache_ram=0)
+    ask(scheduler, *(conversation(i) for i in range(6)))
+    assert sum(ask(scheduler, *(conversation(i, 1) for i in range(6)))) >= 6 * 100
+    assert scheduler.counters.prompts_saved == 0
+
+
+def test_another_namespace_gets_nothing_from_it() -> None:
+    scheduler = make_scheduler(Model(), parallel=1)
+    ask(scheduler, conversation(1, namespace="a"), conversation(2, namespace="a"))
+    stranger = replace(conversation(1, 1, namespace="b"), request_id="stranger")
+    assert ask(scheduler, stranger) == [120]
+    assert ask(scheduler, conversation(1, 1, namespace="a")) == [20]
+
+
+def test_a_request_that_must_not_use_the_cache_does_not_use_memory_either() -> None:
+    scheduler = make_scheduler(Model(), parallel=1)
+    ask(scheduler, conversation(1), conversation(2))
+    assert ask(scheduler, conversation(1, 1, cache_prompt=False)) == [120]
+
+
+def test_idle_prompts_that_make_room_in_a_full_cache_come_back() -> None:
+    scheduler = make_scheduler(Model(context_size=512, num_cells=260), parallel=4)
+    ask(scheduler, *(conversation(i) for i in range(4)))
+    assert scheduler.counters.prompts_saved >= 2
+    assert max(ask(scheduler, *(conversation(i, 1) for i in range(4)))) <= 20
+
+
+def test_a_prompt_that_another_slot_holds_is_not_kept_twice() -> None:
+    scheduler = make_scheduler(Model(), parallel=2)
+    ask(scheduler, conversation(1), conversation(1, 1), conversation(2), conversation(3))
+    assert len(scheduler.memory.store) <= 2
+    kept = sum(len(slot.kept) for slot in scheduler.slots)
+    assert kept == 2 * 107
+
+
+def test_the_draft_models_cache_comes_back_too() -> None:
+    engine = Model()
+    speculators = make_speculators(["draft-model"], lambda: Model(skew=0.2))
+    scheduler = make_scheduler(engine, speculators, parallel=1)
+    speculator = speculators[0]
+    assert isinstance(speculator, DraftModelSpeculator)
+    ask(scheduler, conversation(1), conversation(2))
+    before = speculator.num_decoded
+    ask(scheduler, conversation(1, 1))
+    assert speculator.num_decoded - before < 20 + 60
+
+
+@pytest.mark.parametrize("names", [["suffix"], ["draft-model"], ["suffix", "draft-model"]])
+def test_texts_from_memory_are_the_same_with_every_speculator(names: list[str]) -> None:
+    engine = Model(2)
+    speculators = make_speculators(names, lambda: Model(2, skew=0.3))
+    scheduler = make_scheduler(engine, speculators, AUTO, parallel=2)
+    for turn in range(3):
+        ask(scheduler, *(conversation(i, turn) for i in (1, 2, 3, 4)))
+    assert scheduler.counters.prompts_restored > 0
