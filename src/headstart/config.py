@@ -211,12 +211,8 @@ class ServerConfig:
         None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
-<<<<<<< HEAD
-    max_body_mb: int = option(4, "largest accepted request body in MiB")
-=======
     sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
-    max_body_mb: int = option(8, "largest accepted request body in MiB")
->>>>>>> main
+    max_body_mb: int = option(4, "largest accepted request body in MiB")
     timeout: int = option(
         3600,
         "seconds after which an idle connection is closed; at most 30 for the head of a request, "

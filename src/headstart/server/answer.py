@@ -21,12 +21,6 @@ from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.threads import ClientGoneError, unless_left
 
-<<<<<<< HEAD
-PING_SECONDS = 30
-=======
-CLIENT_GONE = 499  # nginx's status; nobody reads it
->>>>>>> main
-
 
 async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dialect]) -> Response:
     """Run a call; `prepare` reads and tokenizes the prompt, off the event loop.
@@ -34,16 +28,11 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
     Raises:
         ApiError, HeadstartError: before the first event; later ones end the stream.
     """
-<<<<<<< HEAD
     try:
         dialect = await unless_left(http.receive, service.prompt_threads.run(prepare))
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
-    pings = _ping_seconds(dialect.body)
-=======
-    dialect = await run_in_threadpool(prepare)
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
->>>>>>> main
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
         events = await stack.enter_async_context(
