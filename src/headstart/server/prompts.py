@@ -147,9 +147,8 @@ def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
     return b"".join(vocab.token_text(token) for token in tokens).decode("utf-8", "replace")
 
 
-def read_chat(body: ChatBody, model: ServedModel, context_size: int) -> Prompt:
-    """Render and tokenize the messages."""
-    chat = render_messages(body, model, context_size)
+def read_chat(chat: RenderedChat, model: ServedModel, context_size: int) -> Prompt:
+    """Tokenize rendered messages."""
     tokens = tokenize_within(
         context_size, chat.text, model.vocab, add_special=True, parse_special=True
     )
