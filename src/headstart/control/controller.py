@@ -2,11 +2,11 @@
 
 Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. One step:
 
-    survival = controller.survival(speculator, confidence, seq_id, tokens)     each draft of a text
-    speculator allowances = controller.plan_model(speculator, slots, step)         before a draft
-    model runs lengths = controller.plan(slot_drafts, step)                        before the target
-    runs controller.observe_step(rows, context, milliseconds)                after it
-    controller.record(outcome)                                          when a draft's fate is known
+    survival = controller.survival(speculator, confidence, seq_id, tokens)  per draft of a text
+    allowances = controller.plan_model(speculator, slots, step)    before a draft model runs
+    lengths = controller.plan(slot_drafts, step)                   before the target runs
+    controller.observe_step(rows, context, milliseconds)           after it
+    controller.record(outcome)                                     when a draft's fate is known
 
 Record every draft once, also one that was not verified: when the text disagrees with it, or has
 reached its end, or the request ends. So guesses that cost nothing keep control up to date while
