@@ -47,7 +47,7 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ),
     ("json_schema", "{", "EOF|expected"),
     ("json_schema", {"type": "integer", "multipleOf": 99999999977}, "too many digits"),
-    ("regex", "(" * 5000 + "a" + ")" * 5000, "nest limit"),
+    ("regex", "(" * 5000 + "a" + ")" * 5000, "nested parentheses"),
     ("regex", "[a", "unclosed"),
     ("lark", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000, "too deeply nested"),
     ("lark", "start: a\na: b", "unknown name"),
