@@ -333,7 +333,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         vocab=vocab,
         template=template,
         chat=chat_defaults(config.chat),
-        defaults=request_defaults(config.sampling, model.metadata()),
+        defaults=replace(
+            request_defaults(config.sampling, model.metadata()),
+            cache_prompt=config.scheduler.cache_prompt,
+        ),
     )
 
 

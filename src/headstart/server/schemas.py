@@ -125,7 +125,7 @@ class GenerationBody(SamplingBody):
         default=None, description="alternatives per token, with log probabilities"
     )
     post_sampling_probs: bool = False
-    cache_prompt: bool = True
+    cache_prompt: bool | None = None  # None: as the server was started
     id_slot: Int = -1
     t_max_predict_ms: Int = Field(
         0, description="after so many ms the text ends with the line it is in; 0 is off"
