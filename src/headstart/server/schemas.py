@@ -264,6 +264,12 @@ class TokenizeBody(Body):
     with_pieces: bool = False
 
 
+class SlotBody(Body):
+    """POST /slots/{id_slot}."""
+
+    filename: str | None = None  # in the folder of --slot-save-path
+
+
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
