@@ -36,7 +36,7 @@ class Speculator(ABC):
     # believes it from the first step on
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes, so control weighs the price first
-    # may set Draft.num_forced: for measurements, the text is not valid
+    # may set Draft.num_unverified: for measurements, the text is not valid
     skips_verification: ClassVar[bool] = False
 
     # drafts with the model of --draft-model; without one, naming this speculator is refused
