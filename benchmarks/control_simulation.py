@@ -9,7 +9,8 @@ then a step that takes three times as long), the scores are the times without it
 the cost curve, but not the outcomes: nothing that only sees the past can be expected to beat it.
 "Cold" starts knowing nothing; "warm" has seen another text of the kind on this machine.
 
-    python -m benchmarks.control_simulation [--tokens 3000] [--growth 0] [--model | --long-prompts]
+    python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
+        [--model | --long-prompts | --tiled]
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from itertools import product
 
 from benchmarks.simulated_models import ModelSimulation
 from benchmarks.simulated_slots import REQUEST_TOKENS, Simulation
-from benchmarks.simulated_texts import CURVES, WORKLOADS
+from benchmarks.simulated_texts import CURVES, TILED_CURVES, WORKLOADS
 
 from headstart.control import Controller
 
@@ -105,6 +106,22 @@ def long_prompts(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(name, best, {policy: 1000 * speed for policy, speed in speeds.items()})
 
 
+def tiled_machines(tokens: int, seed: int) -> Iterator[Line]:
+    """Machines that like some widths, after a warm-up: 1 to 8 users, texts that can be guessed and
+    texts that cannot, where only padding helps.
+    """
+    for curve, workload, num_slots in product(TILED_CURVES, ("nothing", "edit"), range(1, 9)):
+        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed)
+        fixed = {str(k): run.fixed(k).speed for k in FIXED_LENGTHS}
+        best, controller = max(fixed, key=lambda k: fixed[k]), Controller()
+        run.warm_up(controller)
+        cold = run.auto(controller).speed
+        speeds = {"off": run.off().speed, "fixed": fixed[best], "cold": cold}
+        speeds["warm"] = run.auto(controller).speed
+        name = f"{curve} {workload} {num_slots}"
+        yield Line(name, best, {policy: 1000 * speed for policy, speed in speeds.items()})
+
+
 def main() -> None:
     """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -121,11 +138,14 @@ def main() -> None:
     parser.add_argument(
         "--long-prompts", action="store_true", help="draft models that have to read first"
     )
+    parser.add_argument("--tiled", action="store_true", help="machines that like some widths")
     args = parser.parse_args()
     lines: list[Line] = []
     rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
     if args.long_prompts:
         rows = long_prompts(max(args.tokens, 10 * REQUEST_TOKENS), args.seed)
+    if args.tiled:
+        rows = tiled_machines(args.tokens, args.seed)
     for line in rows:
         if not lines:
             print(

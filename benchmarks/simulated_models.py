@@ -9,6 +9,7 @@ from benchmarks.simulated_slots import (
     CONTEXT,
     LONGEST,
     REQUEST_TOKENS,
+    Choice,
     Score,
     Simulation,
     Slot,
@@ -52,7 +53,7 @@ class ModelSimulation(Simulation):
     def fixed_model(self, length: int, min_confidence: float) -> Score:
         allowance = Allowance(length, min_confidence)
 
-        def lengths(slots: Sequence[Slot]) -> tuple[list[int], float]:
+        def lengths(slots: Sequence[Slot]) -> Choice:
             read = read_prompts(slots)
             ready = [not slot.unread for slot in slots]
             allowances = [allowance if is_ready else NO_ALLOWANCE for is_ready in ready]
@@ -60,7 +61,7 @@ class ModelSimulation(Simulation):
             for slot, s, is_ready in zip(slots, scores, ready, strict=True):
                 if is_ready:
                     slot.catch_up_to(len(s))
-            return [len(s) for s in scores], self.draft_ms(allowances, scores, read)
+            return Choice([len(s) for s in scores], self.draft_ms(allowances, scores, read))
 
         return self.run(lengths)
 
@@ -106,9 +107,9 @@ class AutoModel:
                 "model", model.round_share * plain, model.read_share * plain
             )
 
-    def lengths(self, slots: Sequence[Slot]) -> tuple[list[int], float]:
+    def lengths(self, slots: Sequence[Slot]) -> Choice:
         self.context = self.simulation.context(slots)
-        step = Step(len(slots), len(slots), self.context)
+        step = Step(len(slots), len(slots), self.context, can_pad=self.simulation.can_pad)
         wanted = [
             ModelSlot(slot.seq_id, LONGEST, slot.unread, num_answered=slot.num_answered)
             for slot in slots
@@ -143,10 +144,11 @@ class AutoModel:
             SlotDraft(self.controller.survival("model", s, slot.seq_id) if s else ())
             for slot, s in zip(slots, scores, strict=True)
         ]
-        return self.controller.plan(drafts, step, milliseconds), milliseconds
+        plan = self.controller.plan(drafts, step, milliseconds)
+        return Choice(plan.lengths, milliseconds, plan.num_padding_rows)
 
-    def after(self, slots: Sequence[Slot], chosen: Sequence[int], milliseconds: float) -> None:
-        self.controller.observe_step(len(slots) + sum(chosen), self.context, milliseconds)
+    def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
+        self.controller.observe_step(num_rows, self.context, milliseconds)
         for slot in slots:
             slot.pending = settle(self.controller, "model", slot)
 

@@ -6,10 +6,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
-from benchmarks.simulated_texts import CURVES, WORKLOADS, Kind, Place, make_text
+from benchmarks.simulated_texts import CURVES, TILED_CURVES, WORKLOADS, Kind, Place, make_text
 
 from headstart.control import Controller, Outcome, SlotDraft, Step
+from headstart.control.cost_samples import REFERENCE_ROWS, Sample
+from headstart.scheduler.warm_up import ROUNDS, ROWS
 
 LONGEST = 16  # draft tokens that a speculator offers
 REQUEST_TOKENS = 400
@@ -64,8 +67,15 @@ class Slot:
         self.read = self.prompt + self.num_answered + self.run(max(0, drafted - 1))
 
 
-Lengths = Callable[[Sequence[Slot]], tuple[list[int], float]]
-"""Draft tokens per slot and the milliseconds it took to draft them."""
+class Choice(NamedTuple):
+    """What a policy does in one step."""
+
+    lengths: Sequence[int]  # draft tokens per slot
+    draft_ms: float = 0.0  # that it took to draft them
+    num_padding: int = 0  # rows that nobody needs
+
+
+Lengths = Callable[[Sequence[Slot]], Choice]
 
 
 @dataclass
@@ -98,7 +108,7 @@ class Simulation:
         growth: int = 0,
         prompt: int = 0,
     ) -> None:
-        self.curve = CURVES[curve]
+        self.curve, self.can_pad = (CURVES | TILED_CURVES)[curve], curve in TILED_CURVES
         self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
         self.prompt = prompt
         self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
@@ -110,6 +120,15 @@ class Simulation:
 
     def cost(self, rows: int, context: int = CONTEXT) -> float:
         return self.curve(rows) + self.curve(1) * rows * (context - CONTEXT) / GROWN_CONTEXT
+
+    def warm_up(self, controller: Controller) -> None:
+        """Time some decodes, as a scheduler does before its first request."""
+        noise, reference = random.Random(self.seed), self.curve(REFERENCE_ROWS)
+        samples = [
+            Sample(rows, 0, self.curve(rows) * noise.uniform(0.95, 1.05), reference)
+            for rows in ROWS * ROUNDS
+        ]
+        controller.learn_costs(samples)
 
     def slots(self) -> list[Slot]:
         slots = []
@@ -124,14 +143,15 @@ class Simulation:
     def run(
         self,
         lengths: Lengths,
-        after: Callable[[Sequence[Slot], list[int], float], None] | None = None,
+        after: Callable[[Sequence[Slot], int, float], None] | None = None,
         ends: Callable[[Sequence[int]], None] | None = None,
     ) -> Score:
         """Generate until every slot has emitted `tokens` on average."""
         noise, score, slots = random.Random(self.seed), Score(), self.slots()
         while score.tokens < self.tokens * self.num_slots:
-            chosen, draft_ms = lengths(slots)
-            milliseconds = self.cost(self.num_slots + sum(chosen), self.context(slots))
+            chosen, draft_ms, num_padding = lengths(slots)
+            num_rows = self.num_slots + sum(chosen) + num_padding
+            milliseconds = self.cost(num_rows, self.context(slots))
             seen = milliseconds * noise.uniform(0.9, 1.1) * (3.0 if noise.random() < 0.01 else 1.0)
             emitted = [1 + slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
             score.tokens += sum(emitted)
@@ -143,17 +163,17 @@ class Simulation:
                 if slot.seq_id != seq_id:
                     ended.append(seq_id)
             if after is not None:
-                after(slots, chosen, seen)
+                after(slots, num_rows, seen)
             if ends is not None:
                 ends(ended)
         return score
 
     def off(self) -> Score:
-        return self.run(lambda slots: ([0] * len(slots), 0.0))
+        return self.run(lambda slots: Choice([0] * len(slots)))
 
     def fixed(self, length: int) -> Score:
         return self.run(
-            lambda slots: ([length * slot.text[slot.at].has_draft for slot in slots], 0.0)
+            lambda slots: Choice([length * slot.text[slot.at].has_draft for slot in slots])
         )
 
     def oracle(self) -> Score:
@@ -169,7 +189,7 @@ class Simulation:
         speedup, score = 1.0, Score()
         plain = self.off().speed
 
-        def lengths(slots: Sequence[Slot]) -> tuple[list[int], float]:
+        def lengths(slots: Sequence[Slot]) -> Choice:
             offers = [
                 survival(slot, kind) if slot.text[slot.at].has_draft else []
                 for slot, kind in zip(slots, self.kinds, strict=True)
@@ -183,7 +203,7 @@ class Simulation:
             chosen = [0] * base
             for _, i in order[: -best[1]]:
                 chosen[i] += 1
-            return chosen, 0.0
+            return Choice(chosen)
 
         for _ in range(3):
             score = self.run(lengths)
@@ -203,7 +223,7 @@ class AutoText:
         self.simulation, self.controller = simulation, controller
         self.context = CONTEXT
 
-    def lengths(self, slots: Sequence[Slot]) -> tuple[list[int], float]:
+    def lengths(self, slots: Sequence[Slot]) -> Choice:
         drafts = []
         for slot in slots:
             place = slot.text[slot.at]
@@ -214,11 +234,12 @@ class AutoText:
             drafts.append(SlotDraft(self.controller.survival("text", scores, slot.seq_id)))
             slot.pending.append((slot.at, scores, slot.run()))
         self.context = self.simulation.context(slots)
-        step = Step(len(slots), len(slots), self.context)
-        return self.controller.plan(drafts, step), 0.0
+        step = Step(len(slots), len(slots), self.context, can_pad=self.simulation.can_pad)
+        plan = self.controller.plan(drafts, step)
+        return Choice(plan.lengths, num_padding=plan.num_padding_rows)
 
-    def after(self, slots: Sequence[Slot], chosen: Sequence[int], milliseconds: float) -> None:
-        self.controller.observe_step(len(slots) + sum(chosen), self.context, milliseconds)
+    def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
+        self.controller.observe_step(num_rows, self.context, milliseconds)
         for slot in slots:
             slot.pending = settle(self.controller, "text", slot)
 

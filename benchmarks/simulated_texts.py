@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.lib.curves import CostCurve
 
-CURVES = {
+TILE = 8
+
+
+def tiled(milliseconds: Sequence[float], num_tiles: int = 20) -> CostCurve:
+    """A curve of kernels that compute TILE rows at once, from what the first TILE widths take."""
+    whole = milliseconds[-1]
+    points = {
+        tile * TILE + rows: tile * whole + ms
+        for tile in range(num_tiles)
+        for rows, ms in enumerate(milliseconds, 1)
+    }
+    return CostCurve(points)
+
+
+CURVES = {  # milliseconds of a step by rows
     "cpu": CostCurve.parse("1:49,2:70,4:113,8:180,16:300,32:637,64:1200"),
     "gpu": CostCurve.parse("1:10,8:10.8,12:11.4,13:17,16:17.5,32:19,33:26,64:30"),
     "moe": CostCurve.parse("1:20,2:29,4:41,8:57,16:76,32:98,64:130"),
-}  # milliseconds of a step by rows
+}
+# Measured on two cores with several sequences and their outputs, for 1 to 8 rows.
+TILED_CURVES = {
+    "q4_0": tiled((14, 23, 36, 21, 32, 43, 53, 39)),
+    "q8_0": tiled((28, 65, 76, 83, 112, 122, 126, 91)),
+    "iq4": tiled((23, 39, 52, 67, 82, 98, 112, 63)),
+}
 
 
 @dataclass(frozen=True)

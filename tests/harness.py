@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, ModelSlot, SlotDraft, Step
+from headstart.control.values import Allowance, BatchPlan, ModelSlot, SlotDraft, Step
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.drafting import Drafting
@@ -134,8 +134,9 @@ class RandomController(Controller):
         super().__init__()
         self._random = np.random.default_rng(seed)
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
-        return [int(self._random.integers(0, len(s.survival) + 1)) for s in slots]
+    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
+        lengths = [int(self._random.integers(0, len(s.survival) + 1)) for s in slots]
+        return BatchPlan(lengths, int(self._random.integers(0, 4)) if step.can_pad else 0)
 
     def plan_model(
         self, speculator: str, slots: Sequence[ModelSlot], step: Step

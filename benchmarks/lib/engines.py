@@ -32,6 +32,7 @@ class WrappedEngine:
         self.max_outputs: int = engine.max_outputs
         self.memory: MemoryKind = engine.memory
         self.max_rollback: int = engine.max_rollback
+        self.padding_sequence: int | None = engine.padding_sequence
 
     def decode(self, batch: Batch) -> Logits:
         return self._engine.decode(batch)
@@ -137,6 +138,7 @@ class SilentEngine:
     max_batch_tokens = 4096
     memory = MemoryKind.CUT
     max_rollback = 2**30
+    padding_sequence: int | None = 10_000
 
     def __init__(
         self, vocab_size: int, max_outputs: int, make_filters: Callable[[SamplingParams], Filters]

@@ -27,6 +27,8 @@ class Answer:
     first: float  # arrival of the first token
     last: float
     timings: Mapping[str, Any]  # as the server reports them
+    sent: float = 0.0
+    arrivals: tuple[float, ...] = ()  # of each token
 
 
 @contextmanager
@@ -78,11 +80,13 @@ def complete(port: int, body: Mapping[str, Any]) -> Answer:
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
     data = json.dumps({**body, "stream": True, "return_tokens": True})
+    sent = time.monotonic()
     connection.request("POST", "/completion", data, {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         raise HeadstartError(f"the server answered {response.status}: {response.read(500)!r}")
     tokens: list[int] = []
+    arrivals: list[float] = []
     timings: Mapping[str, Any] = {}
     first = last = 0.0
     for line in response:
@@ -93,9 +97,10 @@ def complete(port: int, body: Mapping[str, Any]) -> Answer:
             last = time.monotonic()
             first = first or last
             tokens += event["tokens"]
+            arrivals += [last] * len(event["tokens"])
         timings = event.get("timings", timings)
     connection.close()
-    return Answer(tuple(tokens), first, last, timings)
+    return Answer(tuple(tokens), first, last, timings, sent, tuple(arrivals))
 
 
 def complete_all(port: int, bodies: Sequence[Mapping[str, Any]]) -> list[Answer]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 7.0  # of the first start with a model on a machine
+SHORT_WARM_UP_SECONDS = 3.0  # of the same without speculation: fewer widths are possible
 
 
 def libllama_version() -> str:
@@ -122,8 +123,8 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
     scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
-    if types and not drafting.knows_costs:
-        scheduler.warm_up(WARM_UP_SECONDS)
+    if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
+        scheduler.warm_up(WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
         draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,

@@ -103,6 +103,11 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
         raise ConfigError(
             f"--spec-type names {users[0]} but no draft model is given; add --draft-model FILE"
         )
+    if len(users) > 1:
+        raise ConfigError(
+            f"--spec-type names {' and '.join(users)}, but the draft model has one cache and one "
+            "of them can use it; leave out the others"
+        )
     if has_draft_model and not users:
         raise ConfigError(
             f"a draft model is given but --spec-type does not name {WITH_DRAFT_MODEL}; add it "

@@ -100,6 +100,7 @@ class FakeEngine:
         self.num_cells = num_cells or context_size
         self.max_batch_tokens = 256
         self.max_outputs = 128
+        self.padding_sequence: int | None = 10_000
         self.memory = memory
         self.max_rollback = {
             MemoryKind.CUT: 2**30,

@@ -119,6 +119,7 @@ class StepStats:
 
     num_prompt_rows: int = 0
     num_verify_rows: int = 0
+    num_padding_rows: int = 0
     num_emitted: int = 0
     num_slots: int = 0
     decode_seconds: float = 0.0
@@ -248,6 +249,8 @@ class Engine(Protocol):
     num_cells: int  # tokens that all sequences together can hold
     max_batch_tokens: int  # most rows in one decode
     max_outputs: int  # most rows with logits in one decode
+    # one that no request has, for rows that only make a decode wider; None: there can be none
+    padding_sequence: int | None
     memory: MemoryKind
     max_rollback: int  # tokens of one decode that `truncate` may drop; huge for attention only
 

@@ -15,12 +15,14 @@ from tests.rules.source import ROOT
 
 from headstart import errors
 from headstart.cli.settings import all_settings
+from headstart.server.app import endpoints
 from headstart.server.metrics import METRICS
 from headstart.speculators import SPECULATORS
 
 DOCS = ROOT / "docs"
 PAGES: dict[str, str] = runpy.run_path(str(DOCS / "generate.py"))["pages"]()
 DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+API = (DOCS / "api.md").read_text("utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8080")
 
@@ -116,3 +118,15 @@ def _run(code: str, script: Path, request: pytest.FixtureRequest) -> None:
         timeout=60,
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_every_path_has_its_section_with_a_request_an_answer_and_its_errors() -> None:
+    sections = dict(re.findall(r"^## (\S+ \S+)\n(.*?)(?=^## |\Z)", API, re.DOTALL | re.MULTILINE))
+    assert sections.keys() == {
+        f"{endpoint.method} {endpoint.paths[0].replace(':path}', '}')}" for endpoint in endpoints()
+    }
+    for endpoint in endpoints():
+        section = sections[f"{endpoint.method} {endpoint.paths[0].replace(':path}', '}')}"]
+        assert all(f"`{path.replace(':path}', '}')}`" in section for path in endpoint.paths[1:])
+        assert "    curl " in section
+        assert "\nErrors: " in section

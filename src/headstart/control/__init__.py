@@ -1,10 +1,19 @@
 """How many tokens to guess, for whom, by whom. Pure arithmetic; start reading at `controller`."""
 
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, ModelDraftCall, ModelSlot, Outcome, SlotDraft, Step
+from headstart.control.values import (
+    Allowance,
+    BatchPlan,
+    ModelDraftCall,
+    ModelSlot,
+    Outcome,
+    SlotDraft,
+    Step,
+)
 
 __all__ = [
     "Allowance",
+    "BatchPlan",
     "Controller",
     "ModelDraftCall",
     "ModelSlot",

@@ -28,7 +28,7 @@ from typing import Any
 
 from headstart.control.cost import CostTable
 from headstart.control.state import floats
-from headstart.control.values import SlotDraft, Step
+from headstart.control.values import BatchPlan, SlotDraft, Step
 
 # A draft must gain this share more than it costs, if on / if off, with 1, 2, ... slots: several win
 # less, and lose as much by a wrong estimate. In simulated time with steps that vary by a quarter,
@@ -39,6 +39,7 @@ SPEEDUP_RATE, YOUNG = 0.05, 4
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
 # drafting (or not) is tried again after so many steps, at this cost
 REVISIT_AFTER, REVISIT_SHARE = 12, 0.01
+REVISIT_PADDING = 200  # a step is not padded after so many that were
 EXPERIENCED = 1000  # steps that saved averages stand for
 # but drafting only if it is expected to lose no more than this share of a plain step
 NEAR_MISS = 0.15
@@ -72,6 +73,7 @@ class Budget:
         self._cost = cost
         self._averages: dict[int, SpeedupAverage] = {}
         self._savings = EXPLORE_START
+        self._padded = 0  # steps
 
     def rate(self, num_slots: int, plain_ms: float) -> float:
         """Tokens per millisecond that a draft has to beat, hysteresis included; `plain_ms` of a
@@ -82,14 +84,14 @@ class Budget:
     def row_price(self, step: Step, num_rows: int) -> float:
         """Tokens that one of `num_rows` draft rows must earn to pay for itself, on average."""
         num_rows, num_slots, base = max(1, num_rows), step.num_slots, step.num_base_rows
-        curve = self._cost.curve(num_slots, step.context)
+        curve = self._cost.curve(num_slots, step.context, can_fill=step.can_pad)
         rate = self.rate(num_slots, curve[num_slots])
         if len(curve) <= base + num_rows:
-            curve = self._cost.curve(base + num_rows, step.context)
+            curve = self._cost.curve(base + num_rows, step.context, can_fill=step.can_pad)
         return rate * (curve[base + num_rows] - curve[base]) / num_rows
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
-        """Draft tokens to verify per slot.
+    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
+        """Draft tokens to verify per slot, and rows that are added because that is faster.
 
         Args:
             slots: one entry per generating slot, empty where there is no draft.
@@ -104,7 +106,7 @@ class Budget:
         offers.sort(reverse=True)
         del offers[left:]
         base = step.num_base_rows + num_fixed
-        curve = self._cost.curve(base + len(offers), step.context)
+        curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
         num_rows = self._best_total(offers, curve, base, step) if offers else 0
         if num_rows:
             _share(slots, given, offers, num_rows)
@@ -112,7 +114,7 @@ class Budget:
         # by hand.
         if step.num_base_rows == step.num_slots and not num_fixed:
             self._account(slots, given, curve, sunk_ms)
-        return given
+        return BatchPlan(given, self._padding(step.num_base_rows + sum(given), step))
 
     def describe(self) -> dict[str, Any]:
         """Speedup and state per number of slots, JSON-ready."""
@@ -136,6 +138,17 @@ class Budget:
             tokens, time = floats(saved, 2, 0.01, 1000.0)
             averages[int(n)] = SpeedupAverage(tokens, time, steps=EXPERIENCED)
         self._averages = averages
+
+    def _padding(self, num_rows: int, step: Step) -> int:
+        """Rows that are added to as many; none now and then, to see whether it is still faster."""
+        if not step.can_pad:
+            return 0
+        width = min(self._cost.width(num_rows, step.context), step.max_rows)
+        if width > num_rows:
+            self._padded += 1
+            if self._padded % REVISIT_PADDING == 0:
+                return 0
+        return max(0, width - num_rows)
 
     def _best_total(
         self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step
@@ -161,7 +174,9 @@ class Budget:
         )
         if self._savings <= 0.0 or self._cost.is_known(rows):
             return best
-        optimistic_curve = self._cost.curve(rows, step.context, optimistic=True)
+        optimistic_curve = self._cost.curve(
+            rows, step.context, optimistic=True, can_fill=step.can_pad
+        )
         stake = self._savings * rate * plain
         other, expected = _explore(offers, (curve, optimistic_curve), base, rate, value - stake)
         if other != best:

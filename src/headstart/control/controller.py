@@ -2,11 +2,11 @@
 
 Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. One step:
 
-    survival = controller.survival(speculator, confidence, seq_id, tokens)     each draft of a text
-    speculator allowances = controller.plan_model(speculator, slots, step)         before a draft
-    model runs lengths = controller.plan(slot_drafts, step)                        before the target
-    runs controller.observe_step(rows, context, milliseconds)                after it
-    controller.record(outcome)                                          when a draft's fate is known
+    survival = controller.survival(speculator, confidence, seq_id, tokens)  per draft of a text
+    allowances = controller.plan_model(speculator, slots, step)    before a draft model runs
+    lengths = controller.plan(slot_drafts, step)                   before the target runs
+    controller.observe_step(rows, context, milliseconds)           after it
+    controller.record(outcome)                                     when a draft's fate is known
 
 Record every draft once, also one that was not verified: when the text disagrees with it, or has
 reached its end, or the request ends. So guesses that cost nothing keep control up to date while
@@ -22,10 +22,19 @@ from typing import Any
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.choice import best_draft
-from headstart.control.cost import CostTable, Sample
+from headstart.control.cost import CostTable
+from headstart.control.cost_samples import Sample
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.state import read_state, write_state
-from headstart.control.values import Allowance, ModelDraftCall, ModelSlot, Outcome, SlotDraft, Step
+from headstart.control.values import (
+    Allowance,
+    BatchPlan,
+    ModelDraftCall,
+    ModelSlot,
+    Outcome,
+    SlotDraft,
+    Step,
+)
 
 
 class Controller:
@@ -63,9 +72,9 @@ class Controller:
         best = best_draft(survivals, price)
         return best if best is not None else best_draft(survivals)
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
+    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
         """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this
-        step.
+        step. And rows that are added because a wider step takes less time.
         """
         return self._budget.plan(slots, step, sunk_ms)
 
@@ -83,10 +92,9 @@ class Controller:
         """Some decodes of the target before its first request; at least one."""
         self._cost.calibrate(warm_up)
 
-    @property
-    def knows_costs(self) -> bool:
-        """Whether any decode was ever measured."""
-        return not self._cost.is_empty
+    def knows_costs(self, num_rows: int) -> bool:
+        """Whether decodes of up to so many rows were measured."""
+        return self._cost.is_known(num_rows)
 
     def observe_draft(self, run: ModelDraftCall, step: Step) -> None:
         """A draft model ran."""

@@ -14,44 +14,34 @@ derivative of log expected by the parameter, 1 for the level):
     parameter += e h V / S;   S = sum of h^2 V over the three + noise
 
 A cell of the shape starts as the lowest of its first two samples (disturbed steps are slow), then
-their median. Shapes are kept at knots, made monotone by weighted isotonic regression and read by
-linear interpolation in rows. Past the last knot seen, a row costs a quarter more than the rows so
-far did on average; optimistically half as much.
+their median. Shapes are kept at knots and read by linear interpolation in rows. Past the last knot
+seen, a row costs a quarter more than the rows so far did on average; optimistically half as much.
+
+Kernels like some widths: on two cores 3 rows of Q4_0 take 36 ms and 4 rows 21. So each narrow width
+is kept as it is, and where steps may be filled, planning uses the cost of *at least* n rows: that
+of the cheapest wider step, if it was measured and takes clearly less (`width`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
+from headstart.control.cost_samples import (
+    ATTENTION,
+    ATTENTION_VARIANCE,
+    REFERENCE_ROWS,
+    Sample,
+    attention_of,
+)
 from headstart.control.state import floats
 
-KNOTS = (
-    *range(1, 17),
-    18,
-    20,
-    22,
-    24,
-    28,
-    32,
-    40,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
-    4096,
-)
+EACH = 32  # up to so many rows each width is kept as it is
+WIDE = (40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+KNOTS = (*range(1, EACH + 1), *WIDE)
 
 NOISE = 0.01  # variance of log ms of one step: 10 %
 LEVEL_DRIFT, SHAPE_DRIFT, ATTENTION_DRIFT = 0.0002, 0.00005, 1e-12  # variance added per step
@@ -64,25 +54,15 @@ OPTIMISTIC_MARGIN = 0.05
 # optimism between two measured row counts: how far the curve may stay flat before it jumps
 OPTIMISM = 0.25
 REBUILD_EVERY = 16  # steps between two readings of the shape
-# prior: a row's attention to a token, in single rows without context
-ATTENTION, ATTENTION_VARIANCE = 5e-5, 1e-8
 MOST_ATTENTION = 1e-2
 LONGEST_DECODE = 64  # rows; longer batches read prompts
-# of a warm-up's decode to its reference; of a difference of its log
-LEAST_RATIO, RATIO_VARIANCE = 0.1, 0.002
+LEAST_RATIO = 0.1  # of a warm-up's decode to its reference
 # attention is believed to be no more of the first steps with some number of rows
 MOST_OF_STEP = 0.5
-REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
+TOLD_APART = 16  # rows; up to here a width is known if it was seen, beyond if one near it was
+# a wider step must take less than this to be taken instead: noise of the medians of two widths
+FILL_BELOW = 0.95
 CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
-
-
-class Sample(NamedTuple):
-    """One decode of a warm-up."""
-
-    rows: int
-    context: int  # tokens in the cache before it
-    milliseconds: float
-    reference_ms: float  # of REFERENCE_ROWS right beside it, at the same context
 
 
 class CostTable:
@@ -99,7 +79,8 @@ class CostTable:
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = self._longest = self._num_known = 0
         self._weights: dict[bool, list[float]] = {}  # milliseconds at no context, by optimism
-        self._curves: dict[tuple[bool, int], list[float]] = {}  # by optimism and grains of context
+        # by optimism, whether steps may be filled, and grains of context
+        self._curves: dict[tuple[bool, bool, int], list[float]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -146,14 +127,18 @@ class CostTable:
 
         Samples of equal rows at two contexts tell what attention costs; what is left is the shape.
         """
-        attention, variance = _attention(samples)
+        attention, variance = attention_of(samples)
         reference = median(
             s.reference_ms / (1.0 + REFERENCE_ROWS * attention * s.context) for s in samples
         )
+        ratios: dict[int, list[float]] = {}
         for s in samples:
             ratio = s.milliseconds / s.reference_ms
             weights = ratio - attention * s.context * (s.rows - REFERENCE_ROWS * ratio)
-            self.observe(s.rows, 0, reference * max(LEAST_RATIO, weights))
+            ratios.setdefault(s.rows, []).append(max(LEAST_RATIO, weights))
+        for rows, measured in ratios.items():
+            for _ in range(GROWN):  # each was compared with its neighbours in time: known at once
+                self.observe(rows, 0, reference * median(measured))
         for _ in range(GROWN):
             self.observe(REFERENCE_ROWS, 0, reference)
         scale = reference / exp(self._level)
@@ -166,32 +151,66 @@ class CostTable:
         """Expected time of a decode; None before anything was observed."""
         return None if self.is_empty else self.curve(rows, context)[rows]
 
-    def curve(self, rows: int, context: int, *, optimistic: bool = False) -> list[float]:
+    def curve(
+        self, rows: int, context: int, *, optimistic: bool = False, can_fill: bool = False
+    ) -> list[float]:
         """Milliseconds by number of rows, from 0 to at least `rows`. Read only.
 
         Before any measurement: one row costs 1, each further one PRIOR_MARGIN.
+
+        Args:
+            optimistic: as cheap as widths that were never measured may be.
+            can_fill: a step may be made wider where that is cheaper: the cost of at least n rows.
         """
         if self.is_empty:
             return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
+        rows = max(rows, EACH)  # what a step may be filled up to
         weights = self._weights.get(optimistic)
         if weights is None or len(weights) <= rows:
             weights = self._read_weights(rows, optimistic=optimistic)
         grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
-        curve = self._curves.get((optimistic, grain))
+        curve = self._curves.get((optimistic, can_fill, grain))
         if curve is None:
             row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
             curve = [ms + row_ms * n for n, ms in enumerate(weights[: LONGEST_DECODE + 1])]
             curve += [max(curve[-1], ms) for ms in weights[LONGEST_DECODE + 1 :]]
-            self._curves[optimistic, grain] = curve
+            if can_fill:
+                curve = [curve[width] for width in self._widths(curve)]
+            self._curves[optimistic, can_fill, grain] = curve
         return curve
 
+    def width(self, rows: int, context: int) -> int:
+        """The number of rows, at least `rows`, that a step should have: more where that was
+        measured to take clearly less time.
+        """
+        if not 0 < rows <= EACH or self.is_empty:
+            return rows
+        return self._widths(self.curve(EACH, context))[rows]
+
+    def _widths(self, curve: Sequence[float]) -> list[int]:
+        """By rows: the cheapest width that has them."""
+        widths = list(range(len(curve)))
+        cheapest: int | None = None  # of the wider ones that are known
+        for rows in range(min(EACH, len(curve) - 1), 0, -1):
+            if cheapest is not None and curve[cheapest] < FILL_BELOW * curve[rows]:
+                widths[rows] = cheapest
+            if self._count[rows - 1] >= GROWN and (
+                cheapest is None or curve[rows] < curve[cheapest]
+            ):
+                cheapest = rows
+        return widths
+
     def is_known(self, rows: int) -> bool:
-        """Whether all knots up to the one nearest to `rows` have been seen often enough."""
-        knot, known = _nearest_knot(rows), self._num_known
-        while known <= knot and self._count[known] >= GROWN:
-            known += 1
-        self._num_known = known  # counts never fall
-        return knot < known
+        """Whether the cost of up to `rows` rows was measured well, or close beside."""
+        if rows > self._num_known:
+            last = 0
+            for knot, count in zip(KNOTS, self._count, strict=True):
+                if knot > _reach(last):
+                    break
+                if count >= GROWN:
+                    last = knot
+            self._num_known = last  # counts never fall
+        return rows <= self._num_known or self._num_known < rows < _reach(self._num_known)
 
     def describe(self) -> dict[str, Any]:
         """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens;
@@ -293,69 +312,36 @@ class CostTable:
             if self._count[k]:
                 known = high
             elif optimistic and first < knot < last:
-                high = max(low, (1.0 - OPTIMISM) * high + OPTIMISM * known)
+                high = min(high, (1.0 - OPTIMISM) * high + OPTIMISM * known)
             slope = (high - low) / (knot - start)
             values.extend(low + slope * i for i in range(1, knot - start + 1))
             if knot >= rows:
                 break
-        slope, last_value = values[-1] - values[-2], values[-1]
+        slope, last_value = max(0.0, values[-1] - values[-2]), values[-1]
         # beyond the last knot
         values.extend(last_value + slope * i for i in range(1, rows - len(values) + 2))
         return values
 
     def _points(self, *, optimistic: bool) -> list[tuple[int, float]]:
-        """(rows, ms / level) at the knots seen, monotone; young ones lower by their doubt if
-        optimistic.
+        """(rows, ms / level) at the knots seen; young ones lower by their doubt if optimistic.
+
+        Kernels like some widths, so narrow steps are as they are; wide ones never fall.
         """
-        seen = [k for k, count in enumerate(self._count) if count]
-        values = [self._shape[k] for k in seen]
-        if optimistic:
-            values = [
-                v - (self._count[k] < GROWN) * sqrt(self._variance[k])
-                for k, v in zip(seen, values, strict=True)
-            ]
-        values = _isotonic(values, [1.0 / self._variance[k] for k in seen])
-        return [(KNOTS[k], exp(v)) for k, v in zip(seen, values, strict=True)]
+        points, most = [], -inf
+        for k, count in enumerate(self._count):
+            if count:
+                value = self._shape[k]
+                if optimistic and count < GROWN:
+                    value -= sqrt(self._variance[k])
+                if KNOTS[k] > EACH:
+                    value = most = max(most, value)
+                points.append((KNOTS[k], exp(value)))
+        return points
 
 
-def _attention(samples: Sequence[Sample]) -> tuple[float, float]:
-    """A row's attention to one token, in references at no context, and the variance of this
-    estimate.
-
-    With r = ms / reference ms beside it, n rows, m reference rows and a context c, r (1 + a m c) =
-    shape + a n c. Two samples of equal n give
-
-        a = (r2 - r1) / (c2 (n - m r2) - c1 (n - m r1))
-
-    A pair weighs as much as the square of denominator / r: how little a relative error in r moves
-    it. Their mean is drawn to the prior as far as they contradict each other.
-    """
-    pairs = []
-    for two in samples:
-        for one in samples:
-            if (
-                one.rows == two.rows
-                and one.context < two.context
-                and one.reference_ms > 0.0 < two.reference_ms
-            ):
-                ratio, other = (
-                    one.milliseconds / one.reference_ms,
-                    two.milliseconds / two.reference_ms,
-                )
-                lever = two.context * (two.rows - REFERENCE_ROWS * other)
-                lever -= one.context * (one.rows - REFERENCE_ROWS * ratio)
-                if lever > 0.0:
-                    pairs.append(((other - ratio) / lever, (lever / max(ratio, other)) ** 2))
-    prior, variance = ATTENTION / REFERENCE_ROWS, ATTENTION_VARIANCE / REFERENCE_ROWS**2
-    if not pairs:
-        return prior, variance
-    weights = sum(weight for _, weight in pairs)
-    mean = sum(weight * attention for attention, weight in pairs) / weights
-    spread = sum(weight * (attention - mean) ** 2 for attention, weight in pairs) / len(pairs)
-    doubt = max(spread, RATIO_VARIANCE) / weights
-    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt)), variance * doubt / (
-        variance + doubt
-    )
+def _reach(known: int) -> float:
+    """The widest step that the knots up to `known` may be followed by without a hole."""
+    return known + 1 if known < TOLD_APART else 1.5 * known
 
 
 def _nearest_knot(rows: int) -> int:
@@ -395,4 +381,6 @@ def _slope_beyond(points: list[tuple[int, float]], margin: float) -> float:
     (first_rows, first), (last_rows, last) = points[0], points[-1]
     if len(points) == 1:
         return margin * first / (1.0 + PRIOR_MARGIN * (first_rows - 1))
-    return (last - first) / (last_rows - first_rows) * (1.25 if margin == PRIOR_MARGIN else 0.5)
+    slope = (last - first) / (last_rows - first_rows)
+    least = OPTIMISTIC_MARGIN * last / last_rows  # the last one may be a width that kernels like
+    return max(least, slope * (1.25 if margin == PRIOR_MARGIN else 0.5))

@@ -222,7 +222,9 @@ class ModelDraftPlanner:
             return NO_DECISION
         drafter, acceptance = self._drafter(speculator), self._calibration.mean(speculator)
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
-        curve = self._cost.curve(most_rows, step.context, optimistic=optimistic)
+        curve = self._cost.curve(
+            most_rows, step.context, optimistic=optimistic, can_fill=step.can_pad
+        )
         plain = self._plain(step) if optimistic else curve[step.num_slots]
         rate = self._budget.rate(step.num_slots, plain)
         token_price = rate * drafter.cost.token(plain)
@@ -256,7 +258,8 @@ class ModelDraftPlanner:
         )
 
     def _plain(self, step: Step) -> float:
-        return self._cost.curve(step.num_slots, step.context)[step.num_slots]
+        curve = self._cost.curve(step.num_slots, step.context, can_fill=step.can_pad)
+        return curve[step.num_slots]
 
     def _drafter(self, speculator: str) -> ModelState:
         drafter = self._drafters.get(speculator)

@@ -15,6 +15,7 @@ class Step:
     context: int  # tokens in the cache that a row attends to, mean over the slots
     max_rows: int = 2048  # most rows in one decode
     max_outputs: int = 2048  # most rows with logits in one decode
+    can_pad: bool = False  # rows that nobody needs may be added
 
     @property
     def max_draft_rows(self) -> int:
@@ -35,6 +36,14 @@ class SlotDraft:
 
 
 NO_SLOT_DRAFT = SlotDraft()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What one decode of the target has besides the base rows."""
+
+    lengths: Sequence[int]  # draft tokens to verify, one entry per generating slot
+    num_padding_rows: int = 0  # that nobody needs: so wide a step was measured to take less time
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class LlamaEngine:
         )
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
+        self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self._sequences = Sequences(
             self.handle,
             rules,

@@ -108,7 +108,10 @@ def context_params(facts: Facts, config: EngineConfig, limits: Limits, context: 
         # them needs when it is rejected; in one micro-batch there is no later.
         params.n_batch = params.n_ubatch
     outputs = min(limits.max_outputs, params.n_batch, _MAX_LOGITS // max(1, facts.vocab_size))
-    params.n_outputs_max = max(limits.num_sequences, outputs)
+    # For padding rows. One more costs nothing where all sequences share their cells.
+    is_shared = not (config.deterministic or facts.is_recurrent or facts.window)
+    params.n_seq_max += is_shared and params.n_seq_max < params.n_batch
+    params.n_outputs_max = max(params.n_seq_max, outputs)
     # The last tokens of a sequence, one more than there are snapshots, must fit a micro-batch with
     # room to spare: libllama aborts otherwise.
     params.n_rs_seq = max(0, min(limits.max_draft, params.n_ubatch - 2))

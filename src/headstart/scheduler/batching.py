@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Batch, Decoded, Engine, Logits
 
@@ -69,6 +71,15 @@ def build(
             batch, reading, min(engine.max_batch_tokens - batch.num_rows, most)
         )
     return included
+
+
+def pad(batch: Batch, num_rows: int, seq_id: int) -> None:
+    """Add rows without outputs that are forgotten after the decode.
+
+    They repeat tokens of the batch, so that a mixture of experts reads no other experts for them.
+    """
+    tokens = batch.tokens[: batch.num_rows]
+    batch.add(seq_id, 0, np.resize(tokens, num_rows).tolist(), 0)
 
 
 def _add_prompts(

@@ -76,7 +76,7 @@ class Committer:
     ) -> tuple[list[int], int, list[TokenLogprob]]:
         """Tokens to emit, how many of them were drafted, and log probabilities if wanted."""
         position, draft = len(active.tokens), active.proposal.tokens
-        forced = active.proposal.head.num_forced
+        forced = active.proposal.num_forced
         if forced is not None:
             active.is_valid = False
             return emit_forced(active.sampler, logits, draft, position, forced), forced, []

@@ -21,6 +21,7 @@ class Counters:
     predicted_seconds: float = 0.0
     num_decodes: int = 0
     busy_slots: int = 0  # summed over decodes
+    padding_rows: int = 0
     max_tokens_in_cache: int = 0
     preemptions: int = 0
     prompts_saved: int = 0  # to main memory
@@ -33,6 +34,7 @@ class Counters:
     def add(self, step: StepStats) -> None:
         self.num_decodes += 1
         self.busy_slots += step.num_slots
+        self.padding_rows += step.num_padding_rows
         self.target_seconds += step.decode_seconds
         self.draft_seconds += step.draft_seconds
         self.other_seconds += step.step_seconds - step.decode_seconds - step.draft_seconds

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from headstart.control.controller import Controller
 from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, ModelSlot, SlotDraft
+from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name, splice
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal
 from headstart.scheduler.slot import ActiveRequest
@@ -29,6 +31,7 @@ class DraftPlan:
     max_tokens: int  # most draft tokens that can be verified
     proposal: Proposal = NO_PROPOSAL
     survival: Sequence[float] = ()  # of the proposal's tokens
+    has_model_draft: bool = False  # whether some of them are a model's
     drafts: dict[str, Draft] = field(default_factory=dict)  # of text speculators
     allowance: Allowance = NO_ALLOWANCE  # to the model being asked
     reason: str = ""  # why there is no draft
@@ -50,10 +53,8 @@ class DraftPlan:
             return False
         if not self.is_fixed:
             return True
-        taken = self.proposal.head.speculator
-        return not any(
-            self._is_before(name, speculator.name) for name in ((taken,) if taken else self.drafts)
-        )
+        taken = [name for name in self.proposal.speculators if name != GRAMMAR]
+        return not any(self._is_before(name, speculator.name) for name in taken or self.drafts)
 
     def why_not(self, speculator: GuardedSpeculator) -> str:
         """Why no draft of this speculator is verified; what it says itself comes first."""
@@ -98,14 +99,52 @@ class DraftPlan:
     @property
     def continues(self) -> bool:
         """Whether a model should continue the text draft rather than replace it."""
-        if (
-            self.is_fixed
-            or not self.survival
-            or len(self.survival) >= self.max_tokens
-            or self.proposal.tail.tokens
-        ):
+        if not self.survival or len(self.survival) >= self.max_tokens or self.has_model_draft:
             return False
+        if self.is_fixed:  # then only what must come is continued
+            return set(self.proposal.speculators) == {GRAMMAR}
         return self.survival[-1] * _TYPICAL_MODEL_DRAFT > _TYPICAL_MODEL_DRAFT - sum(self.survival)
+
+    def legal(self, draft: Draft, before: Sequence[int] = ()) -> Proposal:
+        """What can be verified of a draft that stands behind these tokens of the proposal."""
+        legality = self.active.legality
+        if legality is None:
+            return Proposal((draft,))
+        return Proposal(splice(legality, draft, self.max_tokens - len(before), before))
+
+    def control_name(self, speculator: str) -> str:
+        """The name under which control knows this speculator here."""
+        legality = self.active.legality
+        is_constrained = legality is not None and legality.is_active
+        return constrained_name(speculator) if is_constrained else speculator
+
+    def survival_of(
+        self, proposal: Proposal, controller: Controller, before: Sequence[int] = ()
+    ) -> list[float]:
+        """Survival of each token, behind these of the proposal so far."""
+        survival: list[float] = []
+        reached = self.survival[-1] if before else 1.0
+        previous = before[-1] if before else self.active.tokens[-1]
+        for draft in proposal.drafts:
+            if draft.speculator == GRAMMAR:
+                survival += [reached] * len(draft.tokens)
+            else:
+                name, line = self.control_name(draft.speculator), [previous, *draft.tokens]
+                own = controller.survival(name, draft.confidence, self.seq_id, line)
+                survival += [reached * s for s in own]
+            previous, reached = draft.tokens[-1], survival[-1]
+        return survival
+
+    def watch(self, proposal: Proposal, before: Sequence[int] = ()) -> None:
+        """Follow what becomes of a speculator's own tokens, up to the next forced ones."""
+        after = [*before]
+        for draft in proposal.drafts:
+            if draft.speculator != GRAMMAR:
+                known = replace(draft, speculator=self.control_name(draft.speculator))
+                previous = after[-1] if after else self.active.tokens[-1]
+                self.active.tracker.watch(known, [previous, *draft.tokens], after)
+                return
+            after += draft.tokens
 
     def num_catch_up(self, speculator: GuardedSpeculator) -> int:
         """Tokens of the text that the model has not read, the newest one not counted."""
@@ -142,10 +181,10 @@ class DraftPlan:
                 if len(self.survival) < self.policy.shortest
                 else BELOW_BREAK_EVEN
             )
-        tail = self.proposal.tail
-        if tail.tokens and 0 < length <= len(self.proposal.head.tokens):
-            self.reasons[tail.speculator] = BELOW_BREAK_EVEN
-        self.active.proposal = self.proposal.cut(length) if length else NO_PROPOSAL
+        verified = self.active.proposal = self.proposal.cut(length)
+        for name in self.proposal.speculators if length else ():
+            if name not in verified.speculators:
+                self.reasons[name] = BELOW_BREAK_EVEN
         if self.active.request.wants_provenance:  # with fixed lengths nobody asked control
             self.active.chances = () if self.is_fixed else self.survival
 
@@ -160,7 +199,7 @@ def model_requests(plans: Sequence[DraftPlan]) -> Iterator[list[DraftRequest]]:
     lent = [(plan.active.tokens, len(plan.active.tokens)) for plan in plans if plan.continues]
     for plan in plans:
         if plan.continues:
-            plan.active.tokens += plan.proposal.head.tokens
+            plan.active.tokens += plan.proposal.tokens
     try:
         yield [plan.model_request() for plan in plans]
     finally:

@@ -16,19 +16,23 @@ from typing import Any
 from headstart.cache.prompt_store import Data
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.cost import Sample
+from headstart.control.cost_samples import Sample
 from headstart.control.values import NO_ALLOWANCE, ModelDraftCall, Step
 from headstart.scheduler.batching import DraftLimit
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
+from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
+from headstart.scheduler.report import SpeculatorReport
 from headstart.scheduler.request import SpeculativeParams
 from headstart.scheduler.slot import ActiveRequest
 from headstart.scheduler.speculation_policy import SpeculationPolicy, check_wishes, make_policy
 from headstart.scheduler.speculation_stats import SpeculationStats
-from headstart.types import Decoded, Draft
+from headstart.types import NO_DRAFT, Decoded, Draft
 
 log = logging.getLogger(__name__)
+
+ILLEGAL = "illegal under the constraint"
 
 
 class Drafting:
@@ -55,9 +59,11 @@ class Drafting:
         self._state = state
         self.observes = any(speculator.wants_logits for speculator in speculators)
         self.stats = SpeculationStats()
+        self.forced_stats = SpeculationStats()  # of tokens that a constraint forces
         for speculator in speculators:
             if speculator.speculator.scores_are_probabilities:
                 controller.declare_model(speculator.name)
+                controller.declare_model(constrained_name(speculator.name))
 
     def time_models(self, clock: Callable[[], float]) -> None:
         """Measure what draft models cost, before the first request."""
@@ -85,10 +91,9 @@ class Drafting:
         """What control believes, JSON-ready."""
         return self.controller.describe()
 
-    @property
-    def knows_costs(self) -> bool:
-        """Whether any decode of the target was ever measured."""
-        return self.controller.knows_costs
+    def knows_costs(self, num_rows: int) -> bool:
+        """Whether decodes of the target of up to so many rows were measured."""
+        return self.controller.knows_costs(num_rows)
 
     def propose(
         self,
@@ -96,37 +101,42 @@ class Drafting:
         limits: Sequence[DraftLimit],
         num_prompt_rows: int,
         batch_limits: tuple[int, int],
-    ) -> None:
-        """Set the `proposal` of every generating request.
+        *,
+        can_pad: bool = False,
+    ) -> int:
+        """Set the `proposal` of every generating request; returns rows to add that nobody needs.
 
         Args:
             generating: the requests.
             limits: what each may verify.
             num_prompt_rows: prompt rows that will share the batch.
             batch_limits: most rows and most outputs of the batch.
+            can_pad: rows may be added where a wider step takes less time.
         """
+        can_pad, num_padding = can_pad and not num_prompt_rows, 0
         plans = [self._plan(*one) for one in zip(generating, limits, strict=True)]
         drafting = [plan for plan in plans if plan.max_tokens > 0]
-        if drafting:
+        if drafting or can_pad:
             context = sum(len(plan.active.tokens) for plan in plans) // len(plans)
-            step = Step(len(plans), len(plans) + num_prompt_rows, context, *batch_limits)
+            step = Step(len(plans), len(plans) + num_prompt_rows, context, *batch_limits, can_pad)
             self._ask_text(drafting)
             for plan in drafting:
                 self._choose_text(plan, step)
             sunk_ms = self._ask_models(drafting, step)
-            lengths = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
-            for plan, length in zip(plans, lengths, strict=True):
+            batch = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
+            for plan, length in zip(plans, batch.lengths, strict=True):
                 plan.settle_on(length)
+            num_padding = batch.num_padding_rows
         self._count_reasons(plans)
+        return num_padding
 
     def drop(self, running: Sequence[ActiveRequest]) -> None:
         """The cache has no cells for drafts: verify none in this step."""
         for active in running:
-            if not active.proposal.head.tokens:
+            if not active.proposal.drafts:
                 continue
-            for draft in (active.proposal.head, active.proposal.tail):
-                if draft.tokens:
-                    self._count_miss(active, draft.speculator, "context full")
+            for name in dict.fromkeys(active.proposal.speculators):
+                self._count_miss(active, name, "context full")
             self._count_reason(active, "context full")
             active.proposal = NO_PROPOSAL
 
@@ -139,7 +149,7 @@ class Drafting:
         """The target emitted these tokens: count the draft, teach control and the speculators."""
         if active.policy is None or active.policy.reason:
             return
-        if active.proposal.head.tokens:
+        if active.proposal.drafts:
             self._count_verified(active, num_accepted)
         for outcome in active.tracker.follow(active.slot_id, emitted):
             self.controller.record(outcome)
@@ -179,6 +189,13 @@ class Drafting:
                 name: speculator.describe() for name, speculator in self.speculators.items()
             },
         }
+
+    def report(self) -> tuple[SpeculatorReport, ...]:
+        """What each speculator did since the start, and the forced tokens if there were any."""
+        reports = [speculator.report() for speculator in self.speculators.values()]
+        if self.forced_stats.num_drafts:
+            reports.append(SpeculatorReport(name=GRAMMAR, stats=self.forced_stats.copy()))
+        return tuple(reports)
 
     def close(self) -> None:
         """Write what is durable."""
@@ -231,22 +248,34 @@ class Drafting:
 
     def _choose_text(self, plan: DraftPlan, step: Step) -> None:
         """Fixed lengths take the first draft; auto takes the one that is worth most."""
-        drafts = [plan.drafts[name] for name in plan.policy.types if name in plan.drafts]
-        if not drafts:
+        proposals = self._proposals(plan)
+        if not proposals:
             return
-        lines = [[plan.active.tokens[-1], *draft.tokens] for draft in drafts]
-        for draft, tokens in zip(drafts, lines, strict=True):
-            plan.active.tracker.watch(draft, tokens)
         if plan.is_fixed:
-            plan.take(Proposal(drafts[0]), [1.0] * len(drafts[0].tokens))
+            plan.take(proposals[0], [1.0] * len(proposals[0].tokens))
             return
-        survivals = [
-            self.controller.survival(draft.speculator, draft.confidence, plan.seq_id, tokens)
-            for draft, tokens in zip(drafts, lines, strict=True)
-        ]
+        survivals = [plan.survival_of(proposal, self.controller) for proposal in proposals]
         best = self.controller.best(survivals, step)
         if best is not None:
-            plan.take(Proposal(drafts[best]), survivals[best])
+            plan.take(proposals[best], survivals[best])
+
+    def _proposals(self, plan: DraftPlan) -> list[Proposal]:
+        """What the texts' drafts come to, or what must come if there are none."""
+        proposals = []
+        for name in plan.policy.types:
+            if name not in plan.drafts:
+                continue
+            proposal = plan.legal(plan.drafts[name])
+            plan.watch(proposal)
+            if name in proposal.speculators:
+                proposals.append(proposal)
+            else:
+                del plan.drafts[name]
+                plan.miss(self.speculators[name], ILLEGAL)
+        if not proposals and plan.active.legality is not None:
+            forced = plan.legal(NO_DRAFT)
+            proposals = [forced] if forced.drafts else []
+        return proposals
 
     def _ask_models(self, plans: Sequence[DraftPlan], step: Step) -> float:
         """Let model speculators draft where control expects it to pay; returns the milliseconds
@@ -282,7 +311,7 @@ class Drafting:
                 seq_ids.append(plan.seq_id)
                 allowances.append(plan.allowance)
                 scores.append(draft.confidence)
-                num_caught_up += len(plan.proposal.head.tokens) if plan.continues else 0
+                num_caught_up += len(plan.proposal.tokens) if plan.continues else 0
             else:
                 num_caught_up -= plan.num_catch_up(speculator)  # what it left for later
         if drafts[0].reason != FAILED:  # then for all, and nothing is known of what it read
@@ -297,18 +326,22 @@ class Drafting:
 
     def _choose_model(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> None:
         """Append the model's draft to the text's, or take it instead if it is worth more."""
-        head = plan.proposal.head if plan.continues else Draft()
-        tokens = [head.tokens[-1] if head.tokens else plan.active.tokens[-1], *draft.tokens]
-        plan.active.tracker.watch(draft, tokens, head.tokens)
-        if plan.is_fixed:
-            plan.take(Proposal(draft), [1.0] * len(draft.tokens))
+        head = plan.proposal if plan.continues else NO_PROPOSAL
+        before = head.tokens
+        proposal = plan.legal(draft, before)
+        plan.watch(proposal, before)
+        if speculator.name not in proposal.speculators:
+            plan.miss(speculator, ILLEGAL)
             return
-        survival = self.controller.survival(speculator.name, draft.confidence, plan.seq_id, tokens)
-        if head.tokens:
-            reached = plan.survival[-1]
-            plan.take(Proposal(head, draft), [*plan.survival, *(reached * s for s in survival)])
-        elif sum(survival) > sum(plan.survival):
-            plan.take(Proposal(draft), survival)
+        if plan.is_fixed:
+            own = [1.0] * len(proposal.tokens)
+        else:
+            own = plan.survival_of(proposal, self.controller, before)
+        if before:
+            plan.take(head + proposal, [*plan.survival, *own])
+        elif plan.is_fixed or sum(own) > sum(plan.survival):
+            plan.take(proposal, own)
+        plan.has_model_draft = speculator.name in plan.proposal.speculators
 
     def _count_call(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> bool:
         """Count what a speculator answered; returns whether there is a draft."""
@@ -322,13 +355,12 @@ class Drafting:
     def _count_verified(self, active: ActiveRequest, num_accepted: int) -> None:
         """Count the draft that was verified, for the request and for those who made it."""
         start = 0
-        for draft in (active.proposal.head, active.proposal.tail):
-            if num_drafted := len(draft.tokens):
-                num_right = max(0, min(num_drafted, num_accepted - start))
-                own = active.by_speculator[draft.speculator]
-                for stats in (own, self.speculators[draft.speculator].stats):
-                    stats.count_verified(start, num_drafted, num_right)
-                start += num_drafted
+        for draft in active.proposal.drafts:
+            num_drafted = len(draft.tokens)
+            num_right = max(0, min(num_drafted, num_accepted - start))
+            for stats in self._stats_of(active, draft.speculator):
+                stats.count_verified(start, num_drafted, num_right)
+            start += num_drafted
         for stats in (active.drafts, self.stats):
             stats.count_verified(0, start, num_accepted)
 
@@ -337,16 +369,23 @@ class Drafting:
         for plan in plans:
             active, proposal = plan.active, plan.active.proposal
             speculators = [self.speculators[name] for name in plan.policy.types]
-            if not proposal.head.tokens:
+            if not proposal.drafts:
                 self._count_reason(active, plan.reason or plan.why_not(speculators[0]))
             if not plan.policy.reason:
                 for speculator in speculators:
-                    if speculator.name not in (proposal.head.speculator, proposal.tail.speculator):
+                    if speculator.name not in proposal.speculators:
                         self._count_miss(active, speculator.name, plan.why_not(speculator))
 
     def _count_miss(self, active: ActiveRequest, speculator: str, reason: str) -> None:
-        active.by_speculator[speculator].count_miss(reason)
-        self.speculators[speculator].stats.count_miss(reason)
+        for stats in self._stats_of(active, speculator):
+            stats.count_miss(reason)
+
+    def _stats_of(self, active: ActiveRequest, speculator: str) -> tuple[SpeculationStats, ...]:
+        """Where a speculator's drafts are counted: of the request, and of all together."""
+        if speculator == GRAMMAR:
+            own = active.by_speculator.setdefault(GRAMMAR, SpeculationStats())
+            return own, self.forced_stats
+        return active.by_speculator[speculator], self.speculators[speculator].stats
 
     def _count_reason(self, active: ActiveRequest, reason: str) -> None:
         active.drafts.count_miss(reason)

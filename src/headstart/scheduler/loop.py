@@ -128,7 +128,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         prompts_in_memory=len(scheduler.memory.store),
         prompt_bytes_in_memory=scheduler.memory.store.num_bytes,
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
-        speculators=tuple(one.report() for one in drafting.speculators.values()),
+        speculators=drafting.report(),
         memory_bytes=resident_bytes(),
         control=drafting.describe_control(),
     )

@@ -6,34 +6,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headstart.control.values import Outcome
-from headstart.types import NO_DRAFT, Draft
+from headstart.types import Draft
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What one slot verifies: one speculator's draft, or one continued by another's.
+    """What one slot verifies: drafts of one speculator or of several, one behind the other."""
 
-    tokens[0 : len(head)]  guessed by head.speculator, the rest by tail.speculator
-    """
-
-    head: Draft = NO_DRAFT
-    tail: Draft = NO_DRAFT
+    drafts: tuple[Draft, ...] = ()  # none empty
 
     @property
     def tokens(self) -> list[int]:
-        return [*self.head.tokens, *self.tail.tokens]
+        return [token for draft in self.drafts for token in draft.tokens]
 
     @property
     def sources(self) -> list[str]:
         """The speculator of each token."""
-        return [self.head.speculator] * len(self.head.tokens) + [self.tail.speculator] * len(
-            self.tail.tokens
-        )
+        return [draft.speculator for draft in self.drafts for _ in draft.tokens]
+
+    @property
+    def speculators(self) -> list[str]:
+        """Whose drafts it holds."""
+        return [draft.speculator for draft in self.drafts]
+
+    @property
+    def num_forced(self) -> int | None:
+        """Tokens to accept unseen; None: all are verified."""
+        return self.drafts[0].num_forced if self.drafts else None
+
+    def __add__(self, other: Proposal) -> Proposal:
+        return Proposal(self.drafts + other.drafts)
 
     def cut(self, length: int) -> Proposal:
         """Only the first `length` tokens."""
-        in_head = min(length, len(self.head.tokens))
-        return Proposal(_cut(self.head, in_head), _cut(self.tail, length - in_head))
+        kept = []
+        for draft in self.drafts:
+            if length > 0:
+                kept.append(_cut(draft, length))
+            length -= len(draft.tokens)
+        return Proposal(tuple(kept))
 
 
 NO_PROPOSAL = Proposal()
@@ -42,8 +53,6 @@ NO_PROPOSAL = Proposal()
 def _cut(draft: Draft, length: int) -> Draft:
     if length >= len(draft.tokens):
         return draft
-    if not length:
-        return NO_DRAFT
     forced = None if draft.num_forced is None else min(draft.num_forced, length)
     return Draft(
         draft.tokens[:length], draft.confidence[:length], draft.speculator, num_forced=forced

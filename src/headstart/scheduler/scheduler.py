@@ -34,7 +34,7 @@ from headstart.scheduler.request import (
     error_event,
 )
 from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
-from headstart.scheduler.warm_up import time_decodes
+from headstart.scheduler.warm_up import NEEDED_ROWS, time_decodes
 from headstart.types import (
     Batch,
     ContextFullError,
@@ -77,6 +77,7 @@ class Scheduler:
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self._batch = Batch(engine.max_batch_tokens)
+        self._num_padding = 0  # rows of this step that nobody needs
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self._events: list[Event] = []
         self._committer = Committer(engine, vocab, drafting)
@@ -88,8 +89,10 @@ class Scheduler:
         return bool(self.compiling or self.waiting or self.running)
 
     def warm_up(self, seconds: float) -> None:
-        """Measure what steps of some sizes cost; nothing stays in the cache."""
-        if samples := time_decodes(self.engine, self.clock, seconds):
+        """Measure what steps of some sizes cost unless that is known; the cache stays empty."""
+        if self.drafting.knows_costs(min(NEEDED_ROWS, self.engine.max_outputs)):
+            return
+        if samples := time_decodes(self.engine, self.clock, seconds, len(self.slots)):
             self.drafting.learn_costs(samples)
         self.drafting.time_models(self.clock)
 
@@ -202,6 +205,7 @@ class Scheduler:
 
     def _draft(self) -> None:
         """Give every generating request its draft for this step."""
+        self._num_padding = 0
         generating = [a for a in self.running if a.is_generating]
         if not generating:
             return
@@ -209,7 +213,10 @@ class Scheduler:
         reading = sum(a.num_pending for a in self.running if not a.is_generating)
         num_prompt_rows = min(reading, self.config.prefill_chunk)
         batch_limits = (self.engine.max_batch_tokens, self.engine.max_outputs)
-        self.drafting.propose(generating, limits, num_prompt_rows, batch_limits)
+        can_pad = self.engine.padding_sequence is not None
+        self._num_padding = self.drafting.propose(
+            generating, limits, num_prompt_rows, batch_limits, can_pad=can_pad
+        )
 
     def _decode(self) -> Logits | None:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
@@ -219,19 +226,30 @@ class Scheduler:
             if not self._batch.num_rows:
                 return None
             try:
-                return self.engine.decode(self._batch)
+                return self._decode_padded()
             except ContextFullError:
                 self._make_room()
             except EngineError as error:
                 self._fail(error)
 
+    def _decode_padded(self) -> Logits:
+        """Decode the batch with the rows that make it faster, which leave nothing behind."""
+        spare, num_padding = self.engine.padding_sequence, self._num_padding
+        if spare is None or not num_padding:
+            return self.engine.decode(self._batch)
+        batching.pad(self._batch, num_padding, spare)
+        try:
+            return self.engine.decode(self._batch)
+        finally:
+            self.engine.clear(spare)
+
     def _make_room(self) -> None:
-        """Free cells: drop drafts, then idle prefixes, then preempt the youngest request."""
-        if any(active.proposal.head.tokens for active in self.running):
+        """Free cells: drop padding, drafts, idle prefixes, then preempt the youngest request."""
+        if self._num_padding:
+            self._num_padding = 0
+        elif any(active.proposal.drafts for active in self.running):
             self.drafting.drop(self.running)
-            return
-        idle = [s for s in self.slots if s.active is None and s.kept]
-        if idle:
+        elif idle := [s for s in self.slots if s.active is None and s.kept]:
             self.memory.drop(min(idle, key=lambda s: s.last_used), self.slots)
         elif len(self.running) > 1:
             self._preempt(max(self.running, key=lambda active: active.submitted))
@@ -252,6 +270,7 @@ class Scheduler:
     def _fail(self, error: EngineError) -> None:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
         log.error("decode failed: %s", error)
+        self._num_padding = 0
         for active in self._in_batch:
             self._fail_request(active, error)
 
@@ -326,8 +345,9 @@ class Scheduler:
         """Sum up."""
         batch = self._batch
         stats = StepStats(
-            num_prompt_rows=batch.num_rows - batch.num_outputs,
+            num_prompt_rows=batch.num_rows - batch.num_outputs - self._num_padding,
             num_verify_rows=batch.num_outputs,
+            num_padding_rows=self._num_padding,
             num_emitted=emitted,
             num_slots=len(self._in_batch),
             draft_seconds=drafted - started,

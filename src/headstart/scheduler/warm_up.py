@@ -7,40 +7,48 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from headstart.control.cost import REFERENCE_ROWS, Sample
+from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.types import Batch, Engine
 
-ROWS, ROUNDS = (1, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32), 3  # both sides of kernels' tiles
+# Each width up to 17 by itself, because kernels like some of them; what few users need comes first.
+ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
+ROUNDS, MOST_ROUNDS = 3, 12  # fast steps are disturbed more, and cost nothing to repeat ...
+QUICK = 0.1  # ... as long as all of it takes no more than this share of the time there is
+NEEDED_ROWS = 8  # control should know what steps of as many rows cost before the first request
+MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
 FILL = 128  # tokens put in the cache after the first round
+_TOKEN_STEP = 7919  # prime: neighbours are unlike, so a mixture of experts reads different ones
 
 
-def time_decodes(engine: Engine, clock: Callable[[], float], seconds: float) -> list[Sample]:
+def time_decodes(
+    engine: Engine, clock: Callable[[], float], seconds: float, num_slots: int = 1
+) -> list[Sample]:
     """Decode batches of some sizes; takes little more than `seconds`, and needs an empty cache.
 
     A machine may be slower for seconds: each size is compared with decodes of REFERENCE_ROWS around
-    it. The rows stay in the cache until the end, so each size is seen at growing contexts, which
-    tells what attention costs. Also brings the weights into memory.
+    it. The rows belong to as many sequences as there are slots, as those of real steps do. They
+    stay in the cache until the end, so each size is seen at growing contexts, which tells what
+    attention costs. Also brings the weights into memory.
     """
-    timer, end = _Timer(engine, clock), clock() + seconds
-    most = min(engine.max_outputs, engine.max_batch_tokens, engine.context_size)
-    if most < REFERENCE_ROWS or engine.context_size < 2 * REFERENCE_ROWS:
+    timer, started = _Timer(engine, clock, num_slots), clock()
+    end = started + seconds
+    if not timer.fits(REFERENCE_ROWS):
         return []
-    sizes = [n for n in ROWS if n <= most]
+    sizes = [n for n in ROWS if timer.fits(n)]
     timer.decode(REFERENCE_ROWS)
     decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
     references = [timer.decode(REFERENCE_ROWS)]
-    for turn, rows in enumerate(sizes * ROUNDS):
-        if (
-            turn == len(sizes)
-            and clock() + decodes[-1][2] / 1000.0 * FILL / sizes[-1] < end
-            and timer.has_room(FILL)
-        ):
-            timer.decode(FILL, num_outputs=1)
+    for turn, rows in enumerate(sizes * MOST_ROUNDS):
+        if turn >= ROUNDS * len(sizes) and clock() > started + QUICK * seconds:
+            break
+        if turn == len(sizes) and clock() + timer.last_row_ms * FILL / 1000.0 < end:
+            timer.fill()
         decodes.append((rows, timer.make_room(rows), timer.decode(rows)))
-        references.append(timer.decode(REFERENCE_ROWS))
+        # every second one: the other has its references before it
+        references.append(timer.decode(REFERENCE_ROWS) if turn % 2 else references[-1])
         if clock() > end:
             break
-    engine.clear(0)
+    timer.clear()
     return [
         Sample(*decode, median(references[max(0, i - 1) : i + 3]))
         for i, decode in enumerate(decodes)
@@ -48,34 +56,69 @@ def time_decodes(engine: Engine, clock: Callable[[], float], seconds: float) -> 
 
 
 class _Timer:
-    """Decodes tokens of sequence 0."""
+    """Decodes tokens of some sequences."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        self.context = 0  # tokens in the cache
+    def __init__(self, engine: Engine, clock: Callable[[], float], num_slots: int) -> None:
+        self.last_row_ms = 0.0
         self._engine, self._clock = engine, clock
         self._batch = Batch(engine.max_batch_tokens)
+        self._lengths = [0] * max(1, num_slots)  # tokens in the cache, by sequence
 
-    def make_room(self, rows: int) -> int:
-        """Empty the cache if so many rows do not fit; returns the tokens that are left in it."""
-        if self.context + rows > self._engine.context_size:
-            self._engine.clear(0)
-            self.context = 0
-        return self.context
-
-    def has_room(self, rows: int) -> bool:
-        """Whether so many rows and then each size fit into one batch and the context."""
-        room = self._engine.context_size - self.context
-        return (
-            rows <= self._engine.max_batch_tokens
-            and rows + sum(ROWS) + len(ROWS) * REFERENCE_ROWS <= room
+    def fits(self, rows: int) -> bool:
+        """Whether so many rows can be decoded twice, and whether a step can have so many."""
+        engine = self._engine
+        most = engine.max_outputs + MOST_PADDING * (engine.padding_sequence is not None)
+        return rows <= min(most, engine.max_batch_tokens) and 2 * rows <= min(
+            engine.num_cells, engine.context_size * len(self._lengths)
         )
 
+    def make_room(self, rows: int) -> int:
+        """Empty the cache if so many rows do not fit; returns the context of a row on average."""
+        if not self._has_room(rows):
+            self.clear()
+        shares = self._deal(rows)
+        attended = sum(n * length for n, length in zip(shares, self._lengths, strict=True))
+        return attended // rows
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        for seq_id in range(len(self._lengths)):
+            self._engine.clear(seq_id)
+            self._lengths[seq_id] = 0
+
+    def fill(self) -> None:
+        """Make the context longer, if all sizes fit behind it."""
+        if self._engine.max_batch_tokens >= FILL and self._has_room(FILL + 2 * sum(ROWS)):
+            self.decode(FILL, num_outputs=1)
+
     def decode(self, rows: int, num_outputs: int | None = None) -> float:
-        """Milliseconds of a decode of so many rows, all with logits unless told otherwise."""
+        """Milliseconds of a decode of so many rows; as many as may have logits unless told."""
         self.make_room(rows)
+        left = min(rows, self._engine.max_outputs) if num_outputs is None else num_outputs
         started = self._clock()
         self._batch.clear()
-        self._batch.add(0, self.context, [0] * rows, rows if num_outputs is None else num_outputs)
+        for seq_id, count in enumerate(self._deal(rows)):
+            if count:
+                self._add(seq_id, count, min(left, count))
+                left -= min(left, count)
         self._engine.decode(self._batch)
-        self.context += rows
-        return 1000.0 * (self._clock() - started)
+        milliseconds = 1000.0 * (self._clock() - started)
+        self.last_row_ms = milliseconds / rows
+        return milliseconds
+
+    def _add(self, seq_id: int, count: int, num_outputs: int) -> None:
+        start, size = self._lengths[seq_id], self._engine.vocab_size
+        first = start + seq_id * self._engine.context_size
+        tokens = [(first + i) * _TOKEN_STEP % size for i in range(count)]
+        self._batch.add(seq_id, start, tokens, num_outputs)
+        self._lengths[seq_id] += count
+
+    def _deal(self, rows: int) -> list[int]:
+        """Rows of each sequence."""
+        num_sequences = len(self._lengths)
+        return [rows // num_sequences + (i < rows % num_sequences) for i in range(num_sequences)]
+
+    def _has_room(self, rows: int) -> bool:
+        engine = self._engine
+        longest = max(a + b for a, b in zip(self._lengths, self._deal(rows), strict=True))
+        return longest <= engine.context_size and sum(self._lengths) + rows <= engine.num_cells

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import ModuleType
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -30,9 +29,11 @@ from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
 from headstart.server.openapi import describe, page
 from headstart.server.page import POLICY, Page, page_files
-from headstart.server.routing import Prefixed
+from headstart.server.routing import Endpoint, Prefixed
 
 logger = logging.getLogger(__name__)
+
+FAMILIES = (status, events, chat, completions, native, infill, text, metrics)
 
 
 def create_app(
@@ -66,9 +67,8 @@ def create_app(
             await asyncio.gather(loading, return_exceptions=True)
             await worker.close()
 
-    families = (status, events, chat, completions, native, infill, text, metrics)
-    routes = [route for family in families for route in family.router.routes()]
-    app = Starlette(routes=[*routes, *_api_pages(families)], lifespan=lifespan)
+    routes = [route for family in FAMILIES for route in family.router.routes()]
+    app = Starlette(routes=[*routes, *_api_pages()], lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
@@ -81,9 +81,14 @@ def create_app(
     return app
 
 
-def _api_pages(families: Iterable[ModuleType]) -> list[Route]:
+def endpoints() -> list[Endpoint]:
+    """Everything that is served, family by family."""
+    return [endpoint for family in FAMILIES for endpoint in family.router.endpoints]
+
+
+def _api_pages() -> list[Route]:
     """/openapi.json and /docs, made once."""
-    document = describe(one for family in families for one in family.router.endpoints)
+    document = describe(endpoints())
     pages = {"/openapi.json": JSONResponse(document), "/docs": HTMLResponse(page(document))}
 
     def serve(response: Response) -> Callable[[HttpRequest], Awaitable[Response]]:

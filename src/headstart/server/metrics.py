@@ -211,6 +211,12 @@ METRICS = (
         "Busy slots per decode, average since the start",
         _ratio("busy_slots", "num_decodes"),
     ),
+    Metric(
+        "headstart_padding_rows_total",
+        "counter",
+        "Rows that nobody needs, decoded because so wide a step takes less time",
+        _counter("padding_rows"),
+    ),
     Metric("headstart_requests_total", "counter", "Requests that ended", _counter("requests")),
     Metric(
         "headstart_requests_failed_total",

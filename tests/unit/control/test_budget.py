@@ -41,8 +41,8 @@ def falling(acceptance: float, length: int = 16) -> list[float]:
 
 
 def plan(budget: Budget, drafts: Sequence[Sequence[float]], **limits: int) -> list[int]:
-    n = len(drafts)
-    return budget.plan([SlotDraft(draft) for draft in drafts], Step(n, n, 100, **limits))
+    n, slots = len(drafts), [SlotDraft(draft) for draft in drafts]
+    return list(budget.plan(slots, Step(n, n, 100, **limits)).lengths)
 
 
 def test_a_hopeless_draft_gets_nothing_and_a_sure_one_gets_much() -> None:
@@ -102,8 +102,8 @@ def test_row_and_output_limits_hold() -> None:
 def test_a_length_set_by_hand_is_kept_whatever_it_costs() -> None:
     slots = [SlotDraft(falling(0.01, 5), is_fixed=True), SlotDraft(falling(0.01))]
     budget = Budget(measured(CPU))
-    assert budget.plan(slots, Step(2, 2, 100)) == [5, 0]
-    assert budget.plan(slots, Step(2, 2, 100, max_rows=5)) == [3, 0]
+    assert budget.plan(slots, Step(2, 2, 100)).lengths == [5, 0]
+    assert budget.plan(slots, Step(2, 2, 100, max_rows=5)).lengths == [3, 0]
 
 
 def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
@@ -111,7 +111,7 @@ def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
         SlotDraft(falling(0.99, 2), min_tokens=3, is_fixed=True),
         SlotDraft(falling(0.99, 2), min_tokens=3),
     ]
-    assert Budget(measured(CPU)).plan(slots, Step(2, 2, 100)) == [0, 0]
+    assert Budget(measured(CPU)).plan(slots, Step(2, 2, 100)).lengths == [0, 0]
 
 
 def test_a_draft_near_break_even_stays_on_longer_than_it_takes_to_come_on() -> None:

@@ -25,7 +25,7 @@ from tests.harness import (
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import SlotDraft, Step
+from headstart.control.values import BatchPlan, SlotDraft, Step
 from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling import SamplingParams
 from headstart.scheduler.client import WorkerClient
@@ -129,8 +129,8 @@ class Stingy(Controller):
         super().__init__()
         self._length = length
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> list[int]:
-        return [min(self._length, len(slot.survival)) for slot in slots]
+    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
+        return BatchPlan([min(self._length, len(slot.survival)) for slot in slots])
 
 
 def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_less() -> None:

@@ -24,7 +24,8 @@ def plan(text_draft: list[int], policy: SpeculationPolicy = AUTO) -> DraftPlan:
     one = DraftPlan(0, active, policy, max_tokens=16)
     if text_draft:
         one.take(
-            Proposal(Draft(text_draft, [1.0] * len(text_draft), "suffix")), [1.0] * len(text_draft)
+            Proposal((Draft(text_draft, [1.0] * len(text_draft), "suffix"),)),
+            [1.0] * len(text_draft),
         )
     return one
 

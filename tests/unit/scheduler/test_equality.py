@@ -188,3 +188,27 @@ def test_log_probabilities_are_the_same_with_and_without_drafts() -> None:
     drafted = run(make_scheduler(Model(), [Oracle(engine, requests, wrong=0.1)]), requests)
     assert all(len(a.logprobs) == len(a.tokens) for a in plain.values())
     assert {k: a.logprobs for k, a in drafted.items()} == {k: a.logprobs for k, a in plain.items()}
+
+
+def test_padding_leaves_no_trace_in_texts_or_cache() -> None:
+    """`RandomController` adds rows at random; they are counted, and forgotten at once."""
+    engine, requests = Model(order=3), make_requests(12)
+    scheduler = make_scheduler(engine, controller=RandomController(3))
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.counters.padding_rows > 0
+    assert engine.padding_sequence not in engine.cache
+
+
+def test_an_engine_without_a_spare_sequence_gets_no_padding() -> None:
+    engine, requests = Model(order=3), make_requests(6)
+    engine.padding_sequence = None
+    scheduler = make_scheduler(engine, controller=RandomController(3))
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.counters.padding_rows == 0
+
+
+def test_padding_gives_way_when_the_cache_is_full() -> None:
+    requests = make_requests(4)
+    engine = Model(order=3, num_cells=4 * 64 + 8)
+    answers = run(make_scheduler(engine, controller=RandomController(5)), requests)
+    check(engine, requests, answers)

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-from headstart.control.cost import REFERENCE_ROWS
-from headstart.scheduler.warm_up import FILL, ROUNDS, ROWS, time_decodes
+from headstart.control.cost_samples import REFERENCE_ROWS
+from headstart.scheduler.warm_up import FILL, MOST_PADDING, ROUNDS, ROWS, time_decodes
 from headstart.testing import FakeEngine
+from headstart.types import Batch
 
 
 def ticking(seconds: float) -> itertools.count[float]:
@@ -27,11 +28,34 @@ def test_it_fits_into_every_context_and_leaves_nothing_in_the_cache(context: int
 
 def test_every_size_is_seen_at_growing_contexts() -> None:
     clock = ticking(1e-4)
-    samples = time_decodes(FakeEngine(context_size=4096), lambda: next(clock), 100.0)
+    samples = time_decodes(FakeEngine(context_size=4096), lambda: next(clock), 0.1, num_slots=2)
     assert [sample.rows for sample in samples] == list(ROWS * ROUNDS)
     for rows in ROWS:
         first, second, third = (sample.context for sample in samples if sample.rows == rows)
-        assert first + FILL < second < third
+        assert first + FILL // 2 < second < third
+
+
+def test_rows_are_varied_and_of_several_sequences_with_outputs_as_in_real_steps() -> None:
+    seen: list[tuple[int, int, int, int]] = []
+
+    def note(batch: Batch) -> None:
+        n = batch.num_rows
+        tokens, seq_ids = set(batch.tokens[:n].tolist()), set(batch.seq_ids[:n].tolist())
+        seen.append((n, len(tokens), len(seq_ids), batch.num_outputs))
+
+    engine, clock = FakeEngine(vocab_size=1000, context_size=4096, fail=note), ticking(1e-4)
+    time_decodes(engine, lambda: next(clock), 100.0, num_slots=4)
+    for rows, num_tokens, num_sequences, num_outputs in seen:
+        assert num_sequences == min(rows, 4)
+        assert num_tokens > rows // 2
+        assert num_outputs == rows or rows == FILL
+
+
+def test_widths_that_only_padding_reaches_are_timed_too() -> None:
+    engine, clock = FakeEngine(context_size=4096), ticking(1e-4)
+    engine.max_outputs = 3
+    samples = time_decodes(engine, lambda: next(clock), 100.0, num_slots=3)
+    assert max(sample.rows for sample in samples) == 3 + MOST_PADDING
 
 
 def test_it_takes_little_more_time_than_it_was_given() -> None:

@@ -70,6 +70,9 @@ def test_a_speculator_of_another_package_may_use_the_draft_model(
     assert wanted_types(config, has_draft_model=True) == ("second",)
     with pytest.raises(ConfigError, match="names second but no draft model is given"):
         wanted_types(config, has_draft_model=False)
+    both = SpeculationConfig(spec_type="suffix,second,draft-model")
+    with pytest.raises(ConfigError, match="second and draft-model, but the draft model has one"):
+        wanted_types(both, has_draft_model=True)
 
 
 def test_a_constructor_that_asks_for_what_there_is_not_is_refused(

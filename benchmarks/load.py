@@ -1,0 +1,246 @@
+"""Clients that come as people do: Headstart against llama-server, time to first token included.
+
+    python -m benchmarks.load --llama-server build/bin/llama-server --models models/
+    python -m benchmarks.load ... --target 1b-Q4_0.gguf --clients 1,3,5,8 --loads burst
+
+    burst      all at once, behind one system prompt of some hundred tokens; every prompt is new
+    arrivals   one after another at random times (Poisson), one in four with a long prompt
+    returning  more conversations than slots, in turns: each comes back after all others
+
+All servers are loaded, with the same threads, context and cache types, and answer each load in
+turn, each time another first: what slows the machine down slows all of them. Prints tokens/s from
+the first request to the last token, and the median and 99th percentile of the time to the first
+token (TTFT) and of the longest wait between two tokens (ITL), in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from benchmarks.lib.serving import Answer, complete, running
+from benchmarks.lib.workloads import make_prompts
+
+TURNS = 2  # of a conversation that returns
+LONG = 6  # prompts that make a long one
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request: when it is sent, in seconds after the start, or after the one before it."""
+
+    after: float
+    body: Body
+
+
+Load = Callable[[int, int, float], list[list[Arrival]]]
+"""(clients, seed, temperature) -> what each client sends, one request after the other."""
+
+
+def burst(clients: int, seed: int, temperature: float) -> list[list[Arrival]]:
+    """All at once behind one system prompt."""
+    texts = [prompt.text for prompt in make_prompts("edit", clients + 2, seed)]
+    system = texts[0] + texts[1]
+    return [
+        [Arrival(0.0, _body(system + text, temperature, i))] for i, text in enumerate(texts[2:])
+    ]
+
+
+def arrivals(clients: int, seed: int, temperature: float) -> list[list[Arrival]]:
+    """Three requests a client at random times; every fourth prompt is long."""
+    random = Random(seed)
+    texts = [prompt.text for prompt in make_prompts("continue", 3 * clients * LONG, seed)]
+    sequences = []
+    for client in range(clients):
+        requests = []
+        for turn in range(3):
+            number = 3 * client + turn
+            own = texts[number * LONG : (number + 1) * LONG]
+            text = "".join(own) if number % 4 == 3 else own[0]
+            requests.append(Arrival(random.expovariate(0.5), _body(text, temperature, number)))
+        sequences.append(requests)
+    return sequences
+
+
+def returning(clients: int, seed: int, temperature: float) -> list[list[Arrival]]:
+    """Each client leads three conversations in turns, so that none finds its slot as it left it."""
+    prompts = make_prompts("chat", 3 * clients * TURNS, seed)
+    texts = [prompt.text for prompt in prompts]
+    sequences = []
+    for client in range(clients):
+        own = texts[3 * client * TURNS : 3 * (client + 1) * TURNS]
+        conversations = [own[:TURNS], own[TURNS : 2 * TURNS], own[2 * TURNS :]]
+        sequences.append(
+            [
+                Arrival(0.0, _body("".join(conversation[: turn + 1]), temperature, turn))
+                for turn in range(TURNS)
+                for conversation in conversations
+            ]
+        )
+    return sequences
+
+
+LOADS: dict[str, Load] = {"burst": burst, "arrivals": arrivals, "returning": returning}
+
+
+def _body(text: str, temperature: float, seed: int) -> Body:
+    return {"prompt": text, "temperature": temperature, "seed": seed, "cache_prompt": True}
+
+
+@dataclass(slots=True)
+class Score:
+    """One server under one load, over all rounds."""
+
+    rates: list[float] = field(default_factory=list)  # tokens/s, one a round
+    first: list[float] = field(default_factory=list)  # seconds, one a request
+    between: list[float] = field(default_factory=list)  # seconds, the longest of each request
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        num_tokens = sum(len(answer.tokens) for answer in answers)
+        began = min(answer.sent for answer in answers)
+        self.rates.append(num_tokens / (max(answer.last for answer in answers) - began))
+        self.first += [answer.first - answer.sent for answer in answers]
+        for answer in answers:
+            waits = [b - a for a, b in zip(answer.arrivals, answer.arrivals[1:], strict=False)]
+            if waits:
+                self.between.append(max(waits))
+
+    @property
+    def rate(self) -> float:
+        return statistics.fmean(self.rates)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the rate; 0 with one round."""
+        if len(self.rates) < 2:
+            return 0.0
+        return statistics.stdev(self.rates) / math.sqrt(len(self.rates))
+
+
+def play(port: int, sequences: Sequence[Sequence[Arrival]], num_tokens: int) -> list[Answer]:
+    """Run all clients against one server; each waits for its answer before it goes on."""
+    answers: list[Answer] = []
+    failures: list[Exception] = []
+
+    def run(client: Sequence[Arrival]) -> None:
+        try:
+            for arrival in client:
+                time.sleep(arrival.after)
+                answers.append(complete(port, {**arrival.body, "n_predict": num_tokens}))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(client,)) for client in sequences]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return answers
+
+
+def commands(options: argparse.Namespace, clients: int, folder: Path) -> dict[str, list[str]]:
+    """Command lines by name, the port left out."""
+    target = options.models / options.target
+    context = str(options.context * clients)
+    common = ["-m", str(target), "-np", str(clients), "-c", context, "-t", str(options.threads)]
+    theirs = [str(options.llama_server), *common, "-b", "2048", "-ub", "512", "--kv-unified"]
+    theirs += ["--no-webui"]
+    ours = [sys.executable, "-m", "headstart", "serve", *common, "--log-level", "warning"]
+    draft = str(options.models / options.draft)
+    state = str(folder / f"state-{clients}.json")
+    every = {
+        "llama-server off": theirs,
+        "llama-server ngram-mod": [*theirs, "--spec-type", "ngram-mod"],
+        "llama-server draft@4": [
+            *theirs, "-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", "4",
+        ],
+        "headstart off": [*ours, "--spec", "off"],
+        "headstart auto": [*ours, "--spec-state", state],
+        "headstart auto + draft": [*ours, "-md", draft, "--spec-state", state + ".draft"],
+    }  # fmt: skip
+    wanted = options.servers.split(";") if options.servers else list(every)
+    return {name: every[name] for name in wanted}
+
+
+def run_clients(options: argparse.Namespace, clients: int, folder: Path) -> None:
+    """All servers, all loads and rounds in turn; prints a table per load and temperature."""
+    with ExitStack() as stack:
+        ports = {}
+        for name, command in commands(options, clients, folder).items():
+            log = folder / f"{name.replace(' ', '-')}-{clients}.log"
+            ports[name] = stack.enter_context(running(command, log))
+            play(ports[name], burst(clients, 999, 0.7), 32)  # warm
+        names = list(ports)
+        for load in options.loads.split(","):
+            for temperature in map(float, options.temperatures.split(",")):
+                scores = {name: Score() for name in names}
+                for turn in range(options.rounds):
+                    sequences = LOADS[load](clients, 100 * turn + clients, temperature)
+                    for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                        scores[name].add(play(ports[name], sequences, options.tokens))
+                print_table(f"{load}, {clients} clients, temperature {temperature:g}", scores)
+
+
+def print_table(title: str, scores: dict[str, Score]) -> None:
+    """A line per server; the ratio is to llama-server off."""
+    base = scores.get("llama-server off")
+    print(f"\n| {title} | tokens/s | of its off | TTFT p50 | p99 | ITL p50 | p99 |")
+    print("|---|---|---|---|---|---|---|")
+    for name, score in scores.items():
+        ratio = f"{score.rate / base.rate:.2f}" if base else ""
+        times = [
+            f"{1000 * _percentile(values, share):.0f}"
+            for values in (score.first, score.between)
+            for share in (0.5, 0.99)
+        ]
+        print(f"| {name} | {score.rate:.1f} +- {score.error:.1f} | {ratio} | {' | '.join(times)} |")
+    sys.stdout.flush()
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else 0.0
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--llama-server", type=Path, required=True, help="of the same llama.cpp")
+    parser.add_argument("--models", type=Path, default=Path("models"))
+    parser.add_argument("--target", default="1b-Q4_K_M.gguf", help="file in the models' folder")
+    parser.add_argument("--draft", default="draft-0.06b-q8.gguf")
+    parser.add_argument("--clients", default="1,3,8")
+    parser.add_argument("--loads", default=",".join(LOADS))
+    parser.add_argument("--temperatures", default="0,1")
+    parser.add_argument("--servers", default="", help="names, separated by ; (all by default)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--context", type=int, default=2048, help="tokens per client")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for clients in map(int, options.clients.split(",")):
+            run_clients(options, clients, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

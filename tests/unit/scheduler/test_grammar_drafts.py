@@ -1,0 +1,173 @@
+"""Drafts under a constraint: what is illegal is cut off, what must come is drafted for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tests.harness import AUTO, Answer, fixed
+from tests.unit.scheduler.constrained import (
+    CONSTRAINTS,
+    TOKENS,
+    bytes_engine,
+    check,
+    expected,
+    make_constrained,
+    make_scheduler,
+    run,
+)
+
+from headstart.config import SpeculationConfig
+from headstart.grammar.compiler import Compiled
+from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.grammar.state import GrammarState
+from headstart.scheduler.grammar_drafts import GRAMMAR, splice
+from headstart.scheduler.request import SpeculativeParams
+from headstart.speculators import Speculator
+from headstart.types import Draft, DraftRequest, SequenceMode
+
+SCHEMA = CONSTRAINTS["json_schema"]
+
+
+def state(text: bytes = b"", constraint: Constraint = SCHEMA) -> GrammarState:
+    legality = Compiled(constraint, TOKENS).begin()
+    for token in text:
+        legality.read(token)
+    return legality
+
+
+def parts(legality: GrammarState, text: bytes, max_tokens: int = 99) -> list[tuple[str, bytes]]:
+    draft = Draft(list(text), [0.5] * len(text), "copy")
+    return [(p.speculator, bytes(p.tokens)) for p in splice(legality, draft, max_tokens)]
+
+
+def test_a_copied_value_stands_between_forced_keys() -> None:
+    # what must come says the same as the draft and takes its place, so its merit is its own
+    assert parts(state(), b'{"name": "Bob", "tags": []') == [
+        (GRAMMAR, b'{"name": "'),
+        ("copy", b"B"),
+        (GRAMMAR, b'ob", "tags": ['),
+        ("copy", b"]"),
+        (GRAMMAR, b', "age": '),
+    ]
+
+
+def test_a_draft_ends_at_its_first_illegal_token() -> None:
+    legality = state(b'{"name": "Bob", "tags": [], "age": ')
+    assert parts(legality, b"12x}") == [("copy", b"12")]
+
+
+def test_what_must_come_follows_where_a_draft_goes_wrong() -> None:
+    legality = state(b'{"name": "')
+    assert parts(legality, b'Bill", "x"') == [("copy", b"B"), (GRAMMAR, b'ob", "tags": [')]
+
+
+def test_a_draft_that_contradicts_what_must_come_is_dropped() -> None:
+    assert parts(state(), b'{"nome": "Bob"') == [(GRAMMAR, b'{"name": "')]
+
+
+def test_no_more_is_drafted_than_there_is_room_for() -> None:
+    for room in range(1, 30):
+        drafted = parts(state(), b'{"name": "Bob", "tags": []', room)
+        assert sum(len(text) for _, text in drafted) == min(room, 35)
+
+
+def test_nothing_is_drafted_behind_the_end() -> None:
+    legality = state(b'{"name": "Bob", "tags": [], "age": 7')
+    assert parts(legality, b"}}}") == [("copy", b"}")]
+    turn = Draft([*b"ab", 256, *b"ab"], [0.5] * 5, "copy")
+    free = state(constraint=Constraint(kind=ConstraintKind.REGEX, text="[ab]*"))
+    assert [list(p.tokens) for p in splice(free, turn, 9)] == [[*b"ab", 256]]
+
+
+def test_a_draft_of_free_text_is_cut_behind_a_trigger() -> None:
+    lazy = Constraint(kind=ConstraintKind.REGEX, text="[0-9]+", triggers=(b">",))
+    assert parts(state(constraint=lazy), b"abc>12c") == [("copy", b"abc>12")]
+    assert parts(state(constraint=lazy), b"abc") == [("copy", b"abc")]
+
+
+class Future(Speculator):
+    """Drafts what will come, with its third token wrong."""
+
+    name = "future"
+
+    def __init__(self, texts: Sequence[list[int]]) -> None:
+        self.texts = texts
+        self.asked: list[list[int]] = []
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(list(request.tokens), request.max_tokens) for request in requests]
+
+    def _draft(self, known: list[int], max_tokens: int) -> Draft:
+        text = next(text for text in self.texts if text[: len(known)] == known)
+        tokens = text[len(known) : len(known) + max_tokens]
+        tokens[2:3] = [token ^ 1 for token in tokens[2:3]]
+        return Draft(tokens, [0.9] * len(tokens), self.name)
+
+
+class FutureModel(Future):
+    """The same as a model, which may continue what others drafted."""
+
+    name = "future-model"
+    is_model = True
+    scores_are_probabilities = True
+
+
+def answers_with(
+    spec: SpeculationConfig, *drafters: type[Future], mode: SequenceMode | None = None
+) -> tuple[dict[str, Answer], int]:
+    """Answers, and how many decodes they took."""
+    engine = bytes_engine()
+    requests = make_constrained(3, SCHEMA, 0.8)
+    texts = [[*request.prompt, *expected(engine, request)] for request in requests]
+    scheduler = make_scheduler(engine, [cls(texts) for cls in drafters], spec)
+    if mode is not None:
+        requests = [replace(r, speculative=SpeculativeParams(mode=mode)) for r in requests]
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    return answers, engine.num_decodes
+
+
+def test_forced_tokens_are_counted_by_themselves_and_wrong_only_behind_others() -> None:
+    for spec in (AUTO, fixed(8)):
+        for drafters in ((Future,), (FutureModel,), (Future, FutureModel)):
+            answers, _ = answers_with(spec, *drafters)
+            for answer in answers.values():
+                assert answer.finish is not None
+                counts = answer.finish.stats.by_speculator
+                forced = counts[GRAMMAR]
+                assert forced.num_accepted == answer.sources.count(GRAMMAR) > 20
+                for start, num_drafted, num_right in forced.verified:
+                    assert num_right == num_drafted or start > 0
+                for cls in drafters:
+                    own = counts[cls.name]
+                    assert own.num_accepted == answer.sources.count(cls.name)
+
+
+def test_a_constrained_text_takes_fewer_steps_than_it_has_tokens() -> None:
+    answers, num_decodes = answers_with(AUTO, Future)
+    assert num_decodes < max(len(answer.tokens) for answer in answers.values()) // 2
+
+
+def test_with_speculation_off_nothing_is_drafted() -> None:
+    answers, num_decodes = answers_with(AUTO, Future, mode=SequenceMode.OFF)
+    assert all(set(answer.sources) == {""} for answer in answers.values())
+    assert num_decodes >= max(len(answer.tokens) for answer in answers.values())
+
+
+def test_control_learns_constrained_text_apart() -> None:
+    engine = bytes_engine()
+    free, bound = make_constrained(2, None, 0.8)[0], make_constrained(2, SCHEMA, 0.8)[1]
+    texts = [[*request.prompt, *expected(engine, request)] for request in (free, bound)]
+    for request, name in ((free, "future"), (bound, "future+grammar")):
+        scheduler = make_scheduler(bytes_engine(), [Future(texts)], AUTO)
+        known = []
+        record = scheduler.drafting.controller.record
+
+        def note(outcome, record=record, known=known) -> None:  # type: ignore[no-untyped-def]
+            known.append(outcome)
+            record(outcome)
+
+        scheduler.drafting.controller.record = note  # type: ignore[method-assign]
+        run(scheduler, [request])
+        assert {outcome.speculator for outcome in known} == {name}
