@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-WRAPPER = '''#!{python}
+WRAPPER = """#!{python}
 # Stands in for llama-server: puts the demo model in place of those of the hub.
 import http.server
 import os
@@ -51,7 +51,7 @@ if os.path.getsize({count!r}) <= {presets}:
     port = int(sys.argv[sys.argv.index("--port") + 1])
     http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
 os.execv({command!r}[0], [*{command!r}, *kept])
-'''
+"""
 PRESETS = 8  # models that the suite starts before its tests
 
 
@@ -91,9 +91,10 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
     environment = os.environ | {"LLAMA_SERVER_BIN_PATH": str(wrapper)}
     if options.llama_server:
         environment["LD_LIBRARY_PATH"] = str(options.llama_server.resolve().parent)
+    chosen = ["-k", options.k] if options.k else []
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
-         f"--junitxml={report}", "-o", "junit_family=xunit1", *(["-k", options.k] if options.k else [])],
+         f"--junitxml={report}", "-o", "junit_family=xunit1", *chosen],
         cwd=options.suite,
         env=environment,
         check=False,
