@@ -127,9 +127,11 @@ ARCHITECTURES: dict[str, Settings] = {
 }
 
 
-def write_model(path: Path, architecture: str, *, seed: int = 0) -> Path:
+def write_model(
+    path: Path, architecture: str, *, seed: int = 0, changes: Settings | None = None
+) -> Path:
     """Write a tiny model of this architecture; equal seeds give equal files."""
-    settings = _settings(architecture)
+    settings = _settings(architecture) | (changes or {})
     probe = Writer(path, architecture, merges=MERGES, seed=seed)
     _add(probe.gguf, architecture, settings | {"vocab_size": probe.vocab_size})
     probe.save()

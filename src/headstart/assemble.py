@@ -196,7 +196,9 @@ def _fit(config: Config, models: Models, *, has_draft: bool) -> Fitted:
         return Part(path, own, Limits(parallel, parallel, 0))
 
     limits = Limits(parallel, parallel * (1 + longest), longest)
-    fitted = fit(Part(models.target, config.engine, limits), draft if path else None)
+    is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
+    target = Part(models.target, config.engine, limits, is_asked)
+    fitted = fit(target, draft if path else None)
     for remark in fitted.remarks:
         log.warning("%s", remark)
     return fitted

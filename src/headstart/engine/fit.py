@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 _MIB = 2**20
 _STEP = 256  # tokens; libllama's own granularity
+# Of recurrent layers, where nobody asked for longer drafts: a snapshot of all slots may take as
+# much as thousands of tokens of context, and few drafts are accepted further than this.
+_SNAPSHOTS = 8
 _SNAPSHOT_SHARE = 8  # snapshots take at most this part of the memory that is free
 _CHECKPOINT_SHARE = 4  # and checkpoints this part of the main memory that the rest leaves
 
@@ -33,6 +36,7 @@ class Part:
     path: Path
     config: EngineConfig
     limits: Limits
+    is_draft_asked: bool = False  # the length of drafts in `limits` is the user's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def fit(
     first = measure(target.path, config, replace(limits, max_draft=0), config.context or 512)
     if first is None:
         context = config.context or config.fit_ctx
-        limits = replace(limits, max_draft=min(limits.max_draft, 16))
+        limits = replace(limits, max_draft=min(limits.max_draft, _SNAPSHOTS))
         return Fitted(replace(config, context=context), limits)
     work = _Fitting(target, draft, first, measure, (free or free_memory)())
     return work.run()
@@ -157,6 +161,8 @@ class _Fitting:
         if one is None or none is None:
             return
         most = self.max_draft
+        if not self.target.is_draft_asked:
+            most = self.max_draft = min(most, _SNAPSHOTS)
         for name, use in one.uses.items():
             each = use.cache - none.uses.get(name, Use()).cache
             if each > 0:

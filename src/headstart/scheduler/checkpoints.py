@@ -26,9 +26,12 @@ def choose_stops(
     controls = {token for token in set(tokens) if is_control(token)}
     markers = [p for p, token in enumerate(tokens) if token in controls and p >= _LEAST]
     end = len(tokens) - _BEFORE_END
-    if markers and markers[-1] >= len(tokens) - _TAIL:
-        end = markers[-1]
     always = {*markers[:1], end}
+    if markers and markers[-1] >= len(tokens) - _TAIL:
+        # What follows the last marker may be long: what the turn is called, an empty thought.
+        is_long = end - markers[-1] >= _BEFORE_END
+        end = end if is_long else markers[-1]
+        always = {*markers[:1], markers[-1], end}
     stops, last = [], 0
     for position in [*(p for p in markers if p < end), end]:
         while position - last >= 2 * min_step:

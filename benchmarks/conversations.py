@@ -1,0 +1,155 @@
+"""Ten turns without the thoughts of earlier ones: prompt tokens read, and memory, next to
+llama-server's.
+
+    python -m benchmarks.conversations --llama-server build/bin/llama-server
+
+Generated models with recurrent layers and with sliding windows, whose caches cannot be cut
+anywhere. Each turn's answer is long and the history keeps only a short one in its place, as chat
+templates do with thoughts, so each turn departs from what the cache holds. Both servers get the
+same messages over HTTP. Memory is what libllama allocates for 32768 tokens and 4 slots, by its
+log, without weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.architectures import Settings, write_model
+
+from headstart.config import EngineConfig
+from headstart.engine.memory import HOST, measure
+from headstart.engine.parameters import Limits
+
+MODELS = {
+    "qwen35": "recurrent layers with snapshots",
+    "granitehybrid": "recurrent layers",
+    "gemma3": "sliding windows",
+    "gpt-oss": "sliding windows",
+}
+TURNS = 10
+CONTEXT, SLOTS = 32768, 4
+WINDOW = 128  # tokens; less than a turn's answer, as where thoughts are long
+ANSWER = 160  # tokens
+DRAFT = 8  # draft tokens a step, for memory
+HEADSTART = (sys.executable, "-m", "headstart", "serve", "--spec-state", "none")
+LONG = "Explain it step by step, with all that one has to know of it before. "
+
+
+def main() -> int:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--llama-server", required=True, type=Path)
+    parser.add_argument("--only", nargs="*", default=list(MODELS))
+    arguments = parser.parse_args()
+    theirs = (str(arguments.llama_server), "--cache-ram", "0")
+    print("| model | server | " + " | ".join(f"turn {i + 1}" for i in range(TURNS)) + " | all |")
+    print("| --- | --- |" + " --- |" * (TURNS + 1))
+    memory = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.only:
+            changes: Settings = {"attention.sliding_window": WINDOW, "context_length": CONTEXT}
+            path = write_model(Path(folder) / f"{name}.gguf", name, changes=changes)
+            for server, command in (("Headstart", HEADSTART), ("llama-server", theirs)):
+                read = _talk(command, path)
+                cells = " | ".join(str(tokens) for tokens in (*read, sum(read)))
+                print(f"| {name} ({MODELS[name]}) | {server} | {cells} |", flush=True)
+            for drafts in (0, DRAFT):
+                their = _their_memory(theirs, path, drafts)
+                memory.append((name, drafts, _our_memory(path, drafts), their))
+    print("\n| model | drafts | Headstart, MiB | llama-server, MiB | ratio |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, drafts, ours, their in memory:
+        print(f"| {name} | {drafts} | {ours:.2f} | {their:.2f} | {ours / their:.3f} |")
+    return 0
+
+
+def _talk(command: Sequence[str], path: Path) -> list[int]:
+    """Prompt tokens that each turn reads."""
+    messages = [{"role": "system", "content": "You are brief. " * 8}]
+    read = []
+    with _serving(command, path, ("-c", "4096")) as port:
+        for turn in range(TURNS):
+            messages.append({"role": "user", "content": f"Question {turn}. {LONG}"})
+            body = {"messages": messages, "max_tokens": ANSWER, "temperature": 0}
+            answer = _post(port, body | {"ignore_eos": True})
+            usage = answer["usage"]
+            read.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+            messages.append({"role": "assistant", "content": f"It is {turn}."})
+    return read
+
+
+def _our_memory(path: Path, max_draft: int) -> float:
+    """MiB of cache and computing, with drafts up to a length."""
+    config = EngineConfig(context=CONTEXT, gpu_layers=0)
+    limits = Limits(SLOTS, SLOTS * (1 + max_draft), max_draft)
+    measured = measure(path, config, limits, CONTEXT)
+    assert measured is not None, "this platform does not tell"
+    use = measured.uses[HOST]
+    return (use.cache + use.compute) / 2**20
+
+
+def _their_memory(command: Sequence[str], path: Path, max_draft: int) -> float:
+    # Without fitting, or else the log tells all twice.
+    flags: tuple[str, ...] = ("-c", str(CONTEXT), "-np", str(SLOTS), "-kvu", "-fit", "off")
+    flags += ("-lv", "5")
+    if max_draft:
+        flags += ("--spec-type", "ngram-simple", "--spec-draft-n-max", str(max_draft))
+    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
+        with _serving(command, path, flags, log):
+            pass
+        log.seek(0)
+        sizes = re.findall(r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB", log.read())
+    return sum(map(float, sizes))
+
+
+@contextmanager
+def _serving(
+    command: Sequence[str], path: Path, flags: Sequence[str], log: Any = subprocess.DEVNULL
+) -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = [*command, "-m", str(path), "--port", str(port), "-t", "1", *flags]
+    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
+    process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment)
+    try:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                    break
+            except OSError:
+                if process.poll() is not None:
+                    raise SystemExit(f"{arguments[0]} ended with {process.returncode}") from None
+                time.sleep(0.2)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=300) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""What works on which architecture: generated tiny models, served as real ones are.
+
+    python -m benchmarks.models
+        every architecture; writes docs/models.md
+    python -m benchmarks.models --only gemma3 qwen35
+        some of them; prints the table
+
+For each: it loads and answers; every speculator at 1 and at 4 slots leaves the text as it is; a
+conversation that goes on and one whose answers are shortened reads little again and answers as if
+it had read all; the context's end is met; memory is what was estimated. Attention runs in
+deterministic mode and must be equal token by token; recurrent layers have no such mode, so texts
+may differ where rounding decides between two tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from benchmarks.equality import Result, Setting, different, generate, open_setting
+from tests.architectures import ARCHITECTURES, write_model
+from tests.models import SMALLER, tiny_llama
+
+from headstart.assemble import Models
+from headstart.config import EngineConfig
+from headstart.engine.memory import HOST, measure, uses_of
+from headstart.engine.parameters import Limits
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import Request
+from headstart.scheduler.scheduler import Scheduler
+from headstart.types import MemoryKind
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+SPECULATORS = (
+    "draft-model",
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+    "suffix",
+    "recycling",
+    "auto",
+)
+LENGTH = 4  # draft tokens a step
+CONTEXT = 512
+SECONDS = 300.0  # for one architecture
+KINDS = {
+    MemoryKind.CUT: "attention",
+    MemoryKind.WINDOW: "attention with sliding windows",
+    MemoryKind.ROLLBACK: "recurrent layers, with snapshots",
+    MemoryKind.CHECKPOINT: "recurrent layers, without snapshots",
+}
+
+
+@dataclass(slots=True)
+class Row:
+    """What was found out of one architecture."""
+
+    architecture: str
+    memory: str = ""
+    equal: int = 0  # settings in which all texts were as without speculation
+    settings: int = 0
+    unequal: dict[str, int] = field(default_factory=dict)  # texts that differed, by setting
+    drafted: int = 0
+    unusable: str = ""  # why nothing is drafted
+    read_next: int = 0  # prompt tokens read of a turn that only adds, beyond the new ones
+    read_shortened: int = 0  # of a turn whose last answer lost its first part
+    turns_equal: bool = False
+    context_end: bool = False
+    estimate: float = 0.0  # memory as estimated, by what was taken
+    failure: str = ""
+
+
+def inspect(name: str, folder: Path) -> Row:
+    """Serve one architecture in all ways."""
+    path = write_model(folder / f"{name}.gguf", name)
+    draft = tiny_llama(folder / "draft.gguf", shape=SMALLER)
+    pair, row = Models(path, draft, is_demo=False), Row(name)
+    models = replace(pair, draft=None)
+    plain = Setting(context=CONTEXT)
+    try:
+        scheduler = open_setting(plain, models)
+    except Exception:
+        plain = replace(plain, deterministic=False)
+        scheduler = open_setting(plain, models)
+    _compare_speculators(row, scheduler, plain, pair)
+    _talk(row, plain, models)
+    _reach_the_end(row, plain, models)
+    _weigh(row, path)
+    return row
+
+
+def _compare_speculators(row: Row, scheduler: Scheduler, plain: Setting, models: Models) -> None:
+    requests = _requests(8)
+    expected = generate(scheduler, requests)
+    for types in SPECULATORS:
+        for slots in (1, 4):
+            setting = replace(plain, types=types, length=LENGTH, num_slots=slots)
+            has_draft = types in ("draft-model", "auto")
+            scheduler = open_setting(setting, models if has_draft else replace(models, draft=None))
+            results = generate(scheduler, requests)
+            row.settings += 1
+            if wrong := different(expected, results):
+                row.unequal[f"{types}, {slots} slots"] = len(wrong)
+            else:
+                row.equal += 1
+            row.drafted += scheduler.drafting.stats.num_drafted
+            row.memory = scheduler.engine.memory.value
+            row.unusable = scheduler.drafting.describe()["unusable"]
+
+
+def _talk(row: Row, plain: Setting, models: Models) -> None:
+    """Two conversations of four turns, of which one leaves out the first half of each answer."""
+    fresh = open_setting(plain, models)
+    row.turns_equal = True
+    for shortens in (False, True):
+        scheduler = open_setting(replace(plain, num_slots=2), models)
+        history, most, num_new = _words(1, 60), 0, 0
+        for turn in range(4):
+            request = _request(f"turn{turn}", history, max_tokens=40)
+            results = generate(scheduler, [request])
+            alone = generate(fresh, [replace(request, cache_prompt=False)])
+            row.turns_equal &= not different(alone, results)
+            answer = list(results[request.request_id].tokens)
+            new = _words(10 + turn, 12)
+            if turn:
+                most = max(most, _num_read(results[request.request_id]) - num_new)
+            kept = answer[20:] if shortens else answer
+            num_new = len(new) + (len(kept) if shortens else 1)  # the last token is never cached
+            history = [*history, *kept, *new]
+        if shortens:
+            row.read_shortened = most
+        else:
+            row.read_next = most
+
+
+def _reach_the_end(row: Row, plain: Setting, models: Models) -> None:
+    scheduler = open_setting(replace(plain, types="recycling", length=LENGTH, num_slots=2), models)
+    requests = [replace(r, max_tokens=None) for r in _requests(2)]
+    results = generate(scheduler, requests)
+    row.context_end = all(
+        r.finish is not None and r.finish.truncated and len(r.tokens) > CONTEXT // 4
+        for r in results.values()
+    )
+
+
+def _weigh(row: Row, path: Path) -> None:
+    from headstart.engine.context import LlamaEngine
+    from headstart.engine.model import Model
+
+    config, limits = EngineConfig(context=4096, gpu_layers=0, threads=1), Limits(4, 68, 16)
+    measured = measure(path, config, limits, 4096)
+    if measured is None:
+        return
+    engine = LlamaEngine(Model(path, config), config, limits)
+    outputs = 4 * engine.max_outputs * engine.vocab_size
+    row.estimate = measured.uses[HOST].total / (uses_of(engine.handle)[HOST].total + outputs)
+
+
+def _num_read(result: Result) -> int:
+    assert result.finish is not None
+    return result.finish.stats.num_prompt - result.finish.stats.num_cached
+
+
+def _words(seed: int, size: int) -> list[int]:
+    """A text in which some parts come again, so that all ways of guessing find something."""
+    random = np.random.default_rng(seed)
+    part = random.integers(0, 256, 12).tolist()
+    return [*part, *random.integers(0, 256, size).tolist(), *part][-size:]
+
+
+def _request(name: str, prompt: Sequence[int], max_tokens: int = 24, seed: int = 0) -> Request:
+    sampling = SamplingParams(temperature=0.0 if seed % 2 == 0 else 0.8, seed=seed, ignore_eos=True)
+    return Request(request_id=name, prompt=tuple(prompt), sampling=sampling, max_tokens=max_tokens)
+
+
+def _requests(num: int) -> list[Request]:
+    return [_request(str(i), _words(i // 2, 30 + 5 * i), seed=i) for i in range(num)]
+
+
+def page(rows: Sequence[Row]) -> str:
+    """docs/models.md."""
+    lines = [
+        "# Model architectures",
+        "<!-- generated by benchmarks/models.py: edit that instead -->",
+        "",
+        "Each line is a generated model with random weights, served as a real one: every",
+        f"speculator ({', '.join(SPECULATORS)})",
+        f"with drafts of {LENGTH} tokens at 1 and 4 slots, conversations, the end of the context,",
+        "memory. Random weights say nothing about speed or quality.",
+        "",
+        "| architecture | memory | texts equal with speculators | next turn | shortened turn "
+        "| context end | estimate / taken |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [_line(row) for row in rows]
+    lines += ["", *_NOTES]
+    if reasons := sorted({row.unusable for row in rows if row.unusable}):
+        lines += ["", "Why drafts are off:", ""]
+        lines += [f"- {reason}" for reason in reasons]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row) -> str:
+    if row.failure:
+        return f"| `{row.architecture}` | fails: {row.failure} | | | | | |"
+    equal = f"{row.equal} of {row.settings}"
+    if row.unequal:
+        equal += f" ({sum(row.unequal.values())} texts differ)"
+    if row.unusable:
+        equal = "drafts are off"
+    kind = KINDS[MemoryKind(row.memory)]
+    turns = "" if row.turns_equal else ", text differs"
+    end = "yes" if row.context_end else "no"
+    estimate = f"{row.estimate:.3f}" if row.estimate else "not measured"
+    return (
+        f"| `{row.architecture}` | {kind} | {equal} | +{row.read_next}{turns} "
+        f"| +{row.read_shortened} | {end} | {estimate} |"
+    )
+
+
+_NOTES = (
+    "- **texts equal**: of the settings, those in which every text was what the model writes "
+    "without speculation. Attention is",
+    "  compared bit for bit; where there are recurrent layers rounding may decide between two "
+    "tokens that are equally likely.",
+    "- **next turn**: prompt tokens that a turn reads beyond the new ones, where the history only "
+    "grows; **shortened turn**: where",
+    "  the first part of each answer is left out, as chat templates do with thoughts. What is read "
+    "again lies after the last",
+    "  checkpoint (`--ctx-checkpoints`).",
+    "- **context end**: a request without a limit stops there and says so.",
+    "- **estimate / taken**: main memory as known before the weights are loaded, by what libllama "
+    "then took.",
+)
+
+
+def main() -> int:
+    """Inspect what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        logging.disable(logging.WARNING)
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(asdict(inspect(arguments.one, Path(folder)))))
+        return 0
+    rows = [_in_a_process(name) for name in arguments.only or ARCHITECTURES]
+    text = page(rows)
+    if arguments.only:
+        print(text)
+    else:
+        PAGE.write_text(text, encoding="utf-8")
+    is_good = all(
+        not row.failure and row.turns_equal and row.context_end and not row.unequal for row in rows
+    )
+    return 0 if is_good else 1
+
+
+def _in_a_process(name: str) -> Row:
+    """A process each: libllama may abort."""
+    command = [sys.executable, "-m", "benchmarks.models", "--one", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Row(name, failure=f"no end after {SECONDS:.0f} s")
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return Row(name, failure=last[0])
+    row = Row(**json.loads(done.stdout.splitlines()[-1]))
+    print(row, file=sys.stderr, flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())
