@@ -358,6 +358,7 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
+    from headstart.greeting import announce
     from headstart.logs import Logging
     from headstart.process import EngineProcess
     from headstart.scheduler.client import WorkerClient
@@ -386,24 +387,8 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
             config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
-            partial(_announce, models.is_demo),
+            partial(announce, models.is_demo),
         )
     finally:
         first.kill()  # where serving failed before it was used
     return 0
-
-
-def _announce(is_demo: bool, url: str) -> None:
-    """Print the address and something to try."""
-    if is_demo:
-        print(
-            "Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a "
-            "real one."
-        )
-    code = "def write(self, data):\\n    self.file.write(data)\\n    return len(data)"
-    question = f"Rename `data` to `buffer`:\\n```python\\n{code}\\n```"
-    body = '{"messages": [{"role": "user", "content": "' + question + '"}], "temperature": 0}'
-    print(
-        f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n",
-        flush=True,
-    )
