@@ -334,7 +334,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             model.path.name,
         )
     names = _listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
-    return ServedModel(
+    served = ServedModel(
         alias=names[0],
         aliases=names[1:],
         tags=_listed(config.model.tags),
@@ -343,6 +343,9 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         chat=chat_defaults(config.chat),
         defaults=request_defaults(config.sampling, model.metadata()),
     )
+    found = served.answer_format
+    log.info("chat format: %s", found.why_no_calls or f"tool calls as {found.name}")
+    return served
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "speculation": BOTTOM | {"speculators"},
     "toolcalls": BOTTOM | {"structures", "text", "grammar"},
     "text": BOTTOM | {"structures", "vocabulary"},
-    "server": BOTTOM | {"text", "toolcalls", "sampling", "grammar", "scheduler"},
+    "server": BOTTOM | {"structures", "text", "toolcalls", "sampling", "grammar", "scheduler"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,
