@@ -131,3 +131,16 @@ def test_every_path_has_its_section_with_a_request_an_answer_and_its_errors() ->
         assert all(f"`{path.replace(':path}', '}')}`" in section for path in endpoint.paths[1:])
         assert "    curl " in section
         assert "\nErrors: " in section
+
+
+def test_a_file_that_is_named_exists() -> None:
+    """In documents, docstrings and comments: `scheduler/slot.py`, `benchmarks/replay.py`."""
+    texts = [*DOCUMENTS, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.*")]
+    stale = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in texts
+        if path.suffix in (".py", ".md")
+        for name in re.findall(r"(?<![\w./-])((?:[a-z_]+/)+\w+\.py)\b", path.read_text("utf-8"))
+        if not any((root / name).exists() for root in (ROOT, ROOT / "src/headstart", path.parent))
+    ]
+    assert stale == []
