@@ -17,7 +17,8 @@ from headstart.cache.prompt_store import Data
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
-from headstart.control.values import NO_ALLOWANCE, ModelDraftCall, Step
+from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, ModelDraftCall, Step
+from headstart.scheduler.ask_timer import AskTimer, no_clock
 from headstart.scheduler.batching import DraftLimit
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
@@ -45,18 +46,23 @@ class Drafting:
         controller: Controller,
         unusable: str = "",
         state: Path | None = None,
+        clock: Callable[[], float] = no_clock,
     ) -> None:
         """Take the speculators in order of preference.
 
         Args:
             unusable: why no draft can be verified, if so.
             state: file that keeps what control learned.
+            clock: tells what asking takes, so that nobody is asked who cannot earn it.
         """
         self.speculators = {speculator.name: speculator for speculator in speculators}
         self.controller = controller
         self.config = config
         self.unusable = unusable
         self._state = state
+        models = [one.name for one in speculators if one.is_model]
+        texts = [one.name for one in speculators if not one.is_model]
+        self._timer = AskTimer(controller, clock, texts, models)
         self.observes = any(speculator.wants_logits for speculator in speculators)
         self.stats = SpeculationStats()
         self.forced_stats = SpeculationStats()  # of tokens that a constraint forces
@@ -114,21 +120,46 @@ class Drafting:
             can_pad: rows may be added where a wider step takes less time.
         """
         can_pad, num_padding = can_pad and not num_prompt_rows, 0
+        if self._timer.sleeps(generating):
+            return self._propose_nothing(generating, batch_limits, can_pad=can_pad)
         plans = [self._plan(*one) for one in zip(generating, limits, strict=True)]
         drafting = [plan for plan in plans if plan.max_tokens > 0]
         if drafting or can_pad:
             context = sum(len(plan.active.tokens) for plan in plans) // len(plans)
             step = Step(len(plans), len(plans) + num_prompt_rows, context, *batch_limits, can_pad)
+            self._timer.start()
             self._ask_text(drafting)
             for plan in drafting:
                 self._choose_text(plan, step)
+            self._timer.stop()
             sunk_ms = self._ask_models(drafting, step)
+            self._timer.start()
             batch = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
             for plan, length in zip(plans, batch.lengths, strict=True):
                 plan.settle_on(length)
             num_padding = batch.num_padding_rows
+            self._timer.finish(plans, batch, step)
         self._count_reasons(plans)
         return num_padding
+
+    def _propose_nothing(
+        self,
+        generating: Sequence[ActiveRequest],
+        batch_limits: tuple[int, int],
+        *,
+        can_pad: bool,
+    ) -> int:
+        """Nobody is asked in this step, because nobody would earn it; returns padding rows."""
+        for active in generating:
+            active.proposal = NO_PROPOSAL
+            self._count_reason(active, BELOW_BREAK_EVEN)
+            for name in active.by_speculator:
+                self._count_miss(active, name, BELOW_BREAK_EVEN)
+        if not can_pad or len(generating) == 1:
+            return 0
+        context = sum(len(active.tokens) for active in generating) // len(generating)
+        step = Step(len(generating), len(generating), context, *batch_limits, can_pad)
+        return self.controller.plan([NO_SLOT_DRAFT] * len(generating), step).num_padding_rows
 
     def drop(self, running: Sequence[ActiveRequest]) -> None:
         """The cache has no cells for drafts: verify none in this step."""
@@ -237,7 +268,7 @@ class Drafting:
         for name, speculator in self.speculators.items():
             if speculator.is_model:
                 continue
-            asked = [plan for plan in plans if plan.wants(speculator)]
+            asked = self._timer.choose(name, [plan for plan in plans if plan.wants(speculator)])
             if not asked:
                 continue
             for plan, draft in zip(
@@ -286,6 +317,10 @@ class Drafting:
             candidates = [plan for plan in plans if plan.wants(speculator)]
             if not speculator.is_model or not candidates:
                 continue
+            is_fixed = any(plan.is_fixed for plan in candidates)
+            if not (is_fixed or self.controller.wants_model(speculator.name)):
+                continue
+            started = self._timer.now()
             allowances = self.controller.plan_model(
                 speculator.name, [plan.model_slot(speculator) for plan in candidates], step
             )
@@ -294,6 +329,7 @@ class Drafting:
                 plan.allowance = NO_ALLOWANCE if has_failed else allowance
                 if not plan.allowance.max_tokens:
                     plan.miss(speculator, FAILED if has_failed else BELOW_BREAK_EVEN)
+            self._timer.time_model(speculator.name, step, started)
             if allowed := [plan for plan in candidates if plan.allowance.max_tokens]:
                 spent += self._run_model(speculator, allowed, step)
         return spent
