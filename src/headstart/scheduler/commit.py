@@ -106,14 +106,19 @@ class Committer:
     ) -> tuple[bytes, list[int]]:
         """Text that is certain to belong to the answer, and the tokens up to where it ends."""
         if not active.request.stop and not active.request.min_indent and not is_late:
-            return b"".join(map(self._vocab.token_bytes, emitted)), emitted
+            return b"".join(self._shown(active, token) for token in emitted), emitted
         shown = []
         for index, token in enumerate(emitted):
-            text, word = active.stop.feed(active.indent.feed(self._vocab.token_bytes(token)))
+            text, word = active.stop.feed(active.indent.feed(self._shown(active, token)))
             shown.append(text)
             if word is not None or active.indent.is_over or (is_late and self._ends_line(token)):
                 return b"".join(shown), emitted[: index + 1]
         return b"".join(shown), emitted
+
+    def _shown(self, active: ActiveRequest, token: int) -> bytes:
+        """What the client reads of a token."""
+        is_spelled = token in active.request.shown_tokens
+        return self._vocab.token_text(token) if is_spelled else self._vocab.token_bytes(token)
 
     def _ending(self, active: ActiveRequest, last: int, now: float) -> Ending | None:
         """Why the request is over after this token, if it is."""

@@ -120,7 +120,7 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
         case FinishEvent():
             rest = choice.end(event)
             chunks = _open(dialect, choice)
-            if rest.text:
+            if dialect.wants(rest):
                 chunks.append(dialect.delta(choice, rest))
             chunks += dialect.closing(choice)
     return b"".join(map(sse.event, chunks))

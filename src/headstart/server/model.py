@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,6 +17,8 @@ from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.worker import Worker
 from headstart.server.conversation import ChatDefaults
 from headstart.text.chat_template import ChatTemplate
+from headstart.toolcalls.answer_format import AnswerFormat
+from headstart.toolcalls.find import find_format
 from headstart.types import Vocab
 
 
@@ -42,6 +45,16 @@ class ServedModel:
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     # in force, JSON-ready, with the origin of each
     settings: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes thoughts and tool calls."""
+        return _format_of(self.template)
+
+
+@lru_cache(maxsize=4)
+def _format_of(template: ChatTemplate) -> AnswerFormat:
+    return find_format(template)
 
 
 @dataclass(slots=True)

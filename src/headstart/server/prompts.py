@@ -95,9 +95,8 @@ def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
     return b"".join(vocab.token_text(token) for token in tokens).decode("utf-8", "replace")
 
 
-def read_chat(body: ChatBody, model: ServedModel) -> Prompt:
-    """Render and tokenize the messages."""
-    chat = render_messages(body, model)
+def read_chat(chat: RenderedChat, model: ServedModel) -> Prompt:
+    """Tokenize rendered messages."""
     tokens = model.vocab.tokenize(chat.text, add_special=True, parse_special=True)
     return _prompt(tokens, chat.text, chat.content)
 

@@ -149,7 +149,7 @@ class GenerationBody(SamplingBody):
     adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
     lora: Any = Field(default=None, description="only an empty list, or scales of 0")
     reasoning_budget_tokens: Int | None = Field(
-        default=None, description="only -1, which is no limit"
+        default=None, description="-1 is no limit, 0 no thoughts; others are refused"
     )
     thinking_budget_tokens: Int | None = Field(
         default=None, description="the same as reasoning_budget_tokens"
@@ -204,8 +204,17 @@ class ChatBody(GenerationBody):
         default_factory=dict, description="variables for the template, such as enable_thinking"
     )
     reasoning_effort: str | None = None
-    tools: list[Any] | None = Field(default=None, description="only with tool_choice none")
-    tool_choice: Any = None
+    tools: list[Any] | None = Field(default=None, description="OpenAI's, of type function")
+    tool_choice: Any = Field(
+        default=None, description='auto, none, required, or {"function": {"name": ...}}'
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="several calls in one answer; default: if the template has them"
+    )
+    parse_tool_calls: bool = Field(default=True, description="false leaves calls in the content")
+    reasoning_format: str | None = Field(
+        default=None, description="none leaves thoughts in the content; auto, deepseek"
+    )
 
 
 class CompletionBody(GenerationBody):

@@ -156,10 +156,12 @@ class ChatTemplate:
         )
         return with_prompt[common_prefix_length(without, with_prompt) :]
 
-    def begun_thoughts(self, prompt: str) -> str:
-        """The marker with which the prompt opens the answer's thoughts; "" if it does not."""
-        start = self.thinking.start.strip() if self.thinking else ""
-        return start if start and prompt.rstrip().endswith(start) else ""
+    def opens_thoughts(self, generation_prompt: str) -> bool:
+        """Whether a generation prompt opens the answer's thoughts and does not close them."""
+        if self.thinking is None or not self.thinking.start:
+            return False
+        _, start, rest = generation_prompt.rpartition(self.thinking.start.strip())
+        return bool(start) and self.thinking.end.strip() not in rest
 
     def continuation(self, generation_prompt: str, *, thoughts: str, content: str | None) -> str:
         """The beginning of an answer that goes on where a message ends.

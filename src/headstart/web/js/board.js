@@ -184,7 +184,7 @@ function showByPosition(speculators) {
 
 /** @param {any} control */
 function showCosts(control) {
-  const rows = Object.entries(control?.cost_ms?.rows ?? {}).map(([label, value]) => ({ label, value: Number(value), text: Number(value).toFixed(1) }));
+  const rows = Object.entries(control?.cost_ms?.rows ?? {}).map(([label, value]) => ({ label, value: Number(value), text: Number(value).toFixed(Number(value) < 10 ? 1 : 0) }));
   showBars(byId("costs"), rows, "Milliseconds of a step by rows");
   const models = Object.entries(control?.draft_models ?? {});
   fill(
