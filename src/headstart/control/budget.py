@@ -115,11 +115,11 @@ class Budget:
         num_rows = self._best_total(offers, curve, base, step) if offers else 0
         if num_rows:
             _share(slots, given, offers, num_rows)
+        saved_ms = self._saved(slots, given, curve, step) if num_rows else ()
         # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set
         # by hand.
         if step.num_base_rows == step.num_slots and not num_fixed:
             self._account(slots, given, curve, sunk_ms)
-        saved_ms = self._saved(slots, given, curve, step) if num_rows else ()
         return BatchPlan(given, self._padding(step.num_base_rows + sum(given), step), saved_ms)
 
     def describe(self) -> dict[str, Any]:
