@@ -89,8 +89,20 @@ def run_loop(
     last_report, saver = 0.0, _StateSaver(scheduler.drafting, clock())
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
+    commands: list[Command] = []
+
+    def is_wanted() -> bool:
+        commands.extend(receive(0.0))
+        return bool(commands)
+
     while True:
-        for command in receive(0.0 if scheduler.has_work else saver.seconds_left(clock())):
+        if scheduler.warm_up_seconds:  # ready before it is measured; a request comes first
+            scheduler.warm_up(scheduler.warm_up_seconds, is_wanted)
+            scheduler.warm_up_seconds = 0.0
+        if not commands:
+            commands += receive(0.0 if scheduler.has_work else saver.seconds_left(clock()))
+        taken, commands[:] = list(commands), []
+        for command in taken:
             if isinstance(command, Stop):
                 scheduler.drafting.close()
                 return

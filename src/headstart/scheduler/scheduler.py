@@ -76,6 +76,7 @@ class Scheduler:
         self.waiting: deque[ActiveRequest] = deque()
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
+        self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
         self._batch = Batch(engine.max_batch_tokens)
         self._num_padding = 0  # rows of this step that nobody needs
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
@@ -88,13 +89,16 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.compiling or self.waiting or self.running)
 
-    def warm_up(self, seconds: float) -> None:
+    def warm_up(self, seconds: float, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         """Measure what steps of some sizes cost unless that is known; the cache stays empty."""
         if self.drafting.knows_costs(min(NEEDED_ROWS, self.engine.max_outputs)):
             return
-        if samples := time_decodes(self.engine, self.clock, seconds, len(self.slots)):
+        if samples := time_decodes(
+            self.engine, self.clock, seconds, len(self.slots), is_interrupted
+        ):
             self.drafting.learn_costs(samples)
-        self.drafting.time_models(self.clock)
+        if not is_interrupted():
+            self.drafting.time_models(self.clock)
 
     def submit(self, request: Request) -> None:
         """Queue a request.

@@ -39,8 +39,10 @@ async def chat_completions(http: HttpRequest) -> Response:
     call = new_call(http, service, "chatcmpl", stop=service.served.template.stop)
 
     def prepare() -> Dialect:
-        chat = render_messages(body, call.model)
-        choices = make_choices(body, [read_chat(chat, call.model)], call, _num_logprobs(body, call))
+        size = call.info.context_size
+        chat = render_messages(body, call.model, size)
+        prompts = [read_chat(chat, call.model, size)]
+        choices = make_choices(body, prompts, call, _num_logprobs(body, call))
         prepare_reading(body, call.model, chat, choices)
         return ChatDialect(call, body, choices)
 

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,6 +16,7 @@ from headstart.sampling.params import SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.worker import Worker
 from headstart.server.conversation import ChatDefaults
+from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
 from headstart.toolcalls.answer_format import AnswerFormat
 from headstart.toolcalls.find import find_format
@@ -69,6 +70,9 @@ class Service:
     started_at: float = 0.0
     model: ServedModel | None = None
     load_failure: str = ""
+    # what makes a prompt waits for nothing but prompts; what only counts or shows has its own
+    prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
+    text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     is_stopping: bool = False  # streams without an end of their own end now
 
     def __post_init__(self) -> None:
