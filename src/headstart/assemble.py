@@ -349,7 +349,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         vocab=vocab,
         template=template,
         chat=chat_defaults(config.chat),
-        defaults=request_defaults(config.sampling, model.metadata()),
+        defaults=replace(
+            request_defaults(config.sampling, model.metadata()),
+            cache_prompt=config.scheduler.cache_prompt,
+        ),
     )
     found = served.answer_format
     log.info("chat format: %s", found.why_no_calls or f"tool calls as {found.name}")
