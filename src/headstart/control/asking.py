@@ -20,7 +20,7 @@ COST_RATE, YOUNG, MOST_AGAIN = 0.05, 4, 2.0  # of the price; a price above twice
 
 
 @dataclass(slots=True)
-class _Request:
+class AskWait:
     """Of one request."""
 
     gain: float  # milliseconds that a time of asking earned on average
@@ -35,7 +35,7 @@ class Asking:
     cost: float = 0.0  # of asking for one slot
     num_costs: int = 0
     mean: float = 0.0  # gain over all requests
-    _requests: dict[int, _Request] = field(default_factory=dict)  # by seq_id
+    _requests: dict[int, AskWait] = field(default_factory=dict)  # by seq_id
 
     def wants(self, seq_id: int) -> bool:
         """Whether to ask in this step; call it once a step."""
@@ -56,7 +56,7 @@ class Asking:
         """
         request = self._requests.get(seq_id)
         if request is None:  # at first every text may be worth it
-            request = self._requests[seq_id] = _Request(max(self.mean, self.cost))
+            request = self._requests[seq_id] = AskWait(max(self.mean, self.cost))
         request.gain += GAIN_RATE * (milliseconds - request.gain)
         self.mean += MEAN_RATE * (milliseconds - self.mean)
         if request.gain >= self.cost:
