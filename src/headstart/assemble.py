@@ -6,7 +6,6 @@ Functions here are entry points: each imports the part of the world that it need
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -258,14 +257,7 @@ def _make_drafting(
         kind = model.info().architecture
         unusable = f"the memory of {kind} models cannot take back rejected draft tokens"
         log.warning("speculation is off: %s", unusable)
-    return Drafting(
-        speculators,
-        config.speculation,
-        learned.controller,
-        unusable,
-        learned.file,
-        clock=time.perf_counter,
-    )
+    return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
 
 
 def _translator(config: Config, target: Model, draft: Model) -> VocabularyTranslator | None:

@@ -9,6 +9,7 @@ it is verified.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
 from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, ModelDraftCall, Step
-from headstart.scheduler.ask_timer import AskTimer, no_clock
+from headstart.scheduler.ask_timer import AskTimer
 from headstart.scheduler.batching import DraftLimit
 from headstart.scheduler.draft_counts import DraftCounts
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
@@ -47,7 +48,7 @@ class Drafting:
         controller: Controller,
         unusable: str = "",
         state: Path | None = None,
-        clock: Callable[[], float] = no_clock,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take the speculators in order of preference.
 
