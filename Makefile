@@ -1,4 +1,4 @@
-# make serve | test | check | bench | fix
+# make serve | test | test-page | check | bench | fix
 #
 #   ARGS=...        flags for the command:   make serve ARGS="-m my.gguf -md draft.gguf"
 #   CMAKE_ARGS=...  how libllama is built:   make serve CMAKE_ARGS="-DGGML_CUDA=on"  (or METAL, VULKAN, RPC)
@@ -8,7 +8,7 @@
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: serve test check bench fix setup
+.PHONY: serve test test-page check bench fix setup
 .DEFAULT_GOAL := serve
 
 serve: setup
@@ -17,6 +17,9 @@ serve: setup
 test: setup
 	@$(PY) tests/fetch_vocabs.py --if-missing
 	@$(PY) -m pytest $(ARGS)
+
+test-page: setup
+	@scripts/test_page $(ARGS)
 
 check: setup
 	@$(PY) -m ruff check .

@@ -212,7 +212,7 @@ class ServerConfig:
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
     sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
-    max_body_mb: int = option(8, "largest accepted request body in MiB")
+    max_body_mb: int = option(4, "largest accepted request body in MiB")
     timeout: int = option(
         3600,
         "seconds after which an idle connection is closed; at most 30 for the head of a request, "

@@ -25,6 +25,13 @@ class ChatConfig:
     reasoning: str = option(
         "auto", "whether models that can think do", "-rea", choices=("on", "off", "auto")
     )
+    reasoning_format: str = option(
+        "auto",
+        "where thoughts go: none leaves them in the content, the others put them into "
+        "reasoning_content",
+        choices=("none", "auto", "deepseek", "deepseek-legacy"),
+    )
+    reasoning_budget: int = option(-1, "tokens of thoughts: -1 for no limit, 0 for none")
     reasoning_effort: str | None = option(
         None, "how much to think, in the template's words; default keeps the template's"
     )
@@ -34,6 +41,11 @@ class ChatConfig:
 
     def __post_init__(self) -> None:
         _ = self.template_arguments  # raises
+        if self.reasoning_budget not in (-1, 0):
+            raise ConfigError(
+                f"--reasoning-budget is {self.reasoning_budget} but only -1, no limit, and 0, no "
+                "thoughts, are supported"
+            )
 
     @property
     def template_arguments(self) -> dict[str, Any]:

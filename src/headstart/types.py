@@ -93,7 +93,7 @@ class Draft:
     reason: str = ""  # one of a few fixed texts: each is counted by itself
     is_ready: bool = True  # False: it still reads, or cannot; says nothing about its guesses
     # accept so many unseen: only where the class says `skips_verification`
-    num_forced: int | None = None
+    num_unverified: int | None = None
 
 
 NO_DRAFT = Draft()

@@ -21,7 +21,7 @@ from headstart.speculators import SPECULATORS
 
 DOCS = ROOT / "docs"
 PAGES: dict[str, str] = runpy.run_path(str(DOCS / "generate.py"))["pages"]()
-DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 API = (DOCS / "api.md").read_text("utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8080")

@@ -136,11 +136,10 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
         {"lora": "adapter.gguf"},
         {"adaptive_target": 0.5},
         {"adaptive_target": 0},
-        {"reasoning_budget_tokens": 0},
+        {"reasoning_budget_tokens": 5},
         {"thinking_budget_tokens": 128},
         {"speculative": {"types": ["suffix", "draft-mtp"]}},
         {"speculative.type": "draft-eagle3"},
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {
             "messages": [
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Hashable
 from typing import Any
 
 from headstart.engine.library import api
+from headstart.engine.long_text import PART_BYTES, Markers
+from headstart.structures.interruption import progress
 from headstart.types import FimTokens
 
 _MAX_INFILL_BYTES = 512  # libllama's buffer for one token; it fails to grow it
@@ -33,12 +36,41 @@ class LlamaVocab:
         self.type: int = api.llama_vocab_type(vocab)
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
+        self._lock = threading.Lock()
+        self._known_markers: Markers | None = None
         self.dry_samplers: dict[Hashable, Any] = {}  # oldest first; see filters.py
         self._longest: int | None = None  # bytes of the longest token that may be too long
 
-    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text; lone surrogates become '?'."""
+    def tokenize(
+        self,
+        text: str | bytes,
+        *,
+        add_special: bool,
+        parse_special: bool,
+    ) -> list[int]:
+        """Token ids of a text; lone surrogates become '?'. Between the parts of a long text it
+        tells its `progress` (see structures/interruption.py) in tokens.
+        """
         raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        if len(raw) <= PART_BYTES:
+            return self._tokenize(raw, add_special, parse_special)
+        parts = self._markers().parts(raw, parse_special=parse_special)
+        tokens = self._tokenize(next(parts), add_special, parse_special)
+        end = self._tokenize(b"", True, parse_special)[1:] if add_special else []
+        for part in parts:
+            progress(len(tokens))
+            if end and tokens[-len(end) :] == end:  # an end of the text that was not yet one
+                del tokens[-len(end) :]
+            tokens += self._tokenize(part, False, parse_special) + end
+        return tokens
+
+    def _markers(self) -> Markers:
+        with self._lock:
+            if self._known_markers is None:
+                self._known_markers = Markers(self.handle, self.size)
+            return self._known_markers
+
+    def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(raw) + 16
         buffer = (ctypes.c_int32 * capacity)()
         count = api.llama_tokenize(

@@ -30,7 +30,7 @@ LIMITS = LLParserLimits(
     step_max_items=20_000,  # parser items for one token
     max_items_in_row=1_000,  # ways to read the text at one place
     max_lexer_states=50_000,  # 1 to 2 kB each
-    max_grammar_size=100_000,  # symbols
+    max_grammar_size=30_000,  # symbols
     verbose_errors=False,
 )
 
@@ -49,11 +49,16 @@ class Compiled:
         self._matcher = LLMatcher(
             tokens.native, grammar_text(constraint), log_level=0, limits=LIMITS
         )
-        self._check("cannot be used")
-        # the first mask builds what later ones use, and finds out what is too complex
-        self._matcher.compute_ff_tokens()
+        self._check(self._matcher)
+        # the first mask builds what later ones use
+        forced = self._matcher.compute_ff_tokens()
         self._matcher.compute_bitmask()
-        self._check("cannot be used")
+        self._check(self._matcher)
+        if forced:  # what is too complex shows where there is a choice
+            ahead = self._matcher.deep_copy()
+            ahead.consume_tokens(forced)
+            ahead.compute_bitmask()
+            self._check(ahead)
         for trigger in constraint.triggers if constraint.includes_trigger else ():
             pieces = tokens.encode(trigger)
             if self._matcher.validate_tokens(pieces) < len(pieces):
@@ -65,10 +70,10 @@ class Compiled:
     def begin(self) -> GrammarState:
         return GrammarState(self.constraint, self.tokens, self._matcher.deep_copy)
 
-    def _check(self, verb: str) -> None:
-        if self._matcher.is_error():
+    def _check(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
             raise InvalidParameterError(
-                f"the {self.constraint.kind.value} {verb}: {explain(self._matcher)}"
+                f"the {self.constraint.kind.value} cannot be used: {explain(matcher)}"
             )
 
 

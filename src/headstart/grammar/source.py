@@ -97,4 +97,11 @@ def _reason(error: Exception) -> str:
     text = str(error)
     if "recursion limit" in text:
         return "it is nested deeper than 128 levels of JSON"
-    return " ".join(text.split())[:300]
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """Beginning and end of a message of several lines, which may quote a whole grammar."""
+    words = (word if len(word) <= 60 else f"{word[:30]}..." for word in text.split())
+    line = " ".join(words)
+    return line if len(line) <= 300 else f"{line[:140]} ... {line[-150:]}"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.errors import InvalidParameterError
 from headstart.grammar.constraint import Constraint
+from headstart.grammar.source import one_line
 from headstart.grammar.tokens import GrammarTokens
 from headstart.grammar.triggers import Triggers
 
@@ -238,4 +239,4 @@ def explain(matcher: LLMatcher) -> str:
     text = matcher.get_error().partition("<non-verbose/>")[0].partition("<state>")[0]
     if "NoExtension" in text:
         return "no text can satisfy it"
-    return " ".join(text.split())[:300]
+    return one_line(text)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
-from headstart.sampling.verify import emit, emit_forced
+from headstart.sampling.verify import emit, emit_unverified
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
@@ -76,10 +76,14 @@ class Committer:
     ) -> tuple[list[int], int, list[TokenLogprob]]:
         """Tokens to emit, how many of them were drafted, and log probabilities if wanted."""
         position, draft = len(active.tokens), active.proposal.tokens
-        forced = active.proposal.num_forced
-        if forced is not None:
+        unverified = active.proposal.num_unverified
+        if unverified is not None:
             active.is_valid = False
-            return emit_forced(active.sampler, logits, draft, position, forced), forced, []
+            return (
+                emit_unverified(active.sampler, logits, draft, position, unverified),
+                unverified,
+                [],
+            )
         logprobs: list[TokenLogprob] = []
 
         def note(row: int, token: int, legal: NDArray[np.int32] | None) -> None:
@@ -106,14 +110,19 @@ class Committer:
     ) -> tuple[bytes, list[int]]:
         """Text that is certain to belong to the answer, and the tokens up to where it ends."""
         if not active.request.stop and not active.request.min_indent and not is_late:
-            return b"".join(map(self._vocab.token_bytes, emitted)), emitted
+            return b"".join(self._shown(active, token) for token in emitted), emitted
         shown = []
         for index, token in enumerate(emitted):
-            text, word = active.stop.feed(active.indent.feed(self._vocab.token_bytes(token)))
+            text, word = active.stop.feed(active.indent.feed(self._shown(active, token)))
             shown.append(text)
             if word is not None or active.indent.is_over or (is_late and self._ends_line(token)):
                 return b"".join(shown), emitted[: index + 1]
         return b"".join(shown), emitted
+
+    def _shown(self, active: ActiveRequest, token: int) -> bytes:
+        """What the client reads of a token."""
+        is_spelled = token in active.request.shown_tokens
+        return self._vocab.token_text(token) if is_spelled else self._vocab.token_bytes(token)
 
     def _ending(self, active: ActiveRequest, last: int, now: float) -> Ending | None:
         """Why the request is over after this token, if it is."""

@@ -59,6 +59,7 @@ class Request:
     max_seconds: float | None = None
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
     constraint: Constraint | None = None  # which texts the answer may have; None: any
+    shown_tokens: frozenset[int] = frozenset()  # control tokens whose spelling is text
     namespace: str = ""  # tenant of shared corpora
     wants_progress: bool = False  # ProgressEvents while the prompt is read
     wants_provenance: bool = False  # `TokenEvent.step`

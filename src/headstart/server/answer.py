@@ -8,20 +8,18 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import orjson
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, TokenEvent
 from headstart.server import sse
 from headstart.server.dialect import Choice, Dialect
-from headstart.server.errors import ApiError, error_body, log_failure
-from headstart.server.event_stream import ClientGoneError, EventStream
+from headstart.server.errors import CLIENT_GONE, ApiError, error_body, log_failure
+from headstart.server.event_stream import EventStream
 from headstart.server.model import Service
 from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
-
-CLIENT_GONE = 499  # nginx's status; nobody reads it
+from headstart.server.threads import ClientGoneError, unless_left
 
 
 async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dialect]) -> Response:
@@ -30,7 +28,10 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
     Raises:
         ApiError, HeadstartError: before the first event; later ones end the stream.
     """
-    dialect = await run_in_threadpool(prepare)
+    try:
+        dialect = await unless_left(http.receive, service.prompt_threads.run(prepare))
+    except ClientGoneError:
+        return Response(status_code=CLIENT_GONE)
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
@@ -120,7 +121,7 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
         case FinishEvent():
             rest = choice.end(event)
             chunks = _open(dialect, choice)
-            if rest.text:
+            if dialect.wants(rest):
                 chunks.append(dialect.delta(choice, rest))
             chunks += dialect.closing(choice)
     return b"".join(map(sse.event, chunks))

@@ -65,6 +65,8 @@ def create_app(
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
+            for threads in (service.prompt_threads, service.text_threads):
+                threads.close()
             await worker.close()
 
     routes = [route for family in FAMILIES for route in family.router.routes()]
@@ -112,7 +114,7 @@ async def _load(
     failure: Exception | None = None
     try:
         await service.worker.start()
-        service.model = await asyncio.to_thread(load_model)
+        service.model = await service.text_threads.run(load_model)
     except Exception as error:  # the server's own start: everything that goes wrong is told
         failure, service.load_failure = error, str(error)
     if on_loaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -9,13 +10,15 @@ from starlette.responses import Response
 
 from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
-from headstart.server.dialect import END, Choice, Dialect, OpenAIDialect, Piece
-from headstart.server.errors import ApiError, not_supported
+from headstart.server.dialect import Choice, Dialect, OpenAIDialect, Piece
+from headstart.server.errors import ApiError
 from headstart.server.model import service_of
-from headstart.server.prompts import read_chat
+from headstart.server.prompts import read_chat, render_messages
 from headstart.server.routing import Router, post
 from headstart.server.schemas import ChatBody, read_body
+from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, check_num_logprobs
+from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's
 
@@ -33,21 +36,17 @@ async def chat_completions(http: HttpRequest) -> Response:
     """Answer chat messages."""
     service = service_of(http)
     body = await read_body(http, ChatBody)
-    _refuse_tools(body)
     call = new_call(http, service, "chatcmpl", stop=service.served.template.stop)
 
     def prepare() -> Dialect:
-        prompts = [read_chat(body, call.model)]
-        return ChatDialect(call, body, make_choices(body, prompts, call, _num_logprobs(body, call)))
+        size = call.info.context_size
+        chat = render_messages(body, call.model, size)
+        prompts = [read_chat(chat, call.model, size)]
+        choices = make_choices(body, prompts, call, _num_logprobs(body, call))
+        prepare_reading(body, call.model, chat, choices)
+        return ChatDialect(call, body, choices)
 
     return await answer(http, service, prepare)
-
-
-def _refuse_tools(body: ChatBody) -> None:
-    if body.tools and body.tool_choice != "none":
-        raise not_supported(
-            'tools are not supported yet; leave them out or set "tool_choice": "none"'
-        )
 
 
 def _num_logprobs(body: ChatBody, call: Call) -> int | None:
@@ -73,17 +72,22 @@ class ChatDialect(OpenAIDialect):
         }
         chunks = [self.frame(self.chunk_kind, [role])]
         if self.body.echo and choice.prompt.echo:
-            chunks.append(self.delta(choice, Piece(choice.prompt.echo)))
+            echo = Content(choice.prompt.echo)
+            chunks.append(self.delta(choice, Piece(echo.text, events=(echo,))))
         return chunks
+
+    def wants(self, piece: Piece) -> bool:
+        """Whether a piece is worth a chunk: what it says may still be held back."""
+        return bool(piece.events) or self.wants_tokens(piece)
 
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> dict[str, Any]:
         if is_whole:
             said: dict[str, Any] = {
-                "message": {"role": "assistant", "content": piece.text},
+                "message": self._message(choice),
                 "logprobs": None,
             }
         else:
-            said = {"delta": {} if piece is END else {"content": piece.text}}
+            said = {"delta": _delta(piece.events)}
         if piece.logprobs:
             said["logprobs"] = {"content": self.probabilities(choice, piece.logprobs)}
         return {
@@ -92,3 +96,44 @@ class ChatDialect(OpenAIDialect):
             "finish_reason": None,
             **self.extras(piece),
         }
+
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        found = choice.message
+        echo = choice.prompt.echo if self.body.echo else ""
+        message: dict[str, Any] = {"role": "assistant", "content": echo + found.content}
+        if found.thoughts:
+            message["reasoning_content"] = found.thoughts
+        if found.calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [
+                {
+                    "id": one.call_id,
+                    "type": "function",
+                    "function": {"name": one.name, "arguments": one.arguments},
+                }
+                for one in found.calls
+            ]
+        return message
+
+
+def _delta(events: Sequence[AnswerEvent]) -> dict[str, Any]:
+    """What a chunk adds to the message."""
+    delta: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for event in events:
+        match event:
+            case Content(text):
+                delta["content"] = delta.get("content", "") + text
+            case Thoughts(text):
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+            case CallBegin(index, name, call_id):
+                calls[index] = {
+                    "index": index,
+                    "id": call_id,
+                    "type": "function",
+                    "function": {"name": name, "arguments": ""},
+                }
+            case CallArguments(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    return delta | ({"tool_calls": list(calls.values())} if calls else {})

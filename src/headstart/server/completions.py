@@ -35,7 +35,7 @@ async def completions(http: HttpRequest) -> Response:
 
     def prepare() -> Dialect:
         _refuse(body)
-        prompts = read_prompts(body.prompt, call.model.vocab)
+        prompts = read_prompts(body.prompt, call.model.vocab, call.info.context_size)
         return CompletionDialect(
             call, body, make_choices(body, prompts, call, _num_logprobs(body, call))
         )

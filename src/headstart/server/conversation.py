@@ -12,6 +12,8 @@ from headstart.server.schemas import ChatBody
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
 
+AnswerStart = Literal["answer", "thoughts", "content"]
+MAX_OPENING_CHARS = 256  # in which a prompt may open thoughts
 Part = Literal["content", "reasoning_content"]
 CONTINUED_JOIN = "\n\n"  # between the parts of a continued message, as at llama-server
 
@@ -22,6 +24,8 @@ class ChatDefaults:
 
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continues_answers: bool = True  # a last message of the assistant is continued
+    reasoning_format: str = "auto"
+    reasoning_budget: int = -1  # tokens of thoughts; -1 is no limit
 
 
 def chat_defaults(config: ChatConfig) -> ChatDefaults:
@@ -29,6 +33,8 @@ def chat_defaults(config: ChatConfig) -> ChatDefaults:
     return ChatDefaults(
         template_arguments=config.template_arguments,
         continues_answers=config.prefill_assistant,
+        reasoning_format=config.reasoning_format,
+        reasoning_budget=config.reasoning_budget,
     )
 
 
@@ -37,10 +43,8 @@ class RenderedChat:
     """A prompt, and how the answer has begun in it."""
 
     text: str
-    # the end of the text that belongs to the answer, markers of thoughts included
-    begun: str = ""
-    # of it, what is the content of a message that the body wants to be continued
-    content: str = ""
+    start: AnswerStart = "answer"  # what the model writes first
+    content: str = ""  # of a message that the body wants to be continued
 
 
 def render_chat(
@@ -64,12 +68,14 @@ def render_chat(
             add_generation_prompt=body.add_generation_prompt is not False,
             arguments=arguments,
         )
-        rendered = RenderedChat(text, template.begun_thoughts(text))
+        rendered = _opened(template, text, messages, tools, arguments)
+        if _reasoning_budget(body, defaults) == 0:
+            rendered = _without_thoughts(template, rendered)
     else:
         rendered = _continue(template, messages, tools, arguments, part)
     if adds_bos and template.bos_token:
         text = rendered.text.removeprefix(template.bos_token)
-        return RenderedChat(text, rendered.begun, rendered.content)
+        return RenderedChat(text, rendered.start, rendered.content)
     return rendered
 
 
@@ -89,7 +95,43 @@ def _continue(
     begun = template.continuation(
         prompt, thoughts=thoughts, content=None if part == "reasoning_content" else content
     )
-    return RenderedChat(text + begun, begun, content if part == "content" else "")
+    if part == "reasoning_content":
+        return RenderedChat(text + begun, "thoughts")
+    return RenderedChat(text + begun, "content", content)
+
+
+def _opened(
+    template: ChatTemplate,
+    text: str,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    arguments: Mapping[str, Any],
+) -> RenderedChat:
+    """See whether the prompt's end has opened the thoughts of the answer."""
+    start = template.thinking.start.strip() if template.thinking else ""
+    if not start or start not in text[-MAX_OPENING_CHARS:]:
+        return RenderedChat(text)
+    if not text.rstrip().endswith(start):  # a message may hold the marker too
+        prompt = template.generation_prompt(messages, tools=tools, arguments=arguments)
+        if not template.opens_thoughts(prompt):
+            return RenderedChat(text)
+    return RenderedChat(text, "thoughts")
+
+
+def _without_thoughts(template: ChatTemplate, rendered: RenderedChat) -> RenderedChat:
+    """End the answer's thoughts in the prompt, before they begin."""
+    if template.thinking is None:
+        return rendered
+    opening = "" if rendered.start == "thoughts" else template.thinking.start
+    closed = opening + template.thinking.end + template.thinking.answer
+    return RenderedChat(rendered.text + closed, "content")
+
+
+def _reasoning_budget(body: ChatBody, defaults: ChatDefaults) -> int:
+    for budget in (body.reasoning_budget_tokens, body.thinking_budget_tokens):
+        if budget not in (None, -1):
+            return int(budget or 0)
+    return defaults.reasoning_budget
 
 
 def _continued_part(body: ChatBody, defaults: ChatDefaults) -> Part | None:

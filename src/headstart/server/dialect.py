@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -29,6 +31,8 @@ from headstart.server.results import (
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.utf8 import Utf8Decoder
+from headstart.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin
+from headstart.toolcalls.parser import AnswerParser
 
 FINISH_REASONS = {"eos": "stop", "word": "stop", "length": "length", "cancelled": "stop"}
 
@@ -42,6 +46,7 @@ class Piece:
     sources: Sequence[str] = ()
     logprobs: Sequence[TokenLogprob] = ()
     emissions: Sequence[Emission] = ()  # where the body asked for provenance
+    events: Sequence[AnswerEvent] = ()  # where a parser reads the text
 
 
 END = Piece("")  # what the chunk with the finish reason carries
@@ -62,6 +67,8 @@ class Choice:
     emissions: list[Emission] = field(default_factory=list)
     finish: FinishEvent | None = None
     progress: ProgressEvent | None = None
+    parser: AnswerParser | None = None  # tells thoughts and tool calls from content
+    message: AnswerMessage = field(default_factory=AnswerMessage)  # what the parser has found
     is_open: bool = False  # its first chunk was sent
     num_chars_sent: int = 0
     _first_token_at: float | None = None
@@ -77,18 +84,32 @@ class Choice:
         self.logprobs += event.logprobs
         text = self._decoder.feed(event.text)
         self._parts.append(text)
-        if event.step is None:
-            return Piece(text, event.tokens, event.sources, event.logprobs)
-        emission = Emission(len(self.emissions), event)
-        self.emissions.append(emission)
-        return Piece(text, event.tokens, event.sources, event.logprobs, (emission,))
+        emissions: tuple[Emission, ...] = ()
+        if event.step is not None:
+            emissions = (Emission(len(self.emissions), event),)
+            self.emissions += emissions
+        events = self._read(self.parser.feed(text)) if self.parser else ()
+        return Piece(text, event.tokens, event.sources, event.logprobs, emissions, events)
 
     def end(self, event: FinishEvent) -> Piece:
         """Take the last event in; returns what an unfinished character leaves."""
         self.finish = event
         rest = self._decoder.finish()
         self.text = "".join(self._parts) + rest
-        return Piece(rest)
+        if self.parser is None:
+            return Piece(rest)
+        return Piece(rest, events=self._read(self.parser.feed(rest) + self.parser.finish()))
+
+    def _read(self, events: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
+        """Note what was found; calls for which the model writes no id get one."""
+        named = [
+            dataclasses.replace(event, call_id="call_" + secrets.token_hex(12))
+            if isinstance(event, CallBegin) and not event.call_id
+            else event
+            for event in events
+        ]
+        self.message.add(named)
+        return named
 
     def everything(self, text: str) -> Piece:
         """All of the answer in one piece, under a text that may have the prompt in front."""
@@ -113,7 +134,10 @@ class Choice:
     @property
     def finish_reason(self) -> str | None:
         """OpenAI's word for why it ended."""
-        return FINISH_REASONS[self.finish.reason] if self.finish else None
+        if not self.finish:
+            return None
+        reason = FINISH_REASONS[self.finish.reason]
+        return "tool_calls" if reason == "stop" and self.message.calls else reason
 
 
 class Dialect(ABC):
@@ -155,9 +179,13 @@ class Dialect(ABC):
 
     def wants(self, piece: Piece) -> bool:
         """Whether a piece is worth a chunk; text may be held back while its tokens are not."""
+        return bool(piece.text) or self.wants_tokens(piece)
+
+    def wants_tokens(self, piece: Piece) -> bool:
+        """Whether the body asked for something of the piece's tokens, whatever their text."""
         body = self.body
         per_token = body.return_draft_info or body.return_tokens or body.provenance
-        return bool(piece.text or piece.logprobs or (piece.tokens and per_token))
+        return bool(piece.logprobs or (piece.tokens and per_token))
 
     def full_text(self, choice: Choice) -> str:
         """The answer, after the prompt where the body asked for an echo."""

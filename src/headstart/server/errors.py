@@ -69,6 +69,7 @@ ANSWERS = (
         "loading, restarting, or too many requests wait; try again after `Retry-After` seconds",
     ),
 )
+CLIENT_GONE = 499  # nginx's status; nobody reads it
 # of a status with several, the first
 TYPES = {status: type for status, type, _ in reversed(ANSWERS)}
 

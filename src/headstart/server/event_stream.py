@@ -16,10 +16,7 @@ from starlette.types import Receive
 from headstart.errors import HeadstartError
 from headstart.scheduler.request import Event, FinishEvent, Request
 from headstart.scheduler.worker import Worker
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection; there is nobody to answer."""
+from headstart.server.threads import ClientGoneError
 
 
 class EventStream:

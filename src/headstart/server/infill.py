@@ -15,6 +15,7 @@ Source: Hui et al. 2024, "Qwen2.5-Coder Technical Report", https://arxiv.org/abs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -24,6 +25,7 @@ from headstart.scheduler.report import WorkerInfo
 from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Dialect
+from headstart.server.limits import BYTES_PER_TOKEN
 from headstart.server.model import service_of
 from headstart.server.native import NativeDialect, num_logprobs
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
@@ -69,9 +71,10 @@ def infill_prompt(body: InfillBody, vocab: Vocab, info: WorkerInfo) -> list[int]
     quarter = min(info.max_batch_tokens, info.context_size // 2) // 4
     start = [vocab.bos_id] if vocab.add_bos and vocab.bos_id is not None else []
     room = quarter - len(start) - 3
-    line = _last(vocab.tokenize(body.prompt, add_special=False, parse_special=False), room)
-    prefix = _last(_tokens(body.input_prefix, "input_prefix", vocab), 3 * quarter)
-    suffix = _tokens(body.input_suffix, "input_suffix", vocab)[: max(0, room - len(line))]
+    line = _last(_plain(_end(body.prompt, room), vocab), room)
+    before, after = _end(body.input_prefix, 3 * quarter), _start(body.input_suffix, room)
+    prefix = _last(_tokens(before, "input_prefix", vocab, info), 3 * quarter)
+    suffix = _tokens(after, "input_suffix", vocab, info)[: max(0, room - len(line))]
     others = _other_files(body.input_extra, vocab, info.context_size * 7 // 8 - 4 * quarter)
     return [*start, *others, prefix_marker, *prefix, *line, suffix_marker, *suffix, middle_marker]
 
@@ -96,6 +99,8 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
     room -= len(head) + len(tail)
     files: list[int] = []
     for extra in reversed(extras):
+        if len(extra.text) + len(extra.filename) > BYTES_PER_TOKEN * max(0, room - len(files)):
+            break  # without tokenizing it
         name = (
             _plain(SNIPPET, vocab)
             if fim.file is None
@@ -108,8 +113,26 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
     return [*head, *files, *tail] if room >= 0 else []
 
 
-def _tokens(content: object, field: str, vocab: Vocab) -> list[int]:
-    return tokenize_mixed(content, vocab, field=field, add_special=False, parse_special=False)
+def _tokens(content: object, field: str, vocab: Vocab, info: WorkerInfo) -> list[int]:
+    # a text is cut to size already; a character may be several tokens
+    limit = 4 * len(content) + 1 if isinstance(content, str) else info.context_size
+    return tokenize_mixed(
+        content, vocab, field=field, limit=limit, add_special=False, parse_special=False
+    )
+
+
+def _end(content: Any, num_tokens: int) -> Any:
+    """What may hold the last so many tokens of a text or list; the rest is not tokenized."""
+    return content[-_reach(content, num_tokens) :] if isinstance(content, str | list) else content
+
+
+def _start(content: Any, num_tokens: int) -> Any:
+    """What may hold the first so many tokens of a text or list."""
+    return content[: _reach(content, num_tokens)] if isinstance(content, str | list) else content
+
+
+def _reach(content: str | list[Any], num_tokens: int) -> int:
+    return max(1, num_tokens) * (BYTES_PER_TOKEN if isinstance(content, str) else 1)
 
 
 def _plain(text: str, vocab: Vocab) -> list[int]:

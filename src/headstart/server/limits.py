@@ -27,6 +27,31 @@ BYTES_PER_TOKEN = 32
 # a smaller context
 MIN_COUNTED_TOKENS = 131_072
 
+# Of the whole body. Parsing holds up all threads, and what is small in JSON is large in Python.
+MAX_FIELDS = 256
+MAX_ENTRIES = 32_768  # of a list whose entries are objects or texts
+ANY_LENGTH = frozenset(
+    {"prompt", "tokens", "content", "logit_bias", "input_prefix", "input_suffix"}
+)
+MAX_TEXTS, MAX_CONTAINERS = 100_000, 400_000
+
+
+def check_structure(body: bytes) -> None:
+    """Raise for a body of very many small parts, before they are made. Counts bytes, so brackets in
+    texts count too.
+
+    Raises:
+        ApiError: 400.
+    """
+    for what, count, limit in (
+        ("texts and keys", (body.count(b'"') - body.count(b'\\"')) // 2, MAX_TEXTS),
+        ("lists and objects", body.count(b"[") + body.count(b"{"), MAX_CONTAINERS),
+    ):
+        if count > limit:
+            raise ApiError(
+                400, f"the body holds {count} {what} but at most {limit} are read; send fewer"
+            )
+
 
 def check_length(field: str, value: Sized, limit: int, what: str = "entries") -> None:
     """Raise if the value is longer than that.
@@ -37,6 +62,21 @@ def check_length(field: str, value: Sized, limit: int, what: str = "entries") ->
     if len(value) > limit:
         raise ApiError(
             400, f"{field} holds {len(value)} {what} but at most {limit} are taken; send fewer"
+        )
+
+
+def check_fits(num_bytes: int, num_tokens: int) -> None:
+    """Raise for a prompt that cannot fit the context, before it is tokenized.
+
+    Raises:
+        ApiError: 400.
+    """
+    if num_bytes > BYTES_PER_TOKEN * num_tokens:
+        raise ApiError(
+            400,
+            f"the prompt has {num_bytes} bytes, more than {BYTES_PER_TOKEN} for each of the "
+            f"{num_tokens} tokens that are taken; shorten it, or start with a larger --context",
+            type="exceed_context_size_error",
         )
 
 

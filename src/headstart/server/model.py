@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -15,7 +16,10 @@ from headstart.sampling.params import SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.worker import Worker
 from headstart.server.conversation import ChatDefaults
+from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
+from headstart.toolcalls.answer_format import AnswerFormat
+from headstart.toolcalls.find import find_format
 from headstart.types import Vocab
 
 
@@ -43,6 +47,16 @@ class ServedModel:
     # in force, JSON-ready, with the origin of each
     settings: Sequence[Mapping[str, Any]] = ()
 
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes thoughts and tool calls."""
+        return _format_of(self.template)
+
+
+@lru_cache(maxsize=4)
+def _format_of(template: ChatTemplate) -> AnswerFormat:
+    return find_format(template)
+
 
 @dataclass(slots=True)
 class Service:
@@ -56,6 +70,9 @@ class Service:
     started_at: float = 0.0
     model: ServedModel | None = None
     load_failure: str = ""
+    # what makes a prompt waits for nothing but prompts; what only counts or shows has its own
+    prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
+    text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     is_stopping: bool = False  # streams without an end of their own end now
 
     def __post_init__(self) -> None:

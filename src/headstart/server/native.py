@@ -41,7 +41,10 @@ async def completion(http: HttpRequest) -> Response:
     def prepare() -> Dialect:
         vocab = call.model.vocab
         choices = make_choices(
-            body, read_prompts(body.prompt, vocab), call, num_logprobs(body, vocab)
+            body,
+            read_prompts(body.prompt, vocab, call.info.context_size),
+            call,
+            num_logprobs(body, vocab),
         )
         return NativeDialect(call, body, choices)
 

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.errors import ContextLengthError
 from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.limits import MAX_PROMPTS
+from headstart.server.limits import MAX_PROMPTS, check_fits, check_length
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
+from headstart.structures.interruption import progress, watched
+from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types import Vocab
+
+TEMPLATE_SECONDS = 5.0  # for one conversation
+LONG_TEXT = 6  # characters per token from which on a text is counted before it is tokenized
+WINDOW = 1 << 16  # characters that are counted at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +30,12 @@ class Prompt:
     echo: str
 
 
-def read_prompts(prompt: Any, vocab: Vocab) -> list[Prompt]:
-    """Read one prompt or a list of prompts.
+def read_prompts(prompt: Any, vocab: Vocab, context_size: int) -> list[Prompt]:
+    """Read one prompt or a list of prompts, none of which can be longer than the context.
 
     A list is one prompt if it holds a token id, else a list of prompts.
     """
-    if isinstance(prompt, list) and not any(_is_id(part) for part in prompt):
+    if isinstance(prompt, list) and not any(is_id(part) for part in prompt):
         if not prompt:
             raise ApiError(400, "prompt is an empty list; give at least one text or token id")
         if len(prompt) > MAX_PROMPTS:
@@ -37,16 +44,16 @@ def read_prompts(prompt: Any, vocab: Vocab) -> list[Prompt]:
                 f"prompt is a list of {len(prompt)} prompts but one call takes at most "
                 f"{MAX_PROMPTS}",
             )
-        return [_read_prompt(part, vocab) for part in prompt]
-    return [_read_prompt(prompt, vocab)]
+        return [_read_prompt(part, vocab, context_size) for part in prompt]
+    return [_read_prompt(prompt, vocab, context_size)]
 
 
-def _read_prompt(prompt: Any, vocab: Vocab) -> Prompt:
+def _read_prompt(prompt: Any, vocab: Vocab, context_size: int) -> Prompt:
     if isinstance(prompt, dict):
         if prompt.get("multimodal_data"):
             raise not_supported("multimodal_data is not supported: this server reads text only")
         prompt = prompt.get("prompt_string")
-    tokens = tokenize_mixed(prompt, vocab, field="prompt", add_special=True)
+    tokens = tokenize_mixed(prompt, vocab, field="prompt", limit=context_size, add_special=True)
     return _prompt(tokens, prompt if isinstance(prompt, str) else tokens_text(tokens, vocab))
 
 
@@ -59,19 +66,35 @@ def _prompt(tokens: list[int], text: str, echo: str | None = None) -> Prompt:
 
 
 def tokenize_mixed(
-    content: Any, vocab: Vocab, *, field: str, add_special: bool, parse_special: bool = True
+    content: Any,
+    vocab: Vocab,
+    *,
+    field: str,
+    limit: int,
+    add_special: bool,
+    parse_special: bool = True,
 ) -> list[int]:
     """Token ids of a text, or of a list of texts and token ids; only a leading text gets a start
     token.
+
+    Raises:
+        ApiError: it is something else, or cannot have so few tokens as `limit`.
+        ContextLengthError: it has more; of those that have only a few more, not all are found here.
     """
     parts = content if isinstance(content, list) else [content]
+    check_length(field, parts, 2 * limit, "texts and tokens")
+    check_fits(sum(len(part) for part in parts if isinstance(part, str)), limit)
     tokens: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, str):
-            tokens += vocab.tokenize(
-                part, add_special=add_special and index == 0, parse_special=parse_special
+            tokens += tokenize_within(
+                limit,
+                part,
+                vocab,
+                add_special=add_special and index == 0,
+                parse_special=parse_special,
             )
-        elif _is_id(part):
+        elif is_id(part):
             tokens.append(check_token(part, vocab, field))
         else:
             raise ApiError(
@@ -79,6 +102,35 @@ def tokenize_mixed(
                 f"{field} must be a text, token ids, or a list of these; it holds {shorten(part)}",
             )
     return tokens
+
+
+def tokenize_within(
+    limit: int, text: str, vocab: Vocab, *, add_special: bool, parse_special: bool
+) -> list[int]:
+    """Token ids of a text, given up when they are found to be more than `limit`.
+
+    Raises:
+        ApiError, ContextLengthError: they are.
+    """
+
+    def watch(num_tokens: int) -> None:
+        if num_tokens > limit:
+            raise ContextLengthError(num_tokens, limit)
+
+    check_fits(len(text), limit)
+    with watched(watch):
+        if len(text) > LONG_TEXT * limit:
+            _estimate(text, vocab)
+        return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+
+def _estimate(text: str, vocab: Vocab) -> None:
+    """Count the tokens of a text in windows, for those who watch: a cut between two adds a few."""
+    num_tokens = 0
+    for start in range(0, len(text), WINDOW):
+        window = text[start : start + WINDOW]
+        num_tokens += len(vocab.tokenize(window, add_special=False, parse_special=True))
+        progress(num_tokens - 2 * (start // WINDOW) - num_tokens // 64)
 
 
 def check_token(token: int, vocab: Vocab, field: str) -> int:
@@ -95,17 +147,49 @@ def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
     return b"".join(vocab.token_text(token) for token in tokens).decode("utf-8", "replace")
 
 
-def read_chat(body: ChatBody, model: ServedModel) -> Prompt:
-    """Render and tokenize the messages."""
-    chat = render_messages(body, model)
-    tokens = model.vocab.tokenize(chat.text, add_special=True, parse_special=True)
+def read_chat(chat: RenderedChat, model: ServedModel, context_size: int) -> Prompt:
+    """Tokenize rendered messages."""
+    tokens = tokenize_within(
+        context_size, chat.text, model.vocab, add_special=True, parse_special=True
+    )
     return _prompt(tokens, chat.text, chat.content)
 
 
-def render_messages(body: ChatBody, model: ServedModel) -> RenderedChat:
-    """The prompt text, without the start token if tokenizing adds it."""
-    return render_chat(body, model.template, model.chat, adds_bos=model.vocab.add_bos)
+def render_messages(body: ChatBody, model: ServedModel, context_size: int) -> RenderedChat:
+    """The prompt text, without the start token if tokenizing adds it.
+
+    Raises:
+        ApiError: the messages cannot fit the context, or the template does not come to an end.
+    """
+    if len(body.messages) > context_size:  # each becomes a token at least
+        raise ApiError(
+            400,
+            f"messages holds {len(body.messages)} messages but the context only {context_size} "
+            "tokens; send fewer, or start with a larger --context",
+            type="exceed_context_size_error",
+        )
+    check_fits(sum(_num_bytes(message.get("content")) for message in body.messages), context_size)
+    try:
+        return run_within(
+            TEMPLATE_SECONDS,
+            lambda: render_chat(body, model.template, model.chat, adds_bos=model.vocab.add_bos),
+        )
+    except TimeLimitError as error:
+        raise ApiError(
+            400,
+            f"the chat template took longer than {TEMPLATE_SECONDS:g} s for these messages; send "
+            "less, or start with another --chat-template-file",
+        ) from error
 
 
-def _is_id(value: Any) -> bool:
+def _num_bytes(content: Any) -> int:
+    """Characters of a message, which are no more than its bytes."""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        return sum(len(text) for text in parts if isinstance(text, str))
+    return len(content) if isinstance(content, str) else 0
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value of a body is a token id."""
     return isinstance(value, int) and not isinstance(value, bool)

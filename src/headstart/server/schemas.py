@@ -8,6 +8,8 @@ and OpenAI do, but for those of `speculative`: whoever sets one of them wants it
 
 from __future__ import annotations
 
+import gc
+import threading
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -16,6 +18,14 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from headstart.server.errors import ApiError, shorten
+from headstart.server.limits import (
+    ANY_LENGTH,
+    MAX_ENTRIES,
+    MAX_FIELDS,
+    check_length,
+    check_structure,
+)
+from headstart.server.threads import Threads
 
 
 def _whole(value: Any) -> Any:
@@ -149,7 +159,7 @@ class GenerationBody(SamplingBody):
     adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
     lora: Any = Field(default=None, description="only an empty list, or scales of 0")
     reasoning_budget_tokens: Int | None = Field(
-        default=None, description="only -1, which is no limit"
+        default=None, description="-1 is no limit, 0 no thoughts; others are refused"
     )
     thinking_budget_tokens: Int | None = Field(
         default=None, description="the same as reasoning_budget_tokens"
@@ -204,8 +214,17 @@ class ChatBody(GenerationBody):
         default_factory=dict, description="variables for the template, such as enable_thinking"
     )
     reasoning_effort: str | None = None
-    tools: list[Any] | None = Field(default=None, description="only with tool_choice none")
-    tool_choice: Any = None
+    tools: list[Any] | None = Field(default=None, description="OpenAI's, of type function")
+    tool_choice: Any = Field(
+        default=None, description='auto, none, required, or {"function": {"name": ...}}'
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="several calls in one answer; default: if the template has them"
+    )
+    parse_tool_calls: bool = Field(default=True, description="false leaves calls in the content")
+    reasoning_format: str | None = Field(
+        default=None, description="none leaves thoughts in the content; auto, deepseek"
+    )
 
 
 class CompletionBody(GenerationBody):
@@ -258,26 +277,57 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: list[Int]
+    tokens: Any = Field(description="list of token ids")
 
 
 B = TypeVar("B", bound=Body)
+_parsing = threading.Lock()
+SHORT_BODY = 1 << 16  # bytes that are parsed sooner than a thread takes over
 
 
 async def read_body(request: HttpRequest, schema: type[B]) -> B:
-    """Parse the body, whatever content type it claims.
+    """Parse the body, whatever content type it claims; a long one off the event loop.
 
     Raises:
         ApiError: 400 for what is not JSON in UTF-8 or does not fit the schema.
+        CapacityError: too many bodies wait.
     """
     try:
-        data = orjson.loads(await request.body())
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+        data = await request.body()
     except ClientDisconnect as error:
         raise ApiError(400, "the client left before the body was complete") from error
+    if len(data) <= SHORT_BODY:
+        return _parse(data, schema)
+    threads: Threads = request.app.state.service.prompt_threads
+    return await threads.run(lambda: _parse_long(data, schema))
+
+
+def _parse_long(body: bytes, schema: type[B]) -> B:
+    """One at a time, because each holds the interpreter's lock and takes memory, and without
+    looking for cycles: JSON has none, and the search takes ten times as long as the parsing.
+    """
+    with _parsing:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return _parse(body, schema)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+
+def _parse(body: bytes, schema: type[B]) -> B:
+    check_structure(body)
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
     if not isinstance(data, dict):
         raise ApiError(400, f"the body must be a JSON object, not {type(data).__name__}")
+    check_length("the body", data, MAX_FIELDS, "fields")
+    for field, value in data.items():
+        if field not in ANY_LENGTH and isinstance(value, list):
+            check_length(field, value, MAX_ENTRIES)
     try:
         return schema.model_validate(data)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from headstart.server.model import Service, service_of
 from headstart.server.results import draft_counts
 from headstart.server.routing import Router, get, post
 from headstart.server.schemas import Body
+from headstart.server.tool_use import describe
 from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo
 
@@ -75,6 +77,8 @@ async def props(http: HttpRequest) -> Response:
         "endpoint_props": config.props,
         "endpoint_metrics": config.metrics,
         "chat_template": served.template.source,
+        "chat_template_caps": dataclasses.asdict(served.template.capabilities),
+        "chat_format": describe(served.answer_format),
         "chat_template_is_fallback": served.template.is_fallback,
         "bos_token": served.template.bos_token,
         "eos_token": served.template.eos_token,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-from starlette.concurrency import run_in_threadpool
+import orjson
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from headstart.server.model import service_of
-from headstart.server.prompts import check_token, render_messages, tokenize_mixed, tokens_text
+from headstart.server.errors import CLIENT_GONE, ApiError, shorten
+from headstart.server.limits import MIN_COUNTED_TOKENS, check_length
+from headstart.server.model import Service, service_of
+from headstart.server.prompts import (
+    check_token,
+    is_id,
+    render_messages,
+    tokenize_mixed,
+    tokens_text,
+)
 from headstart.server.routing import Router, post
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody, read_body
+from headstart.server.threads import ClientGoneError, unless_left
 from headstart.text.utf8 import text_or_bytes
 
 router = Router()
@@ -21,37 +30,67 @@ router = Router()
 async def tokenize(http: HttpRequest) -> Response:
     """Return the token ids of a text, with their pieces on request."""
     body = await read_body(http, TokenizeBody)
-    vocab = service_of(http).served.vocab
+    service = service_of(http)
+    vocab, limit = service.served.vocab, _limit(service)
 
-    def run() -> list[Any]:
+    def run() -> bytes:
         ids = tokenize_mixed(
             body.content,
             vocab,
             field="content",
+            limit=limit,
             add_special=body.add_special,
             parse_special=body.parse_special,
         )
-        return (
-            [{"id": i, "piece": text_or_bytes(vocab.token_text(i))} for i in ids]
-            if body.with_pieces
-            else ids
-        )
+        if not body.with_pieces:
+            return orjson.dumps({"tokens": ids})
+        check_length("content", ids, limit, "tokens")
+        pieces = [{"id": i, "piece": text_or_bytes(vocab.token_text(i))} for i in ids]
+        return orjson.dumps({"tokens": pieces})
 
-    return JSONResponse({"tokens": await run_in_threadpool(run)})
+    return await _in_thread(http, service, run)
 
 
 @post(router, "/detokenize", body=DetokenizeBody, answer="`content`: the text")
 async def detokenize(http: HttpRequest) -> Response:
     """Return the text of token ids."""
     body = await read_body(http, DetokenizeBody)
-    vocab = service_of(http).served.vocab
-    ids = [check_token(token, vocab, "tokens") for token in body.tokens]
-    return JSONResponse({"content": tokens_text(ids, vocab)})
+    service = service_of(http)
+    vocab = service.served.vocab
+
+    def run() -> bytes:
+        if not isinstance(body.tokens, list) or not all(map(is_id, body.tokens)):
+            raise ApiError(
+                400, f"tokens is {shorten(body.tokens)} but must be a list of valid integers"
+            )
+        check_length("tokens", body.tokens, _limit(service))
+        ids = [check_token(int(token), vocab, "tokens") for token in body.tokens]
+        return orjson.dumps({"content": tokens_text(ids, vocab)})
+
+    return await _in_thread(http, service, run)
 
 
 @post(router, "/apply-template", body=ChatBody, answer="`prompt`: the text that is tokenized")
 async def apply_template(http: HttpRequest) -> Response:
     """Return the prompt that chat messages become."""
     body = await read_body(http, ChatBody)
-    chat = await run_in_threadpool(render_messages, body, service_of(http).served)
-    return JSONResponse({"prompt": chat.text})
+    service = service_of(http)
+
+    def run() -> bytes:
+        chat = render_messages(body, service.served, service.info.context_size)
+        return orjson.dumps({"prompt": chat.text})
+
+    return await _in_thread(http, service, run)
+
+
+def _limit(service: Service) -> int:
+    """Most tokens of a text that is only counted, or shown."""
+    return max(service.info.context_size, MIN_COUNTED_TOKENS)
+
+
+async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], bytes]) -> Response:
+    try:
+        body = await unless_left(http.receive, service.text_threads.run(run))
+    except ClientGoneError:
+        return Response(status_code=CLIENT_GONE)
+    return Response(body, media_type="application/json")

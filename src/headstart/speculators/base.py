@@ -35,7 +35,7 @@ class Speculator(ABC):
     # of acceptance, given the tokens before: believed from the start
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes: control prices it before it drafts
-    # may set Draft.num_forced: for measurements, the text is not valid
+    # may set Draft.num_unverified: for measurements, the text is not valid
     skips_verification: ClassVar[bool] = False
 
     # is handed the engine of --draft-model, and is refused where none is given

@@ -69,7 +69,7 @@ class SyntheticSpeculator(Speculator):
             [request.tokens[-1]] * size,
             [options.rate] * size,
             self.name,
-            num_forced=min(forced, size),
+            num_unverified=min(forced, size),
         )
 
     def describe(self) -> dict[str, Any]:

@@ -26,8 +26,10 @@ from headstart.text.environment import chat_environment
 from headstart.text.messages import Message, adapt_messages, adapt_tools
 from headstart.text.quirks import answer_opening, find_quirk, finish_prompt, patch_source
 from headstart.text.thinking import Thinking, find_thinking
+from headstart.text.time_limit import TimeLimitError, run_within
 
 CHATML = BUILT_IN_TEMPLATES["chatml"]
+PROBE_SECONDS = 10.0  # for all that is tried with a template before it is used
 _OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
@@ -73,7 +75,7 @@ class ChatTemplate:
         """Compile the template, or the one of this name; `None` and "" stand for ChatML.
 
         Raises:
-            ModelError: the template is not valid Jinja.
+            ModelError: the template is not valid Jinja, or does not come to an end.
         """
         self.is_fallback = not source
         self.source = source or CHATML
@@ -84,9 +86,18 @@ class ChatTemplate:
         self.eos_token = eos_token
         self._now = now
         self._adapt = find_quirk(self.source)
+        self.thinking: Thinking | None = None
+        try:
+            run_within(PROBE_SECONDS, self._compile_and_probe)
+        except TimeLimitError as error:
+            raise ModelError(
+                f"the chat template does not come to an end within {PROBE_SECONDS:g} s for a few "
+                "words; name another with --chat-template-file"
+            ) from error
+
+    def _compile_and_probe(self) -> None:
         self._compile()
         self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
-        self.thinking: Thinking | None = None
         self.thinking = find_thinking(self.source, self._probe_thinking)
         self.shows_messages = self._shows_messages()
 
@@ -156,10 +167,12 @@ class ChatTemplate:
         )
         return with_prompt[common_prefix_length(without, with_prompt) :]
 
-    def begun_thoughts(self, prompt: str) -> str:
-        """The marker with which the prompt opens the answer's thoughts; "" if it does not."""
-        start = self.thinking.start.strip() if self.thinking else ""
-        return start if start and prompt.rstrip().endswith(start) else ""
+    def opens_thoughts(self, generation_prompt: str) -> bool:
+        """Whether a generation prompt opens the answer's thoughts and does not close them."""
+        if self.thinking is None or not self.thinking.start:
+            return False
+        _, start, rest = generation_prompt.rpartition(self.thinking.start.strip())
+        return bool(start) and self.thinking.end.strip() not in rest
 
     def continuation(self, generation_prompt: str, *, thoughts: str, content: str | None) -> str:
         """The beginning of an answer that goes on where a message ends.

@@ -21,6 +21,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
+from headstart.text.operand_limits import check_operands
+
 
 class _Generation(Extension):
     """`{% generation %}` marks text for training; here it only shows its body."""
@@ -35,10 +37,12 @@ class _Generation(Extension):
 class _ChatEnvironment(SandboxedEnvironment):
     """What is none or undefined adds nothing to a text, numbers add their digits."""
 
-    intercepted_binops = frozenset({"+"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if isinstance(left, str) != isinstance(right, str):
+        if operator != "+":
+            check_operands(operator, left, right)
+        elif isinstance(left, str) != isinstance(right, str):
             left, right = (_addend(side) for side in (left, right))
         return super().call_binop(context, operator, left, right)
 

@@ -35,7 +35,7 @@ def config(*argv: str) -> Config:
             ["--chat-template-file", "/nowhere/template"],
             "--chat-template-file /nowhere/template cannot be read",
         ),
-        (["--chat-template", "llama3"], "shows no message"),
+        (["--chat-template", "llama9"], "shows no message"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_loaded(argv: list[str], says: str) -> None:

@@ -20,7 +20,8 @@ const LONGEST_ESCAPE = 8;
  * @returns {{stretches: Stretch[], cursor: number}}
  */
 export function align(shown, written, cursor) {
-  if (!shown.trim()) return { stretches: [], cursor };
+  // Markdown puts white space between its elements; only what stands right here is the model's
+  if (!shown.trim() && !written.startsWith(shown, cursor)) return { stretches: [], cursor };
   const found = written.startsWith(shown, cursor)
     ? cursor
     : written.slice(cursor, cursor + LONGEST_MARK + shown.length).indexOf(shown) + cursor;

@@ -3,6 +3,8 @@
 import { fill, h } from "./dom.js";
 import { timeChart } from "./libraries.js";
 
+const SHOWN_SECONDS = 120;
+
 /**
  * Upright bars with a label below and the value on top.
  * @param {HTMLElement} root
@@ -57,6 +59,11 @@ export function showShares(root, parts) {
   );
 }
 
+/** @param {number} seconds since 1970 */
+function clockTime(seconds) {
+  return new Date(1000 * seconds).toLocaleTimeString([], { hour12: false });
+}
+
 /** Tokens a second and acceptance over the last minutes. */
 export class ThroughputChart {
   /** @param {HTMLElement} root */
@@ -92,9 +99,9 @@ export class ThroughputChart {
       ...this.size(),
       cursor: { drag: { x: false, y: false } },
       legend: { show: false },
-      scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, Math.max(1, most * 1.1)] }, rate: { range: [0, 100] } },
+      scales: { x: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ last) => [last - SHOWN_SECONDS, last] }, y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, Math.max(1, most * 1.1)] }, rate: { range: [0, 100] } },
       axes: [
-        { ...axis, space: 70 },
+        { ...axis, space: 90, size: 28, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(clockTime) },
         { ...axis, size: 44 },
         { ...axis, scale: "rate", side: 1, size: 40, grid: { show: false }, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => `${tick} %`) },
       ],

@@ -15,7 +15,8 @@ import { leafBelow, newId, pathTo, siblings, titleOf, toMessages } from "./tree.
 /** @typedef {import("./tree.js").Message} Message */
 /** @typedef {import("./store.js").Conversation} Conversation */
 
-const SAVE_PAUSE = 1000; // milliseconds between two writes of a running answer
+const SAVE_PAUSE = 300; // milliseconds between two writes of a running answer
+const MOST_TOKENS_SAVED_OFTEN = 2000; // writing the provenance of more takes longer than a frame
 const NEAR_THE_END = 80; // pixels; who scrolled further up is left in peace
 
 export class Chat {
@@ -173,21 +174,29 @@ export class Chat {
     const running = (this.running = new AbortController());
     this.composer.setRunning(true);
     this.scrollToEnd();
-    let savedAt = performance.now();
+    let saving = 0;
+    const save = () => {
+      clearTimeout(saving);
+      saving = 0;
+      const isLong = answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
+      const { provenance, ...rest } = copyAnswer(message, answer);
+      store.saveMessages(isLong ? rest : { ...rest, provenance }).catch(() => {});
+    };
+    save();
+    addEventListener("pagehide", save);
     const draw = paced(() => this.draw(view, message, answer));
     try {
       await run({ messages, ...bodyOf(loadSettings()) }, answer, running.signal, () => {
         draw.ask();
-        if (performance.now() - savedAt > SAVE_PAUSE) {
-          savedAt = performance.now();
-          store.saveMessages(copyAnswer(message, answer)).catch(() => {});
-        }
+        saving ||= setTimeout(save, SAVE_PAUSE);
       });
       message.state = "done";
     } catch (error) {
       message.state = running.signal.aborted ? "stopped" : "failed";
       if (message.state === "failed") message.failure = failureText(error);
     }
+    removeEventListener("pagehide", save);
+    clearTimeout(saving);
     if (this.running === running) this.running = null;
     draw.flush();
     await store.saveMessages(copyAnswer(message, answer)).catch((error) => toast(`The conversation could not be kept: ${error.message}`));

@@ -35,7 +35,7 @@ async function start() {
   startTheme();
   await untilReady();
   props = await getJson("props");
-  knowSpeculators(props.speculation.types);
+  knowSpeculators(props.speculation.types ?? []);
   showServer();
   const board = new Board((state) => (props.speculation.control = state.speculation.control));
   const plainStepMs = () => props.speculation.control?.cost_ms?.rows?.["1"] ?? null;
@@ -72,7 +72,7 @@ async function untilReady() {
 
 function showServer() {
   byId("model").textContent = props.model_alias;
-  const { mode, types, unusable } = props.speculation;
+  const { mode, types = [], unusable } = props.speculation;
   const isOff = mode === "off" || unusable || !types.length;
   const pill = byId("speculation");
   pill.textContent = isOff ? "guessing is off" : `guessing: ${types.join(", ")}`;

@@ -56,20 +56,29 @@ export class Provenance {
     /** @type {number[]} where each token begins in `text` */
     this.starts = [];
     this.decoder = new TextDecoder();
-    this.encoder = new TextEncoder();
+    this.isInside = false; // a character, perhaps
     if (data) this.add(data);
   }
 
   /** @param {ProvenanceData} part what one chunk brought */
   add(part) {
     for (const token of part.tokens) {
-      const { piece } = token;
-      const bytes = typeof piece === "string" ? this.encoder.encode(piece) : new Uint8Array(piece);
       this.starts.push(this.text.length);
-      this.text += this.decoder.decode(bytes, { stream: true });
+      this.text += this.decode(token.piece);
       this.data.tokens.push(token);
     }
     this.data.steps.push(...part.steps);
+  }
+
+  /** @param {string | number[]} piece */
+  decode(piece) {
+    if (typeof piece !== "string") {
+      this.isInside = true;
+      return this.decoder.decode(new Uint8Array(piece), { stream: true });
+    }
+    const rest = this.isInside ? this.decoder.decode() : ""; // what never became a character
+    this.isInside = false;
+    return rest + piece;
   }
 
   /** Index of the token at an offset of `text`. @param {number} offset */
@@ -135,9 +144,11 @@ export class Provenance {
     const drafted = sum(steps.map((step) => step.draft.length));
     const targetMs = sum(steps.map((step) => step.target_ms));
     const draftMs = sum(steps.map((step) => step.draft_ms));
-    const plain = steps.filter((step) => !step.draft.length).map((step) => step.target_ms);
-    const plainMs = plain.length >= ENOUGH_PLAIN_STEPS ? median(plain) : plainStepMs;
-    const spent = targetMs + draftMs;
+    const later = steps.slice(1); // the first one reads the prompt
+    const plain = later.filter((step) => !step.draft.length).map((step) => step.target_ms);
+    const plainMs = plain.length >= ENOUGH_PLAIN_STEPS ? sum(plain) / plain.length : plainStepMs;
+    const spent = sum(later.map((step) => step.target_ms + step.draft_ms));
+    const numLater = tokens.length - tokens.filter((token) => token.step === 0).length;
     return {
       tokens: tokens.length,
       steps: steps.length,
@@ -148,7 +159,7 @@ export class Provenance {
       targetMs,
       draftMs,
       bySource,
-      speedup: plainMs !== null && spent > 0 ? (tokens.length * plainMs) / spent : null,
+      speedup: plainMs !== null && spent > 0 ? (numLater * plainMs) / spent : null,
     };
   }
 }
@@ -162,10 +173,4 @@ export function pieceText(piece) {
 /** @param {number[]} values */
 function sum(values) {
   return values.reduce((total, value) => total + value, 0);
-}
-
-/** @param {number[]} values */
-function median(values) {
-  const sorted = [...values].sort((one, other) => one - other);
-  return sorted[sorted.length >> 1];
 }

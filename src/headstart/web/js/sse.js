@@ -1,5 +1,8 @@
 /** Server-sent events from bytes. */
 
+/** Milliseconds of work on what arrived at once, until the browser may draw and hear the user. */
+const LONGEST_TURN = 12;
+
 /**
  * The JSON values of a stream, until it ends or says `[DONE]`.
  * @param {ReadableStream<Uint8Array>} stream
@@ -15,9 +18,13 @@ export async function* readEvents(stream) {
       if (done) return;
       const { data, rest: left } = splitEvents(rest + decoder.decode(value, { stream: true }));
       rest = left;
+      let began = performance.now();
       for (const one of data) {
         if (one === "[DONE]") return;
         yield JSON.parse(one);
+        if (performance.now() - began < LONGEST_TURN) continue;
+        await new Promise((resume) => setTimeout(resume));
+        began = performance.now();
       }
     }
   } finally {

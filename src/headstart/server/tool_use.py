@@ -1,0 +1,153 @@
+"""What a chat body wants of tools and thoughts: how its answers are read, and what they must be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from headstart.grammar import Constraint
+from headstart.server.conversation import RenderedChat, read_tools
+from headstart.server.dialect import Choice
+from headstart.server.errors import ApiError, shorten
+from headstart.server.model import ServedModel
+from headstart.server.schemas import ChatBody
+from headstart.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.toolcalls.constraint import CallRules, calls_at_a_trigger, required_calls
+from headstart.toolcalls.formats import JsonCall, MarkedCalls
+from headstart.toolcalls.parser import AnswerParser
+from headstart.toolcalls.tools import Tools
+from headstart.types import Vocab
+
+REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
+# for calls that a body requires of a model whose template has no form for them
+PLAIN_CALLS = MarkedCalls("json", JsonCall(), is_parallel=False)
+
+
+def prepare_reading(
+    body: ChatBody, model: ServedModel, chat: RenderedChat, choices: Sequence[Choice]
+) -> None:
+    """Give each choice its parser, and its request the constraint that the tools demand."""
+    tools = Tools(read_tools(body.tools))
+    wish, names = _tool_choice(body, tools)
+    answer_format = model.answer_format
+    if wish == "required" and answer_format.calls is None:
+        answer_format = dataclasses.replace(answer_format, calls=PLAIN_CALLS)
+    options = ReadOptions(
+        splits_thoughts=_reasoning_format(body, model) != "none",
+        reads_calls=bool(tools) and wish != "none" and body.parse_tool_calls,
+        start=chat.start,
+    )
+    constraint = None
+    if tools and wish != "none":
+        rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
+        constraint = _call_constraint(answer_format, rules, chat, is_required=wish == "required")
+    shown = _marker_tokens(answer_format, model.vocab)
+    for choice in choices:
+        choice.parser = AnswerParser(answer_format, tools, options)
+        wanted = choice.request.constraint
+        if wanted and wish == "required":
+            raise ApiError(
+                400, "tool_choice required and a constraint of the answer exclude each other"
+            )
+        choice.request = dataclasses.replace(
+            choice.request,
+            constraint=_after_thoughts(wanted, answer_format, chat) if wanted else constraint,
+            shown_tokens=shown,
+        )
+
+
+def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
+    """auto, none or required, and the names of the tools that may be called."""
+    wish = body.tool_choice
+    if isinstance(wish, dict):
+        function = wish.get("function")
+        name = function.get("name") if isinstance(function, dict) else wish.get("name")
+        if not isinstance(name, str) or name not in tools:
+            raise ApiError(
+                400,
+                f"tool_choice names {shorten(name)} but the tools are "
+                f"{', '.join(tools.names) or 'none'}",
+            )
+        return "required", (name,)
+    wish = wish or "auto"
+    if wish not in ("auto", "none", "required"):
+        raise ApiError(
+            400,
+            f"tool_choice is {shorten(wish)} but must be auto, none, required or "
+            '{"type": "function", "function": {"name": ...}}',
+        )
+    if wish == "required" and not tools:
+        raise ApiError(400, "tool_choice is required but there are no tools; send some")
+    return wish, tools.names
+
+
+def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
+    if body.parallel_tool_calls is not None:
+        return body.parallel_tool_calls
+    return model.template.capabilities.supports_parallel_tool_calls
+
+
+def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
+    wish = body.reasoning_format or model.chat.reasoning_format
+    if wish not in REASONING_FORMATS:
+        raise ApiError(
+            400,
+            f"reasoning_format is {shorten(wish)} but must be one of "
+            f"{', '.join(REASONING_FORMATS)}",
+        )
+    if wish == "deepseek-legacy" and body.stream:
+        return "none"  # there it leaves thoughts in the content of streams
+    return wish
+
+
+def _call_constraint(
+    answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, *, is_required: bool
+) -> Constraint | None:
+    calls = answer_format.constrained_calls
+    if calls is None or not is_required:
+        return calls_at_a_trigger(calls, rules) if calls else None
+    thinking = None if chat.start == "content" else answer_format.thinking
+    return required_calls(calls, rules, thinking, is_thinking=chat.start == "thoughts")
+
+
+def _after_thoughts(
+    constraint: Constraint, answer_format: AnswerFormat, chat: RenderedChat
+) -> Constraint:
+    """A body's own constraint holds for what comes after the thoughts that the prompt opens."""
+    if constraint.triggers or chat.start != "thoughts" or answer_format.thinking is None:
+        return constraint
+    return dataclasses.replace(
+        constraint,
+        triggers=(answer_format.thinking.end.strip().encode(),),
+        is_required=True,
+        allows_space=True,
+    )
+
+
+def _marker_tokens(answer_format: AnswerFormat, vocab: Vocab) -> frozenset[int]:
+    """The special tokens that the markers are made of; they must be seen to be read."""
+    tokens: set[int] = set()
+    for marker in answer_format.markers:
+        tokens.update(vocab.tokenize(marker, add_special=False, parse_special=True))
+    return frozenset(filter(vocab.is_control, tokens)) - vocab.eog_ids
+
+
+def _token_finder(vocab: Vocab) -> Any:
+    def token_of(text: str) -> int | None:
+        tokens = vocab.tokenize(text, add_special=False, parse_special=True)
+        return tokens[0] if len(tokens) == 1 and vocab.is_control(tokens[0]) else None
+
+    return token_of
+
+
+def describe(answer_format: AnswerFormat) -> dict[str, Any]:
+    """What /props says of a format."""
+    thinking = answer_format.thinking
+    return {
+        "tool_calls": answer_format.calls.name if answer_format.calls else None,
+        "tool_call_triggers": list(answer_format.calls.triggers) if answer_format.calls else [],
+        "why_no_tool_calls": answer_format.why_no_calls or None,
+        "thinking_start": thinking.start if thinking else None,
+        "thinking_end": thinking.end if thinking else None,
+    }

@@ -1,0 +1,120 @@
+"""How a whole answer is written: thoughts, content, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from headstart.text.thinking import Thinking
+from headstart.toolcalls.formats import CallFormat, MarkedCalls
+from headstart.toolcalls.reader import Reading, TextReader
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a request wants to be read out of an answer's text."""
+
+    splits_thoughts: bool = True
+    reads_calls: bool = True
+    start: Literal["answer", "thoughts", "content"] = "answer"  # what the model writes first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """Thoughts first, then content, then or in between calls."""
+
+    thinking: Thinking | None = None
+    calls: CallFormat | None = None
+    content_start: str = ""  # markers around the content, which are no part of it
+    content_end: str = ""
+    calls_end_thoughts: bool = False  # a call may begin before the thoughts have ended
+    required_calls: MarkedCalls | None = None  # for calls of another kind: a form to demand
+    seen_markers: tuple[str, ...] = ()  # further markers that are read
+    why_no_calls: str = ""  # where there is no format of calls
+
+    @property
+    def name(self) -> str:
+        """What /props and the log call it."""
+        return self.calls.name if self.calls else "content"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All texts that have to be seen in the answer, also where they are special tokens."""
+        found = [self.content_start, self.content_end]
+        if self.thinking:
+            found += [self.thinking.start, self.thinking.end]
+        if isinstance(self.calls, MarkedCalls):
+            found += self.calls.markers
+        return tuple(marker.strip() for marker in (*found, *self.seen_markers) if marker.strip())
+
+    @property
+    def constrained_calls(self) -> MarkedCalls | None:
+        """The form in which calls can be demanded."""
+        return self.calls if isinstance(self.calls, MarkedCalls) else self.required_calls
+
+    def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
+        """Read an answer from its beginning to its end."""
+        triggers = self.calls.triggers if self.calls and options.reads_calls else ()
+        if options.splits_thoughts and options.start != "content":
+            yield from self._read_thoughts(reader, options.start == "thoughts", triggers)
+        yield from self._read_content(reader, triggers)
+
+    def _read_thoughts(
+        self, reader: TextReader, is_thinking: bool, triggers: tuple[str, ...]
+    ) -> Reading[None]:
+        if self.thinking is None:
+            return
+        start, end = self.thinking.start, self.thinking.end
+        place = reader.mark()
+        yield from reader.skip_space()
+        is_marked = bool(start) and (yield from reader.takes(start.strip()))
+        reader.release(None if is_marked else place)
+        if not is_marked and not is_thinking:
+            return
+        if is_marked and start[-1:].isspace():
+            yield from reader.skip_space()
+        stops = triggers if self.calls_end_thoughts else ()
+        found = yield from reader.until((end.strip(), *stops), reader.thoughts)
+        if found in stops and found is not None:
+            reader.at -= len(found)
+        elif end[-1:].isspace():
+            yield from reader.skip_space()
+
+    def _read_content(self, reader: TextReader, triggers: tuple[str, ...]) -> Reading[None]:
+        drops = tuple(filter(None, (self.content_start.strip(), self.content_end.strip())))
+        yield from self._skip_space_before_calls(reader, triggers)
+        while True:
+            found = yield from reader.until((*triggers, *drops), reader.content)
+            if found is None:
+                return
+            if found not in drops:
+                yield from self._read_calls(reader, found)
+
+    def _skip_space_before_calls(
+        self, reader: TextReader, triggers: tuple[str, ...]
+    ) -> Reading[None]:
+        """White space is no content of an answer that only calls."""
+        place = reader.mark()
+        yield from reader.skip_space()
+        for trigger in triggers:
+            if trigger != "{" and (yield from reader.sees(trigger)):
+                reader.release()
+                return
+        reader.release(place)
+
+    def _read_calls(self, reader: TextReader, trigger: str) -> Reading[None]:
+        """Read the calls that begin in front of here; what turns out to be none is content."""
+        assert self.calls is not None
+        reader.at -= len(trigger)
+        place = reader.mark()
+        if (yield from self.calls.read(reader)):
+            reader.release()
+            return
+        reader.release(place)
+        reader.content(trigger)
+        reader.at += len(trigger)
+
+
+Detect = Callable[[str], AnswerFormat | None]
+"""An answer's format, if a template's source is of the family that it is for."""

@@ -1,0 +1,88 @@
+"""What an answer's text turns out to be, piece by piece, and the message that the pieces make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """Text of the model to itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A tool call begins; its arguments follow."""
+
+    index: int
+    name: str
+    call_id: str = ""  # "" if the model writes none
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of a call's arguments, JSON text."""
+
+    index: int
+    text: str
+
+
+AnswerEvent = Content | Thoughts | CallBegin | CallArguments
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A tool call as far as it is known."""
+
+    name: str
+    call_id: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class AnswerMessage:
+    """An answer: the events put together."""
+
+    content: str = ""
+    thoughts: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, events: Iterable[AnswerEvent]) -> None:
+        """Take further events in."""
+        for event in events:
+            match event:
+                case Content(text):
+                    self.content += text
+                case Thoughts(text):
+                    self.thoughts += text
+                case CallBegin(_, name, call_id):
+                    self.calls.append(ToolCall(name, call_id))
+                case CallArguments(index, text):
+                    self.calls[index].arguments += text
+
+
+def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+    """The events with neighbours of one kind made one."""
+    result: list[AnswerEvent] = []
+    for event in events:
+        last = result[-1] if result else None
+        match last, event:
+            case Content(before), Content(text):
+                result[-1] = Content(before + text)
+            case Thoughts(before), Thoughts(text):
+                result[-1] = Thoughts(before + text)
+            case CallArguments(index, before), CallArguments(same, text) if index == same:
+                result[-1] = CallArguments(index, before + text)
+            case _:
+                result.append(event)
+    return result

@@ -1,0 +1,41 @@
+"""What a reader has to know of the tools that a request offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Tools:
+    """Names of functions, and which of their arguments are text."""
+
+    def __init__(self, tools: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Take OpenAI's `tools`."""
+        self._parameters = {
+            tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._parameters)
+
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """The JSON schema of a function's arguments."""
+        schema = self._parameters.get(name)
+        return schema if isinstance(schema, Mapping) else {}
+
+    def is_text(self, name: str, argument: str) -> bool:
+        """Whether an argument is text, so that what looks like another value is text too."""
+        properties = self.parameters(name).get("properties")
+        schema = properties.get(argument) if isinstance(properties, Mapping) else None
+        if not isinstance(schema, Mapping):
+            return False
+        if isinstance(values := schema.get("enum"), list):
+            return all(isinstance(value, str) for value in values)
+        return schema.get("type") == "string"

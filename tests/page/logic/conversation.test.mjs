@@ -1,0 +1,71 @@
+/** Branches, settings, export and import. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { WEB } from "./support.mjs";
+
+const { leafBelow, pathTo, siblings, titleOf, toMessages } = await import(new URL("tree.js", WEB));
+const { FIELDS, bodyOf, defaultOf, problemOf } = await import(new URL("settings.js", WEB));
+const { exportText, importText } = await import(new URL("transfer.js", WEB));
+
+const message = (id, parent, role, created = 0) => ({ id, parent, role, created, conversation: "c", content: id });
+const tree = new Map(
+  [message("q", null, "user"), message("a1", "q", "assistant", 1), message("a2", "q", "assistant", 2), message("q2", "a1", "user", 3), message("b", "q2", "assistant", 4)].map((one) => [one.id, one]),
+);
+
+test("a path leads from the first message to the leaf", () => {
+  assert.deepEqual(pathTo(tree, "b").map((one) => one.id), ["q", "a1", "q2", "b"]);
+  assert.deepEqual(pathTo(tree, "gone"), []);
+  assert.equal(leafBelow(tree, "a1"), "b");
+  assert.deepEqual(siblings(tree, tree.get("a2")).map((one) => one.id), ["a1", "a2"]);
+});
+
+test("a ring in a damaged file does not hang", () => {
+  const ring = new Map([["x", message("x", "y", "user")], ["y", message("y", "x", "user")]]);
+  assert.equal(pathTo(ring, "x").length, 2);
+});
+
+test("the system prompt comes first, if there is one", () => {
+  assert.deepEqual(toMessages([tree.get("q")], " "), [{ role: "user", content: "q" }]);
+  assert.equal(toMessages([tree.get("q")], "Be brief.")[0].role, "system");
+});
+
+test("titles are one short line", () => {
+  assert.equal(titleOf("  Hello\nworld"), "Hello");
+  assert.ok(titleOf("x".repeat(500)).length <= 48);
+});
+
+test("only what was set, and is right, is sent", () => {
+  const body = bodyOf({ temperature: "0", top_k: "many", stop: "one\ntwo\n", "speculative.mode": "off", json_schema: '{"type": "object"}', seed: " " });
+  assert.deepEqual(body, {
+    temperature: 0,
+    stop: ["one", "two"],
+    response_format: { type: "json_schema", json_schema: { schema: { type: "object" } } },
+    speculative: { mode: "off" },
+  });
+});
+
+test("a wrong field says why", () => {
+  const field = (name) => FIELDS.find((one) => one.name === name);
+  assert.equal(problemOf(field("top_k"), "1.5"), "must be a whole number");
+  assert.match(problemOf(field("json_schema"), "{"), /is not JSON/);
+  assert.equal(problemOf(field("top_p"), ""), "");
+  assert.equal(defaultOf(field("top_p"), { top_p: 0.949999988079071 }), "0.95");
+});
+
+test("what was exported comes back under other ids", () => {
+  const conversation = { id: "c", title: "T", updated: 5, leaf: "b", system: "S" };
+  const [back] = importText(exportText([{ conversation, messages: [...tree.values()] }]));
+  assert.notEqual(back.conversation.id, "c");
+  const again = new Map(back.messages.map((one) => [one.id, one]));
+  assert.deepEqual(pathTo(again, back.conversation.leaf).map((one) => one.content), ["q", "a1", "q2", "b"]);
+  assert.equal(back.conversation.system, "S");
+});
+
+test("foreign files are refused and foreign fields left out", () => {
+  assert.throws(() => importText("{}"), /no exported conversations/);
+  assert.throws(() => importText("x"), /not JSON/);
+  const text = JSON.stringify({ format: "headstart-conversations", conversations: [{ messages: [{ id: 1, role: "evil", content: "x" }, { id: 2, role: "user", content: "ok", html: "<b>" }] }] });
+  const [one] = importText(text);
+  assert.equal(one.messages.length, 1);
+  assert.ok(!("html" in one.messages[0]));
+});

@@ -1,0 +1,135 @@
+"""What the page's tests share: a window, and answers that are known before they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tests.server.fake_worker import HOLD, STATS, FakeWorker
+from tests.server.server_process import until
+
+from headstart.scheduler.request import (
+    Event,
+    FinishEvent,
+    Request,
+    TokenEvent,
+    VerifiedDraft,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import ConsoleMessage, Locator, Page
+
+SPECULATORS = ("suffix", "draft-model")
+# what highlights cover, speculator by speculator, in the order of the text
+TINTED = """() => {
+  const found = {};
+  for (const [name, highlight] of CSS.highlights) {
+    const ranges = [...highlight].filter((range) => range.startContainer.isConnected);
+    ranges.sort((a, b) => a.startContainer === b.startContainer ? a.startOffset - b.startOffset
+      : a.startContainer.compareDocumentPosition(b.startContainer) & 4 ? -1 : 1);
+    found[name] = ranges.map((range) =>
+      range.startContainer.data.slice(range.startOffset, range.endOffset));
+  }
+  return found;
+}"""
+# the newest answer as the browser keeps it
+KEPT = """async () => {
+  const { listConversations, loadMessages } = await import(new URL("js/store.js", location.href));
+  const [conversation] = await listConversations();
+  return (await loadMessages(conversation.id)).get(conversation.leaf);
+}"""
+
+
+class Window:
+    """The page in a browser, with the ways in which users use it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.troubles: list[str] = []
+        self.expected: tuple[str, ...] = ()  # parts of console messages that are no trouble
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("dialog", lambda dialog: dialog.accept())
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not any(
+            part in message.text for part in self.expected
+        ):
+            self.troubles.append(message.text)
+
+    def open(self, url: str, view: str = "") -> None:
+        """Load the page; requests to other places are trouble."""
+        host = urlsplit(str(url)).netloc
+
+        def note(request: Any) -> None:
+            if urlsplit(request.url).netloc != host and not request.url.startswith("blob:"):
+                self.troubles.append(f"asks elsewhere: {request.url}")
+
+        self.page.on("request", note)
+        self.page.goto(f"{url}/#{view}")
+        self.page.wait_for_selector("body[data-ready]")
+
+    def ask(self, text: str, *, wait: bool = True) -> Locator:
+        """Send a message; returns the answer, by default when it is over."""
+        self.page.fill("#prompt", text)
+        self.page.press("#prompt", "Enter")
+        return self.answer(wait=wait)
+
+    def answer(self, *, wait: bool = True) -> Locator:
+        """The last answer."""
+        if wait:
+            self.page.wait_for_selector(".message.assistant:last-child:not(.running)")
+        return self.page.locator(".message.assistant").last
+
+    def until(self, condition: str) -> None:
+        """Wait for a JavaScript expression; the page's policy forbids Playwright's own way."""
+        until(lambda: bool(self.page.evaluate(condition)), condition)
+
+    def tinted(self) -> dict[str, str]:
+        """Text under each style."""
+        return {name: "".join(parts) for name, parts in self.page.evaluate(TINTED).items()}
+
+    def kept(self) -> dict[str, Any]:
+        """The newest answer in the browser's database."""
+        message: dict[str, Any] = self.page.evaluate(KEPT)
+        return message
+
+
+def writes(
+    *pieces: tuple[str, str] | str, hold: bool = False
+) -> Callable[[Request], Sequence[Event | Exception | str]]:
+    """A script: each piece is one step; (text, speculator) was guessed, the rest is the model's.
+
+    A guessed piece is a draft with one more token, which was rejected.
+    """
+
+    def script(request: Request) -> Sequence[Event | Exception | str]:
+        events: list[Event | Exception | str] = []
+        for piece in pieces:
+            text, speculator = (piece, "") if isinstance(piece, str) else piece
+            tokens = tuple(text.encode())
+            num_guessed = len(tokens) if speculator else 0
+            draft = (*tokens[:num_guessed], *[ord("?")] * bool(num_guessed))
+            step = VerifiedDraft(
+                draft, (speculator,) * len(draft), (0.5,) * len(draft), 2.0, 0.5 * bool(draft)
+            )
+            for token in [tokens] if speculator else [(one,) for one in tokens]:
+                events.append(
+                    TokenEvent(
+                        request.request_id,
+                        token,
+                        bytes(token),
+                        (speculator,) * len(token),
+                        step=step,
+                    )
+                )
+        end: list[Event | Exception | str] = [FinishEvent(request.request_id, "eos", STATS)]
+        return [*events, HOLD] if hold else events + end
+
+    return script
+
+
+def worker_that_writes(*pieces: tuple[str, str] | str, hold: bool = False) -> FakeWorker:
+    """A worker whose every answer is this."""
+    return FakeWorker(writes(*pieces, hold=hold))

@@ -1,0 +1,136 @@
+"""The chat: streams, stops, survives a reload, branches, keeps, exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.page.support import Window, worker_that_writes
+from tests.server.fake_worker import FakeWorker, say
+from tests.server.server_process import until
+from tests.server.serving import serving
+
+ANSWER = ("A **bold** word.\n\n", ("```python\nprint(1)\n", "suffix"), "```\n\nDone.")
+
+
+def test_an_answer_streams_and_is_shown_as_markdown(window: Window) -> None:
+    with serving(worker_that_writes(*ANSWER)) as client:
+        window.open(str(client.base_url))
+        answer = window.ask("Go on")
+        assert answer.locator(".text strong").inner_text() == "bold"
+        assert answer.locator("pre code").inner_text().strip() == "print(1)"
+        assert answer.locator(".hljs-built_in").inner_text() == "print"
+        assert "Done." in answer.inner_text()
+        assert window.page.locator(".message.user").inner_text().strip() == "Go on"
+
+
+def test_text_appears_before_the_answer_is_over_and_stop_ends_it(window: Window) -> None:
+    worker = worker_that_writes("The beginning", hold=True)
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        answer = window.ask("Go on", wait=False)
+        answer.get_by_text("The beginning").wait_for()
+        window.page.get_by_role("button", name="Stop", exact=True).click()
+        assert worker.cancelled.get(timeout=10)
+        assert "Stopped." in window.answer().inner_text()
+        assert window.page.get_by_role("button", name="Send").is_visible()
+
+
+def test_what_was_said_before_a_reload_stays(window: Window) -> None:
+    worker = worker_that_writes("Half of it", hold=True)
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        window.ask("Go on", wait=False).get_by_text("Half of it").wait_for()
+        until(lambda: window.kept()["content"] == "Half of it", "the beginning is kept")
+        window.page.reload()
+        assert worker.cancelled.get(timeout=10)
+        window.page.wait_for_selector("body[data-ready]")
+        assert window.page.locator(".message.user").inner_text().strip() == "Go on"
+        assert "Half of it" in window.answer().inner_text()
+        assert "Stopped." in window.answer().inner_text()
+
+
+def test_asking_again_and_editing_make_versions_to_walk_between(window: Window) -> None:
+    answers = iter([b"first", b"second", b"third"])
+    worker = FakeWorker(lambda request: say(request, next(answers)))
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        window.ask("Question")
+        page = window.page
+        page.get_by_role("button", name="Answer again").click()
+        page.locator(".message.assistant", has_text="second").wait_for()
+        assert "2 / 2" in window.answer().inner_text()
+        page.get_by_role("button", name="Earlier version").click()
+        page.locator(".message.assistant", has_text="first").wait_for()
+        page.get_by_role("button", name="Edit and ask again").click()
+        page.get_by_role("textbox", name="Your message").fill("Other question")
+        page.get_by_role("button", name="Ask", exact=True).click()
+        page.locator(".message.assistant", has_text="third").wait_for()
+        assert "Other question" in page.locator(".message.user").inner_text()
+        page.locator(".message.user").get_by_role("button", name="Earlier version").click()
+        page.locator(".message.assistant", has_text="second").wait_for()  # the newest answer to it
+        assert worker.requests[2].prompt != worker.requests[1].prompt
+
+
+def test_settings_and_system_prompt_are_sent_and_defaults_are_the_servers(window: Window) -> None:
+    worker = FakeWorker()
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        page.get_by_role("button", name="Settings", exact=True).click()
+        assert page.get_by_label("Temperature").get_attribute("placeholder") == "0.8"
+        page.get_by_label("Temperature").fill("0.25")
+        page.get_by_label("Top k").fill("many")
+        assert page.get_by_text("must be a whole number").is_visible() is False
+        assert page.get_by_text("must be a number").is_visible()
+        page.get_by_label("Mode").select_option("off")
+        page.get_by_label("System prompt").fill("Be brief.")
+        window.ask("Question")
+        request = worker.requests[0]
+        assert request.sampling.temperature == 0.25
+        assert request.sampling.top_k == 40
+        assert request.speculative.mode is not None
+        assert request.speculative.mode.value == "off"
+        assert request.wants_provenance
+        assert b"Be brief." in bytes(request.prompt)
+
+
+def test_conversations_are_kept_exported_and_imported(window: Window, tmp_path: Path) -> None:
+    with serving(worker_that_writes("An answer")) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        window.ask("Remember this")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Export").click()
+        file = tmp_path / "export.json"
+        download.value.save_as(file)
+        assert json.loads(file.read_text("utf-8"))["conversations"][0]["messages"]
+        page.get_by_role("button", name="New conversation").click()
+        page.get_by_text("What shall we write?").wait_for()
+        page.get_by_role("button", name="Delete Remember this").click()
+        window.until("!document.querySelector('#conversations li')")
+        page.set_input_files("#import-file", file)
+        page.get_by_role("button", name="Remember this", exact=True).click()
+        assert "An answer" in window.answer().inner_text()
+        page.set_input_files("#import-file", Path(__file__))
+        page.get_by_text("this file is not JSON").wait_for()
+
+
+def test_a_text_file_becomes_part_of_the_message(window: Window, tmp_path: Path) -> None:
+    file = tmp_path / "tool.py"
+    file.write_text("print('```')\n")
+    with serving() as client:
+        window.open(str(client.base_url))
+        window.page.set_input_files("#file", file)
+        window.until("document.querySelector('#prompt').value !== ''")
+        assert window.page.input_value("#prompt") == "tool.py:\n````py\nprint('```')\n````\n"
+
+
+def test_a_failure_is_said_where_the_answer_would_be(window: Window) -> None:
+    window.expected = ("400 (Bad Request)", "500 (Internal Server Error)")
+    with serving() as client:
+        window.open(str(client.base_url))
+        window.page.evaluate(
+            "localStorage.setItem('headstart-settings', '{\"max_tokens\": \"-5\"}')"
+        )
+        assert "max_tokens" in window.ask("Question").locator(".note").inner_text()

@@ -1,0 +1,116 @@
+"""Who guessed it: what is tinted is what provenance says, and the draft can be looked at."""
+
+from __future__ import annotations
+
+import re
+
+from tests.page.support import Window, worker_that_writes
+from tests.server.server_process import Server
+from tests.server.serving import serving
+
+PIECES = (
+    "The **model** wrote ",
+    ("this *part*", "suffix"),
+    " and `then` ",
+    ("that &amp; that", "draft-model"),
+    ".\n\n```python\n",
+    ("def f(x):\n    return", "suffix"),
+    " x\n```\n\n",
+    ("- one\n- two", "draft-model"),
+)
+RENAME = (
+    "Rename `data` to `buffer`:\n```python\ndef write(self, data):\n    self.file.write(data)\n"
+    "    self.size += len(data)\n    return len(data)\n```"
+)
+
+
+def test_tinted_text_is_what_each_speculator_guessed(window: Window) -> None:
+    with serving(worker_that_writes(*PIECES)) as client:
+        window.open(str(client.base_url))
+        window.ask("Go on")
+        tinted = window.tinted()
+        assert tinted["guess-0"] == "this partdef f(x):\n    return"
+        assert tinted["guess-1"].replace("\n", "") == "that & thatonetwo"
+        window.page.reload()  # it is kept with the answer
+        window.page.wait_for_selector("body[data-ready]")
+        assert window.tinted() == tinted
+
+
+def test_a_real_answer_is_tinted_as_its_provenance_says(window: Window, server: Server) -> None:
+    window.open(server.url)
+    window.ask(RENAME)
+    tokens = window.kept()["provenance"]["tokens"]
+    types = window.page.evaluate("fetch('props').then((r) => r.json())")["speculation"]["types"]
+    tinted = window.tinted()
+    assert any(token["source"] for token in tokens)
+    text = "".join(token["piece"] for token in tokens)
+    sources = [token["source"] for token in tokens for _ in token["piece"]]
+    for mark in re.finditer(r"```\w*", text):  # not shown
+        sources[mark.start() : mark.end()] = [""] * len(mark[0])
+    for style, speculator in enumerate(types):
+        guessed = "".join(
+            c for c, source in zip(text, sources, strict=True) if source == speculator
+        )
+        assert "".join(tinted[f"guess-{style}"].split()) == "".join(guessed.split())
+
+
+def test_pointing_at_a_token_shows_its_draft_and_what_was_rejected(window: Window) -> None:
+    with serving(worker_that_writes("Mine ", ("guessed", "suffix"))) as client:
+        window.open(str(client.base_url))
+        text = window.ask("Go on").locator("p").first
+        box = text.bounding_box()
+        assert box
+        page = window.page
+        width = page.evaluate(
+            "() => { const r = document.createRange(); r.selectNodeContents("
+            "document.querySelector('.assistant p')); return r.getBoundingClientRect().width }"
+        )
+        page.mouse.move(box["x"] + width - 4, box["y"] + box["height"] / 2)
+        inspector = page.locator("#inspector")
+        inspector.wait_for()
+        assert "guessed by suffix, token 7 of its draft, expected with 50 %" in (
+            inspector.inner_text().replace("\xa0", " ")
+        )
+        assert inspector.locator("li.accepted").count() == 7
+        assert inspector.locator("li.rejected").inner_text().startswith("?")
+        assert window.tinted()["draft-now"] == "guessed"
+        page.mouse.move(5, 5)
+        inspector.wait_for(state="hidden")
+
+
+def test_arrow_keys_walk_along_the_tokens(window: Window) -> None:
+    with serving(worker_that_writes("a", ("bc", "suffix"))) as client:
+        window.open(str(client.base_url))
+        window.ask("Go on").locator(".body").focus()
+        inspector = window.page.locator("#inspector")
+        said = []
+        for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+            window.page.keyboard.press(key)
+            said.append(inspector.locator("p").first.inner_text())
+        assert "the model's own" in said[0]
+        assert "guessed by suffix" in said[1]
+        assert said[2] == said[0]
+        window.page.keyboard.press("Escape")
+        inspector.wait_for(state="hidden")
+
+
+def test_the_switch_takes_the_tint_away_and_is_remembered(window: Window) -> None:
+    with serving(worker_that_writes(("guess", "suffix"))) as client:
+        window.open(str(client.base_url))
+        window.ask("Go on")
+        assert window.tinted()["guess-0"] == "guess"
+        window.page.get_by_role("switch", name="Who guessed it").click()
+        assert window.tinted() == {}
+        window.page.reload()
+        window.page.wait_for_selector("body[data-ready]")
+        assert window.tinted() == {}
+
+
+def test_totals_count_steps_and_guesses(window: Window) -> None:
+    with serving(worker_that_writes("abc", ("defg", "suffix"), "h")) as client:
+        window.open(str(client.base_url))
+        totals = window.ask("Go on").locator(".totals").inner_text()
+        assert "1.6 tokens a step" in totals  # 8 in 5
+        assert "80 % of guesses right" in totals  # 4 of 5
+        assert "3 steps saved" in totals
+        assert "suffix 4" in totals

@@ -1,0 +1,251 @@
+"""Reading a body, a template, a text: refused by size first, stopped when nobody waits, and never
+in the way of the event loop or the end of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+from tests.server.fake_worker import INFO, FakeWorker
+from tests.server.serving import served_model, serving
+
+from headstart.errors import CapacityError, ModelError
+from headstart.server import prompts
+from headstart.server.infill import infill_prompt
+from headstart.server.model import ServedModel
+from headstart.server.schemas import InfillBody
+from headstart.server.threads import Threads
+from headstart.structures.interruption import progress, watched
+from headstart.testing import ByteVocab
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.time_limit import TimeLimitError, run_within
+from headstart.types import FimTokens
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+FOR_LONG_CHATS = "{{ messages[0].content }}{% if messages | length > 9 %}" + ENDLESS + "{% endif %}"
+
+
+class SlowVocab(ByteVocab):
+    """Tokenizes a part in 20 ms, as long as nobody stops it."""
+
+    def __init__(self) -> None:
+        self.num_parts = 0
+
+    def tokenize(self, text, *, add_special, parse_special):
+        for part in range(len(text) // 100):
+            time.sleep(0.02)
+            self.num_parts += 1
+            progress(part)
+        return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+
+def worst_delay(client, work) -> float:
+    """Seconds of the slowest /health while `work` runs in threads."""
+    threads = [threading.Thread(target=one) for one in work]
+    for thread in threads:
+        thread.start()
+    worst = 0.0
+    while any(thread.is_alive() for thread in threads):
+        started = time.perf_counter()
+        assert client.get("/health").status_code == 200
+        worst = max(worst, time.perf_counter() - started)
+    return worst
+
+
+@pytest.fixture(scope="module")
+def client():
+    with serving(FakeWorker()) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/completion", {"prompt": "a" * 3_000_000}, "3000000 bytes, more than 32"),
+        ("/completion", {"prompt": ["a"] * 255 + ["a" * 300_000]}, "300000 bytes"),
+        ("/completion", {"prompt": [1, *["a"] * 90_000]}, "prompt holds 90001 texts and tokens"),
+        ("/v1/completions", {"prompt": [1] * 1_000_000}, "prompt holds 1000000 texts and tokens"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}] * 24_000},
+            "messages holds 24000 messages",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a" * 2_000_000}]},
+            "2000000 bytes",
+        ),
+        (
+            "/apply-template",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 99_999}]}]},
+            "99999 bytes",
+        ),
+        ("/detokenize", {"tokens": [1] * 1_500_000}, "tokens holds 1500000 entries"),
+        ("/detokenize", {"tokens": ["a"]}, "must be a list of valid integers"),
+        ("/completion", {"prompt": "a", "lora": [[]] * 400_001}, "lists and objects"),
+        ("/completion", {"prompt": "a", "lora": [""] * 400_000}, "texts and keys"),
+        ("/completion", {"prompt": "a"} | {f"k{i}": 1 for i in range(300)}, "fields but at most"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_read(client, path, body, says):
+    data = json.dumps(body, separators=(",", ":")).encode()
+    started = time.monotonic()
+    response = client.post(path, content=data)
+    assert time.monotonic() - started < 2
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+
+
+def test_health_answers_while_the_largest_bodies_are_parsed(client):
+    bodies = [
+        b'{"prompt":["a",' + b"[]," * 399_000 + b"[]]}",
+        b'{"prompt":[' + b"1," * 2_000_000 + b"1]}",
+        b'{"messages":[' + b'{"role":"user","content":"a"},' * 24_000 + b'{"role":"user"}]}',
+    ]
+
+    def post(body: bytes) -> None:
+        with_messages = b"messages" in body
+        path = "/v1/chat/completions" if with_messages else "/completion"
+        assert client.post(path, content=body).status_code == 400
+
+    assert worst_delay(client, [lambda body=body: post(body) for body in bodies]) < 1.0
+
+
+def test_texts_that_nobody_waits_for_are_not_tokenized_on():
+    vocab = SlowVocab()
+    model = ServedModel(alias="tiny", vocab=vocab, template=ChatTemplate(None))
+    with serving(FakeWorker(), model=model) as client:
+        for _ in range(6):
+            with pytest.raises(Exception, match="timed out"):
+                client.post("/tokenize", json={"content": "a" * 100_000}, timeout=0.2)
+        done = vocab.num_parts
+        time.sleep(0.5)
+        assert vocab.num_parts - done < 20
+        # and what makes a prompt never waits for them
+        started = time.monotonic()
+        assert client.post("/completion", json={"prompt": "a"}).status_code == 200
+        assert time.monotonic() - started < 1
+
+
+def test_the_end_of_the_server_does_not_wait_for_a_thread():
+    hold = threading.Event()
+
+    class Stuck(ByteVocab):
+        def tokenize(self, text, *, add_special, parse_special):
+            if len(text) > 5:
+                hold.wait(60)
+            return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    model = ServedModel(alias="tiny", vocab=Stuck(), template=ChatTemplate(None))
+    try:
+        with serving(FakeWorker(), model=model) as client:
+            with pytest.raises(Exception, match="timed out"):
+                client.post("/tokenize", json={"content": "stuck here"}, timeout=0.2)
+            started = time.monotonic()
+        assert time.monotonic() - started < 5
+        assert all(t.daemon for t in threading.enumerate() if t.name.startswith("headstart-texts"))
+    finally:
+        hold.set()
+
+
+async def test_too_many_jobs_are_refused_and_abandoned_ones_not_begun():
+    threads, hold, begun = Threads("test", 1, 2), threading.Event(), []
+    first = asyncio.create_task(threads.run(lambda: hold.wait(10)))
+    await asyncio.sleep(0.05)
+    others = [asyncio.create_task(threads.run(lambda i=i: begun.append(i))) for i in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(CapacityError, match="try again later"):
+        await threads.run(lambda: None)
+    others[0].cancel()
+    await asyncio.sleep(0)
+    hold.set()
+    assert await first
+    await others[1]
+    assert begun == [1]
+    threads.close()
+
+
+def test_a_template_that_loops_stops_the_start_with_a_message(monkeypatch):
+    monkeypatch.setattr("headstart.text.chat_template.PROBE_SECONDS", 0.5)
+    started = time.monotonic()
+    with pytest.raises(ModelError, match=r"does not come to an end.*--chat-template-file"):
+        ChatTemplate(ENDLESS)
+    assert time.monotonic() - started < 5
+
+
+def test_a_template_that_loops_for_some_messages_is_that_request_s_error(monkeypatch):
+    monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 0.5)
+    with serving(FakeWorker(), model=served_model(FOR_LONG_CHATS)) as client:
+        messages = [{"role": "user", "content": "a"}]
+        chat = "/v1/chat/completions"
+        assert client.post(chat, json={"messages": messages}).status_code == 200
+        started = time.monotonic()
+        response = client.post(chat, json={"messages": messages * 10})
+        assert time.monotonic() - started < 5
+        assert response.status_code == 400
+        assert "took longer than 0.5 s" in response.json()["error"]["message"]
+        assert client.post(chat, json={"messages": messages}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 9 ** 9 ** 9 }}", "{{ 'a' * 10 ** 10 }}", "{{ '%999999999d' % 1 }}"]
+)
+def test_one_operator_of_a_template_does_not_take_all_memory(source):
+    started = time.monotonic()
+    ChatTemplate("{% if messages | length > 1 %}" + source + "{% endif %}{{ messages[0].content }}")
+    assert time.monotonic() - started < 5
+
+
+def test_a_time_limit_ends_loops_and_leaves_the_thread_usable():
+    def endless() -> None:
+        while True:
+            pass
+
+    for _ in range(3):
+        with pytest.raises(TimeLimitError):
+            run_within(0.2, endless)
+        assert run_within(0.2, lambda: sum(range(1000))) == 499500
+    assert run_within(5, lambda: run_within(0.0, lambda: 7)) == 7  # the outer one holds
+
+
+def test_whoever_watches_may_stop_the_work():
+    seen: list[int] = []
+
+    def watch(amount: int) -> None:
+        seen.append(amount)
+        if amount > 2:
+            raise KeyError
+
+    def work() -> None:
+        with watched(watch):
+            for part in range(10):
+                progress(part)
+
+    with pytest.raises(KeyError):
+        work()
+    progress(99)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_infill_cuts_long_pieces_before_it_tokenizes_them():
+    class Counting(ByteVocab):
+        longest = 0
+
+        def tokenize(self, text, *, add_special, parse_special):
+            self.longest = max(self.longest, len(text))
+            return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    vocab = Counting()
+    vocab.fim = FimTokens(prefix=1, suffix=2, middle=3, repository=4, file=5)
+    long = "".join(chr(97 + i % 26) for i in range(1_000_000))
+    fields = {"input_prefix": long, "input_suffix": long, "prompt": long}
+    body = InfillBody.model_validate(fields | {"input_extra": [{"text": long}]})
+    tokens = infill_prompt(body, vocab, INFO)
+    assert len(tokens) <= INFO.context_size
+    assert vocab.longest <= 32 * INFO.context_size
+    before = tokens[tokens.index(1) + 1 : tokens.index(2)]
+    assert long.encode().endswith(bytes(before[-20:]))

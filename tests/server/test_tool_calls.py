@@ -1,0 +1,198 @@
+"""Tools and thoughts over HTTP: what a model writes, as OpenAI's clients read it."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from tests.server.fake_worker import FakeWorker, say
+from tests.server.serving import serving
+from tests.server.test_wrong_input import error_of
+from tests.templates.conversations import TOOLS
+
+from headstart.grammar import ConstraintKind
+from headstart.server.model import ServedModel
+from headstart.testing import ByteVocab
+from headstart.text.chat_template import ChatTemplate
+
+CHAT = "/v1/chat/completions"
+TEMPLATE = """\
+{%- for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}
+{%- for m in messages %}<{{ m.role }}>
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{{- m.content }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>
+{%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}<assistant>{% if enable_thinking %}<think>{% endif %}{% endif %}"""  # noqa: E501
+ASKED = {"messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS}
+ANSWER = (
+    b"I wonder.</think>One moment.",
+    b'<tool_call>{"name": "get_weather", "argu',
+    b'ments": {"city": "P',
+    b'aris"}}</tool_call><tool_call>{"name": "send", "arguments": {}}</tool_call>',
+)
+
+
+@pytest.fixture(scope="module")
+def worker():
+    return FakeWorker(lambda request: say(request, *ANSWER))
+
+
+@pytest.fixture(scope="module")
+def client(worker):
+    model = ServedModel(alias="m", vocab=ByteVocab(), template=ChatTemplate(TEMPLATE))
+    with serving(worker, model=model) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sdk(client):
+    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="-", max_retries=0) as sdk:
+        yield sdk
+
+
+def ask(client, **fields):
+    return client.post(CHAT, json=ASKED | fields).json()["choices"][0]
+
+
+def test_an_answer_with_calls(client):
+    choice = ask(client)
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == ("One moment.", "I wonder.")
+    first, second = message["tool_calls"]
+    assert first["id"] != second["id"]
+    assert first["type"] == "function"
+    assert first["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    assert second["function"] == {"name": "send", "arguments": "{}"}
+
+
+def test_a_stream_says_the_name_first_and_the_arguments_in_pieces(sdk):
+    stream = sdk.chat.completions.create(model="m", stream=True, **ASKED)
+    deltas = [chunk.choices[0] for chunk in stream if chunk.choices]
+    calls = [call for one in deltas for call in one.delta.tool_calls or ()]
+    assert (calls[0].index, calls[0].function.name) == (0, "get_weather")
+    assert calls[0].id.startswith("call_")
+    arguments = [call.function.arguments for call in calls if call.index == 0]
+    assert "".join(arguments) == '{"city": "Paris"}'
+    assert len([text for text in arguments if text]) == 2
+    assert all(call.function.name is None for call in calls if call.index == 0 and not call.id)
+    assert [call.function.name for call in calls if call.index == 1 and call.id] == ["send"]
+    thoughts = [getattr(one.delta, "reasoning_content", None) or "" for one in deltas]
+    assert "".join(thoughts) == "I wonder."
+    assert "".join(one.delta.content or "" for one in deltas) == "One moment."
+    assert [one.finish_reason for one in deltas if one.finish_reason] == ["tool_calls"]
+
+
+def test_the_sdks_stream_helper_puts_the_calls_together(sdk):
+    with sdk.chat.completions.stream(model="m", **ASKED) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert [call.function.name for call in message.tool_calls] == ["get_weather", "send"]
+    assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Paris"}
+
+
+def test_calls_may_be_left_in_the_content(client):
+    for fields in ({"tool_choice": "none"}, {"parse_tool_calls": False}):
+        choice = ask(client, **fields)
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"].startswith("One moment.<tool_call>")
+        assert "tool_calls" not in choice["message"]
+
+
+def test_thoughts_may_be_left_in_the_content(client):
+    message = ask(client, reasoning_format="none")["message"]
+    assert message["content"] == "I wonder.</think>One moment."
+    assert "reasoning_content" not in message
+    bad = client.post(CHAT, json=ASKED | {"reasoning_format": "x"})
+    assert "reasoning_format is 'x' but must be one of none, auto" in error_of(bad, 400)
+
+
+def test_a_budget_of_no_thoughts_ends_them_in_the_prompt(client, worker):
+    ask(client, reasoning_budget_tokens=0)
+    assert bytes(worker.requests[-1].prompt).endswith(b"<assistant><think></think>")
+
+
+def constraint(client, worker, **fields):
+    client.post(CHAT, json=ASKED | fields).raise_for_status()
+    return worker.requests[-1].constraint
+
+
+def test_calls_are_constrained_from_their_marker_on(client, worker):
+    found = constraint(client, worker)
+    assert (found.kind, found.triggers) == (ConstraintKind.LARK, (b"<tool_call>",))
+    assert not found.is_required
+    assert '"send' in found.text
+    assert constraint(client, worker, tool_choice="none") is None
+
+
+def test_required_calls_follow_the_thoughts(client, worker):
+    found = constraint(client, worker, tool_choice="required")
+    assert (found.triggers, found.is_required) == ((b"</think>",), True)
+    named = {"type": "function", "function": {"name": "send"}}
+    found = constraint(client, worker, tool_choice=named)
+    assert "get_weather" not in found.text
+    assert ")*" in found.text
+    single = constraint(client, worker, tool_choice=named, parallel_tool_calls=False)
+    assert ")*" not in single.text
+    fields = {"chat_template_kwargs": {"enable_thinking": False}, "tool_choice": "required"}
+    assert constraint(client, worker, **fields).triggers == ()
+
+
+def test_a_schema_holds_for_what_follows_the_thoughts(client, worker):
+    fields = {"json_schema": {"type": "object"}, "tools": []}
+    found = constraint(client, worker, **fields)
+    assert (found.triggers, found.is_required) == ((b"</think>",), True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tool_choice": "maybe"}, "tool_choice is 'maybe' but must be auto, none, required"),
+        ({"tool_choice": {"function": {"name": "x"}}}, "names 'x' but the tools are get_weather"),
+        ({"tools": [], "tool_choice": "required"}, "there are no tools"),
+        ({"tools": [{"type": "retrieval"}]}, "tools.0 must be"),
+        ({"tools": [{"function": {"name": ""}}]}, "tools.0.function.name is required"),
+        ({"tool_choice": "required", "json_schema": {}}, "exclude each other"),
+    ],
+)
+def test_tools_that_cannot_be_are_refused(client, fields, says):
+    assert says in error_of(client.post(CHAT, json=ASKED | fields), 400)
+
+
+def test_props_say_which_format_was_found(client):
+    found = client.get("/props").json()
+    assert found["chat_format"] == {
+        "tool_calls": "json",
+        "tool_call_triggers": ["<tool_call>"],
+        "why_no_tool_calls": None,
+        "thinking_start": "<think>",
+        "thinking_end": "</think>",
+    }
+    assert found["chat_template_caps"]["supports_tools"] is True
+
+
+def test_a_template_without_calls_gets_plain_json_where_they_are_required():
+    script = b'{"name": "send", "arguments": {"to": []}}'
+    worker = FakeWorker(lambda request: say(request, script))
+    with serving(worker) as client:
+        body = ASKED | {"tool_choice": "required"}
+        message = client.post(CHAT, json=body).json()["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"to": []}'
+        wanted = worker.requests[-1].constraint
+        assert wanted is not None and wanted.triggers == ()  # noqa: PT018
+        assert "tool_calls" not in client.post(CHAT, json=ASKED).json()["choices"][0]["message"]
+        assert client.get("/props").json()["chat_format"]["why_no_tool_calls"]
+
+
+def test_histories_with_calls_and_results_are_rendered(client):
+    call = {"id": "1", "type": "function", "function": {"name": "send", "arguments": '{"a": 1}'}}
+    messages = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sent"},
+    ]
+    prompt = client.post("/apply-template", json={"messages": messages}).json()["prompt"]
+    assert '<tool_call>{"name": "send", "arguments": {"a": 1}}</tool_call><tool>sent' in prompt

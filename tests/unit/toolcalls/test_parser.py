@@ -1,0 +1,244 @@
+"""Whatever the text and wherever its pieces end, the parser gives one message and loses nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.templates.conversations import TOOLS
+
+from headstart.text.thinking import Thinking
+from headstart.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.toolcalls.events import (
+    AnswerMessage,
+    CallArguments,
+    CallBegin,
+    Content,
+    Thoughts,
+    ToolCall,
+)
+from headstart.toolcalls.families import KNOWN_FORMATS
+from headstart.toolcalls.formats import (
+    JsonArguments,
+    JsonCall,
+    MarkedCalls,
+    NamedCall,
+    TaggedArguments,
+)
+from headstart.toolcalls.parser import AnswerParser
+from headstart.toolcalls.tools import Tools
+
+THINK = Thinking("<think>\n", "\n</think>\n\n")
+HERMES = MarkedCalls(
+    "json", JsonCall(), call_start="<tool_call>\n", call_end="\n</tool_call>", separator="\n"
+)
+LIST = MarkedCalls("json", JsonCall(id_key="id", is_id_last=True), "[CALLS][", "]", separator=", ")
+NAMED = MarkedCalls("named-json", NamedCall(JsonArguments()), call_start="<f=", call_end="</f>")
+TAGGED = MarkedCalls(
+    "tagged",
+    NamedCall(TaggedArguments("<p=", ">\n", "\n</p>\n"), name_end=">\n"),
+    call_start="<call><f=",
+    call_end="</f></call>",
+    separator="\n",
+)
+UNMARKED = MarkedCalls("json", JsonCall(arguments_key="parameters"), is_parallel=False)
+FORMATS = {
+    call_format.name + str(index): AnswerFormat(thinking=THINK, calls=call_format)
+    for index, call_format in enumerate((HERMES, LIST, NAMED, TAGGED, UNMARKED))
+} | KNOWN_FORMATS
+WORDS = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "[CALLS][", "]", "<f=", "</f>", "<call>",
+    "</call>", "<p=", "</p>", "get_weather", "send", ">", "{", "}", "[", '"', ":", ",", "\\", "\\u",
+    '"name"', '"arguments"', "city", "text", "\n", " ", "ü", "1", "'", "(", ")", "=", "<|channel|>",
+    "<|message|>", "<|end|>", "<|start|>", "to=functions.", "analysis", "<|tool_call>", "call:",
+    '<|"|>', "<tool_call|>", ">>>", "all", "<|tool_call_start|>", "<|tool_call_end|>",
+    "]<]minimax[>[", "<invoke name=", "</invoke>", "<city>", "</city>", "<|eom|>",
+]  # fmt: skip
+
+
+def read(answer_format, pieces, start="answer"):
+    parser = AnswerParser(answer_format, Tools(TOOLS), ReadOptions(start=start))
+    message = AnswerMessage()
+    for piece in pieces:
+        message.add(parser.feed(piece))
+    message.add(parser.finish())
+    return message
+
+
+def call_text(city="Paris"):
+    return (
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_chunking_of_any_text_gives_the_same_message(name, data):
+    words = st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_size=30)
+    text = "".join(data.draw(words))
+    start = data.draw(st.sampled_from(["answer", "thoughts", "content"]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = read(FORMATS[name], [text], start)
+    assert read(FORMATS[name], pieces, start) == whole
+    assert read(FORMATS[name], list(text), start) == whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_size=30))
+def test_text_without_calls_and_thoughts_is_the_content_as_it_is(words):
+    text = "".join(words)
+    message = read(AnswerFormat(), list(text))
+    assert (message.content, message.thoughts, message.calls) == (text, "", [])
+
+
+def test_thoughts_content_and_calls_come_apart():
+    text = "<think>\nHm.\n</think>\n\nOne moment.\n" + call_text() + "\n" + call_text("Rome")
+    for cut in range(len(text)):
+        message = read(FORMATS["json0"], [text[:cut], text[cut:]])
+        assert message == AnswerMessage(
+            content="One moment.\n",
+            thoughts="Hm.\n",
+            calls=[
+                ToolCall("get_weather", "", '{"city": "Paris"}'),
+                ToolCall("get_weather", "", '{"city": "Rome"}'),
+            ],
+        )
+
+
+def test_the_name_comes_first_and_the_arguments_in_pieces():
+    parser = AnswerParser(AnswerFormat(calls=HERMES), Tools(TOOLS), ReadOptions())
+    text = call_text()
+    events = [event for char in text for event in parser.feed(char)]
+    assert events[0] == CallBegin(0, "get_weather", "")
+    assert len(events) > 10
+    assert all(isinstance(event, CallArguments) for event in events[1:])
+    assert parser.finish() == []
+
+
+def test_content_is_not_held_back_longer_than_it_may_be_a_marker():
+    parser = AnswerParser(AnswerFormat(calls=HERMES), Tools(TOOLS), ReadOptions())
+    assert parser.feed("a <") == [Content("a ")]
+    assert parser.feed("b") == [Content("<b")]
+    assert parser.feed("<tool_ca") == []
+    assert parser.feed("st>") == [Content("<tool_cast>")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        "<tool_call>\n{",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": 5}</tool_call>',
+        '<tool_call>{"name" "get_weather"}</tool_call>',
+        "<tool_call>get_weather</tool_call>",
+        "text <tool_call> and </tool_call>",
+        '<tool_call>{"arguments": {"city": "Paris"}}</tool_call>',
+    ],
+)
+def test_what_is_no_call_is_content(text):
+    assert read(AnswerFormat(calls=HERMES), [text]) == AnswerMessage(content=text)
+
+
+def test_broken_arguments_are_passed_on_as_they_are():
+    text = '<tool_call>{"name": "get_weather", "arguments": {"city": ]}</tool_call> after'
+    message = read(AnswerFormat(calls=HERMES), [text])
+    assert [call.name for call in message.calls] == ["get_weather"]
+    assert message.calls[0].arguments.startswith('{"city": ]')
+    cut_off = read(AnswerFormat(calls=HERMES), [call_text()[:-20]])
+    assert cut_off.calls == [ToolCall("get_weather", "", '{"city": "P')]
+
+
+@pytest.mark.parametrize(
+    ("members", "arguments"),
+    [
+        ('"arguments": {"city": "Rome"}, "name": "get_weather"', '{"city": "Rome"}'),
+        (
+            '"name": "get_weather", "arguments": "{\\"city\\": \\"R\\\\u00f6\\"}"',
+            '{"city": "R\\u00f6"}',
+        ),
+        ('"function": {"name": "get_weather", "arguments": {}}, "type": "function"', "{}"),
+        ('"name": "get_weather"', "{}"),
+        ('"x": [1, {"a": "}"}], "name": "get_weather", "arguments": {"a": "}]"}', '{"a": "}]"}'),
+    ],
+)
+def test_members_of_a_call_may_come_in_any_order(members, arguments):
+    text = f"<tool_call>{{{members}}}</tool_call>"
+    assert read(AnswerFormat(calls=HERMES), list(text)).calls == [
+        ToolCall("get_weather", "", arguments)
+    ]
+
+
+def test_an_id_of_the_model_is_the_calls():
+    text = (
+        '[CALLS][{"name": "send", "arguments": {}, "id": "abc123456"}, {"name": "send", "id": 7}]'
+    )
+    assert read(AnswerFormat(calls=LIST), list(text)).calls == [
+        ToolCall("send", "abc123456", "{}"),
+        ToolCall("send", "7", "{}"),
+    ]
+
+
+def test_marked_arguments_become_json_of_the_schemas_types():
+    text = (
+        '<call><f=get_weather>\n<p=city>\n5 </city>\n"ü"\n</p>\n<p=days>\n3\n</p>\n</f></call>\n'
+        '<call><f=send>\n<p=to>\n["a"]\n</p>\n<p=text>\n</p>\n</f></call>'
+    )
+    for pieces in ([text], list(text)):
+        weather, mail = read(AnswerFormat(calls=TAGGED), pieces).calls
+        assert json.loads(weather.arguments) == {"city": '5 </city>\n"ü"', "days": 3}
+        assert json.loads(mail.arguments) == {"to": ["a"], "text": ""}
+
+
+def test_a_call_may_have_no_arguments():
+    assert read(AnswerFormat(calls=TAGGED), ["<call><f=send></f></call>"]).calls == [
+        ToolCall("send", "", "{}")
+    ]
+
+
+def test_calls_without_markers_are_known_by_their_name():
+    calls = AnswerFormat(calls=UNMARKED)
+    text = '{"name": "get_weather", "parameters": {"city": "X"}}'
+    assert read(calls, list(text)).calls == [ToolCall("get_weather", "", '{"city": "X"}')]
+    other = 'Use {"name": "x"} or {} here: {"a": 1}'
+    assert read(calls, list(other)) == AnswerMessage(content=other)
+
+
+def test_thoughts_that_the_prompt_opened_need_no_marker():
+    message = read(AnswerFormat(thinking=THINK), list("Hm.\n</think>\n\nYes."), "thoughts")
+    assert message == AnswerMessage(content="Yes.", thoughts="Hm.\n")
+    unfinished = read(AnswerFormat(thinking=THINK), ["Hm.\n</thi"], "thoughts")
+    assert unfinished == AnswerMessage(thoughts="Hm.\n</thi")
+
+
+def test_a_continued_content_has_no_thoughts():
+    message = read(AnswerFormat(thinking=THINK), ["<think>x</think>"], "content")
+    assert message == AnswerMessage(content="<think>x</think>")
+
+
+def test_what_is_not_wanted_stays_in_the_content():
+    text = "<think>\nHm.\n</think>\n\n" + call_text()
+    answer_format = AnswerFormat(thinking=THINK, calls=HERMES)
+    options = ReadOptions(splits_thoughts=False, reads_calls=False)
+    parser = AnswerParser(answer_format, Tools(TOOLS), options)
+    message = AnswerMessage()
+    message.add(parser.feed(text) + parser.finish())
+    assert message == AnswerMessage(content=text)
+
+
+def test_deep_nesting_raises_nothing():
+    deep = '<tool_call>{"function": ' + '{"function": ' * 3000
+    assert read(AnswerFormat(calls=HERMES), [deep]).content == deep
+    nested = "<call><f=send><p=to>" + "[" * 100_000 + "</p></f></call>"
+    assert read(AnswerFormat(calls=TAGGED), [nested]).calls[0].name == "send"
+
+
+def test_thoughts_are_events_of_their_own():
+    parser = AnswerParser(AnswerFormat(thinking=THINK), Tools(), ReadOptions())
+    assert parser.feed("<think>\nA") == [Thoughts("A")]
+    assert parser.feed("\n</think>") == [Thoughts("\n")]
+    assert parser.feed("\n\nB") == [Content("B")]
