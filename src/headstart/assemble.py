@@ -88,8 +88,12 @@ def find_models(config: Config) -> Models:
     return Models(demo.path(demo.TARGET), paths.draft or demo.path(demo.DRAFT), is_demo=True)
 
 
-def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerInfo]:
+def build_scheduler(
+    config: Config, models: Models, *, warms_up_later: bool = False
+) -> tuple[Scheduler, WorkerInfo]:
     """Load the models and put a scheduler around them. Runs where the engine lives.
+
+    What steps cost is measured here, or by the loop when it has nothing else to do.
 
     Raises:
         ConfigError, ModelError: something cannot be used; the message says what and why.
@@ -99,6 +103,7 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     from headstart.engine.machine import available_memory
     from headstart.engine.model import Model
     from headstart.grammar.compiler import GrammarCompiler
+    from headstart.loading import fit_models, load_draft
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -113,18 +118,24 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
     learned = _learned(config, models, types)
-    has_draft = needs_draft_model(types) and models.draft is not None
-    fitted = _fit(config, models, has_draft=has_draft)
+    draft = models.draft if needs_draft_model(types) else None
+    fitted = fit_models(config, models.target, draft)
+    for remark in fitted.remarks:
+        log.warning("%s", remark)
     model = Model(models.target, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
-    drafter = _load_draft(config, models.draft, fitted) if has_draft and models.draft else None
+    drafter = load_draft(config, draft, fitted) if draft else None
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
     scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
     if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
-        scheduler.warm_up(WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS)
+        seconds = WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS
+        if warms_up_later:
+            scheduler.warm_up_seconds = seconds
+        else:
+            scheduler.warm_up(seconds)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
         draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
@@ -160,63 +171,20 @@ def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedCon
     return load_control(config, files)
 
 
-def _max_draft(config: Config) -> int:
-    """Most draft tokens a step, of any request."""
-    from headstart.types import SequenceMode
-
-    speculation = config.speculation
-    return (
-        0 if speculation.mode is SequenceMode.OFF else speculation.longest_draft(SequenceMode.AUTO)
-    )
-
-
-def _fit(config: Config, models: Models, *, has_draft: bool) -> Fitted:
-    """Settings with which target and draft model fit into memory.
+def fit_memory(config: Config) -> Fitted:
+    """What the configured models would take of each device, without loading their weights.
 
     Raises:
-        ConfigError: they cannot; the message says what to lower.
+        ConfigError, ModelError: they cannot be had or do not fit.
     """
-    from headstart.engine.fit import Part, fit
-    from headstart.engine.parameters import Limits
+    from headstart.loading import fit_models
+    from headstart.speculation import needs_draft_model, uses_draft_model, wanted_types
 
-    parallel, longest = config.scheduler.parallel, _max_draft(config)
-    path = models.draft if has_draft else None
-
-    def draft(target: EngineConfig) -> Part:
-        assert path is not None
-        own = config.draft_engine.applied_to(target, parallel)
-        return Part(path, own, Limits(parallel, parallel, 0))
-
-    limits = Limits(parallel, parallel * (1 + longest), longest)
-    is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
-    target = Part(models.target, config.engine, limits, is_asked)
-    fitted = fit(target, draft if path else None)
-    for remark in fitted.remarks:
-        log.warning("%s", remark)
-    return fitted
-
-
-def _load_draft(config: Config, path: Path, fitted: Fitted) -> Any:
-    """The draft model's engine.
-
-    Raises:
-        ModelError: it cannot draft for this target; the server does not start without it.
-    """
-    from headstart.engine.context import LlamaEngine
-    from headstart.engine.model import Model
-    from headstart.engine.parameters import Limits
-    from headstart.types import MemoryKind
-
-    parallel = config.scheduler.parallel
-    draft_config = config.draft_engine.applied_to(fitted.config, parallel)
-    drafter = LlamaEngine(Model(path, draft_config), draft_config, Limits(parallel, parallel, 0))
-    if drafter.memory is not MemoryKind.CUT:
-        raise ModelError(
-            f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected "
-            "tokens; "
-            "choose a draft model with attention only"
-        )
-    return drafter
+    check(config)
+    models = find_models(config)
+    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
+    types = wanted_types(config.speculation, has_draft_model=has_draft)
+    return fit_models(config, models.target, models.draft if needs_draft_model(types) else None)
 
 
 def _make_drafting(
@@ -333,7 +301,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         vocab=vocab,
         template=template,
         chat=chat_defaults(config.chat),
-        defaults=request_defaults(config.sampling, model.metadata()),
+        defaults=replace(
+            request_defaults(config.sampling, model.metadata()),
+            cache_prompt=config.scheduler.cache_prompt,
+        ),
     )
     found = served.answer_format
     log.info("chat format: %s", found.why_no_calls or f"tool calls as {found.name}")
@@ -353,11 +324,11 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
+    from headstart.greeting import announce
     from headstart.logs import Logging
     from headstart.process import EngineProcess
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
-    from headstart.server import listen
 
     level = (
         logging.DEBUG
@@ -370,29 +341,20 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
     check(config)
     models = find_models(config)
-    build = partial(build_scheduler, config, models)
-    worker = WorkerClient(lambda: ProcessTransport(build, prepare))
+    build = partial(build_scheduler, config, models, warms_up_later=True)
+    first = ProcessTransport(build, prepare)
+    first.launch()  # loads the models while this process imports what serves them
+    transports = iter([first])
+    worker = WorkerClient(lambda: next(transports, None) or ProcessTransport(build, prepare))
+    try:
+        from headstart.server import listen
 
-    listen.serve(
-        config.server,
-        worker,
-        lambda: replace(load_served_model(config, models), settings=settings),
-        partial(_announce, models.is_demo),
-    )
-    return 0
-
-
-def _announce(is_demo: bool, url: str) -> None:
-    """Print the address and something to try."""
-    if is_demo:
-        print(
-            "Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a "
-            "real one."
+        listen.serve(
+            config.server,
+            worker,
+            lambda: replace(load_served_model(config, models), settings=settings),
+            partial(announce, models.is_demo),
         )
-    code = "def write(self, data):\\n    self.file.write(data)\\n    return len(data)"
-    question = f"Rename `data` to `buffer`:\\n```python\\n{code}\\n```"
-    body = '{"messages": [{"role": "user", "content": "' + question + '"}], "temperature": 0}'
-    print(
-        f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n",
-        flush=True,
-    )
+    finally:
+        first.kill()  # where serving failed before it was used
+    return 0

@@ -107,7 +107,8 @@ class ProcessTransport:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def start(self, receiver: Receiver) -> None:
+    def launch(self) -> None:
+        """Start the process; whom it tells comes with `start`."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -118,6 +119,10 @@ class ProcessTransport:
         )
         self._process.start()
         theirs.close()
+
+    def start(self, receiver: Receiver) -> None:
+        if self._process is None:
+            self.launch()
         threading.Thread(
             target=self._listen, args=(receiver,), name="headstart-events", daemon=True
         ).start()
