@@ -68,6 +68,7 @@ def test_the_grammar_holds_what_the_template_writes(name):
     template, text = written(name, ("get_weather", PARIS))
     answer_format = find_format(template)
     calls = answer_format.constrained_calls
+    assert calls is not None
     constraint = required_calls(calls, rules(), None, is_thinking=False)
     first = (calls.section_start + calls.call_start).strip() or "get_weather"
     if name == "meta-llama-Llama-3.1-8B-Instruct":
@@ -85,6 +86,7 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
     template = ChatTemplate(TEMPLATES[name])
     answer_format = find_format(template)
     calls = answer_format.constrained_calls
+    assert calls is not None
     tools = [
         {"type": "function", "function": {"name": "f", "parameters": {
             "type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"const": 3}},
