@@ -18,6 +18,7 @@ from headstart.scheduler.request import (
     TokenEvent,
     TokenLogprob,
 )
+from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.provenance import Emission, provenance
 from headstart.server.results import (
@@ -264,8 +265,13 @@ class OpenAIDialect(Dialect):
     def _numbers(self) -> dict[str, Any]:
         """What we add to OpenAI's formats: times, acceptance, and the seed to repeat the answer."""
         stats = sum_stats([choice.stats for choice in self.choices])
-        return {
+        numbers = {
             "timings": timings(stats),
-            "metrics": speculative_metrics(stats),
+            "metrics": speculative_metrics(stats, is_whole=self.body.return_metrics),
             "seed": self.choices[0].request.sampling.seed,
         }
+        if self.body.verbose:
+            first = self.choices[0]
+            verbose = native_answer(self.call, self.body, first, first.text, first.tokens)
+            numbers["__verbose"] = verbose
+        return numbers
