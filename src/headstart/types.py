@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -206,8 +207,8 @@ class Legality(Protocol):
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
 
-    def legal_ids(self) -> NDArray[np.int32]:
-        """All tokens that may come next, in order of their ids; at least one."""
+    def legal_mask(self) -> NDArray[np.bool_]:
+        """Of each token of the vocabulary whether it may come next; at least one may."""
 
     def forced(self) -> Sequence[int]:
         """Tokens that must follow: where there are any, only the first of them may come next."""
@@ -299,6 +300,20 @@ class Engine(Protocol):
 
         False (and the sequence is empty) if there is no room for it or the data is of another
         kind of cache.
+        """
+
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+        """Save the sequence and its tokens to a file; returns its bytes.
+
+        Raises:
+            EngineError: it cannot be written.
+        """
+
+    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+        """Replace the sequence by a saved one; returns its tokens and the bytes read.
+
+        Raises:
+            InvalidParameterError: the file cannot be used; the sequence is empty.
         """
 
     def make_filters(self, params: SamplingParams) -> Filters:

@@ -16,6 +16,7 @@ For all but CUT, checkpoints take a sequence further back, to the lengths where 
 from __future__ import annotations
 
 import ctypes
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ from headstart.engine.library import api, take_errors
 from headstart.errors import EngineError
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, pack, unpack
 from headstart.types import MemoryKind
+
+log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
 
@@ -123,20 +126,36 @@ class Sequences:
             or self.checkpoints.has(seq_id, length)
         ):
             return
-        self.checkpoints.add(seq_id, Checkpoint(length, self._get(seq_id, _PARTIAL)))
+        try:
+            data = self._get(seq_id, _PARTIAL)
+        except (EngineError, MemoryError) as error:  # then more is read again, nothing else
+            log.warning("no checkpoint after %d tokens: %s", length, error or "out of memory")
+        else:
+            self.checkpoints.add(seq_id, Checkpoint(length, data))
 
     def save(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
         return pack(self._get(seq_id, _WHOLE), self.checkpoints.of(seq_id))
 
-    def restore(self, seq_id: int, data: Data) -> bool:
-        """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
+    def state(self, seq_id: int) -> bytearray:
+        """All that libllama holds of the sequence, as it writes it."""
+        return self._get(seq_id, _WHOLE)
+
+    def set_state(self, seq_id: int, state: Data) -> int:
+        """Replace the sequence by such a state; returns its length, 0 if that cannot be."""
         self.clear(seq_id)
-        if (parts := unpack(data)) is None or not self._set(seq_id, parts[0], _WHOLE):
+        if not self._set(seq_id, state, _WHOLE):
             self.clear(seq_id)
-            return False
+            return 0
         self._last_rows[seq_id] = 0  # nothing of it can be rolled back
         self._lengths[seq_id] = api.llama_memory_seq_pos_max(self._memory, seq_id) + 1
+        return self._lengths[seq_id]
+
+    def restore(self, seq_id: int, data: Data) -> bool:
+        """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
+        if (parts := unpack(data)) is None or not self.set_state(seq_id, parts[0]):
+            self.clear(seq_id)
+            return False
         self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= self._lengths[seq_id]))
         return True
 

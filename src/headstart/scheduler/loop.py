@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from headstart.errors import CapacityError, RequestError
+from headstart.errors import CapacityError, EngineError, RequestError
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
-from headstart.scheduler.request import Event, Request, error_event
+from headstart.scheduler.request import Event, Request, SlotAction, error_event
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.slot import Slot
 
@@ -36,7 +36,7 @@ class Stop:
     """Command: end the loop."""
 
 
-Command = Request | Cancel | Stop
+Command = Request | SlotAction | Cancel | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,18 @@ def run_loop(
         saver.note(now, has_worked=has_work, is_idle=not scheduler.has_work)
 
 
-def _obey(scheduler: Scheduler, command: Request | Cancel, send: Callable[[Message], None]) -> None:
+def _obey(
+    scheduler: Scheduler, command: Request | SlotAction | Cancel, send: Callable[[Message], None]
+) -> None:
     if isinstance(command, Cancel):
         scheduler.cancel(command.request_id)
         return
     try:
-        scheduler.submit(command)
-    except (RequestError, CapacityError) as error:
+        if isinstance(command, SlotAction):
+            send(Message([scheduler.act_on_slot(command)]))
+        else:
+            scheduler.submit(command)
+    except (RequestError, CapacityError, EngineError) as error:
         send(Message([error_event(command.request_id, error)]))
 
 

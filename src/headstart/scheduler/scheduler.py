@@ -18,7 +18,7 @@ from headstart.errors import (
     InvalidParameterError,
 )
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler import admission, batching
+from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_stops
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
@@ -31,6 +31,8 @@ from headstart.scheduler.request import (
     FinishEvent,
     ProgressEvent,
     Request,
+    SlotAction,
+    SlotEvent,
     TokenEvent,
     error_event,
 )
@@ -133,6 +135,14 @@ class Scheduler:
             self._events.append(FinishEvent(request_id, "cancelled", summary))
         for active in [a for a in self.running if a.request.request_id == request_id]:
             self._finish(active, Ending("cancelled"), self.clock())
+
+    def act_on_slot(self, action: SlotAction) -> SlotEvent:
+        """Save, restore or erase an idle slot's prompt.
+
+        Raises:
+            CapacityError, EngineError, RequestError: why not; the slot is as it was, or empty.
+        """
+        return slot_actions.perform(action, self.slots, self.engine, self.clock)
 
     def step(self) -> StepStats:
         """Advance every running request by one decode."""
