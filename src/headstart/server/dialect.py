@@ -18,6 +18,7 @@ from headstart.scheduler.request import (
     TokenEvent,
     TokenLogprob,
 )
+from headstart.server import sse
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.provenance import Emission, provenance
@@ -158,6 +159,14 @@ class Dialect(ABC):
     @abstractmethod
     def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """The chunk that carries a piece."""
+
+    def deltas(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks that carry a piece; one, in most formats."""
+        return [self.delta(choice, piece)]
+
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk as a server-sent event."""
+        return sse.event(chunk)
 
     @abstractmethod
     def closing(self, choice: Choice) -> list[dict[str, Any]]:
