@@ -279,7 +279,8 @@ class OpenAIDialect(Dialect):
             "metrics": speculative_metrics(stats, is_whole=self.body.return_metrics),
             "seed": self.choices[0].request.sampling.seed,
         }
-        if self.body.verbose:
+        is_verbose = self.body.verbose
+        if is_verbose or (is_verbose is None and self.call.model.defaults.is_verbose):
             first = self.choices[0]
             verbose = native_answer(self.call, self.body, first, first.text, first.tokens)
             numbers["__verbose"] = verbose

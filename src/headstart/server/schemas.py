@@ -146,8 +146,9 @@ class GenerationBody(SamplingBody):
     return_metrics: bool = Field(
         default=False, description="the whole block `metrics`: by speculator, and why none drafted"
     )
-    verbose: bool = Field(
-        default=False, description="`__verbose`: the answer as /completion gives it"
+    verbose: bool | None = Field(
+        default=None,
+        description="`__verbose`: the answer as /completion gives it; default: with --verbose",
     )
     return_draft_info: bool = Field(
         default=False, description="`sources`: which speculator guessed each token"
