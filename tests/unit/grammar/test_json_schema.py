@@ -168,6 +168,32 @@ def test_what_is_partly_supported_is_refused_where_it_is_not(schema: Any, says: 
         begin("json_schema", schema)
 
 
+def test_listed_properties_are_all_there_are_unless_the_schema_says_otherwise() -> None:
+    listed = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert not accepts(listed, {"a": 1, "b": 2})
+    assert accepts(listed | {"additionalProperties": True}, {"a": 1, "b": 2})
+    assert not accepts({"items": listed}, [{"a": 1, "b": 2}])
+    assert accepts({"type": "object"}, {"b": 2})
+    # a name is no keyword, and a value no schema
+    assert accepts(
+        {"type": "object", "properties": {"properties": {"const": 1}}}, {"properties": 1}
+    )
+    assert accepts({"const": {"properties": {}}}, {"properties": {}})
+
+
+def test_merged_schemas_keep_each_other_s_properties() -> None:
+    one = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    other = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+    merged = [
+        {"allOf": [one, other]},
+        one | {"$ref": "#/$defs/other", "$defs": {"other": other}},
+        one | {"anyOf": [other]},
+    ]
+    for schema in merged:
+        assert accepts(schema, {"a": 1, "b": 2})
+    assert accepts(one | {"required": ["a", "z"]}, {"a": 1, "z": 2})
+
+
 def test_the_table_of_the_docs_is_this_one() -> None:
     documented: dict[str, str] = {}
     section = DOCS.read_text("utf-8").split("## JSON schema")[1].split("\n## ")[0]
