@@ -77,7 +77,12 @@ class SchedulerConfig:
     parallel: int = option(4, "slots: requests generated at the same time", "-np", "--num-slots")
     max_queue: int = option(256, "requests that may wait before new ones get 503")
     prefill_chunk: int = option(
-        64, "prompt tokens read per step while others generate; bounds how long they wait"
+        64, "prompt tokens that a step may read in any case while others generate"
+    )
+    prefill_ms: float = option(
+        100.0,
+        "milliseconds of a step up to which it reads more prompt tokens than --prefill-chunk: how "
+        "long those who generate wait for one token",
     )
     checkpoint_min_step: int = option(
         1024,
@@ -98,6 +103,7 @@ class SchedulerConfig:
         check_at_least(self, "cache_ram", 0)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
+        check_at_least(self, "prefill_ms", 0)
         check_at_least(self, "checkpoint_min_step", 1)
         if self.parallel > 250:
             raise ConfigError(

@@ -118,6 +118,10 @@ class EngineConfig:
     lora_scaled: str | None = option(
         None, "LoRA adapter files with the scale of each: FILE:SCALE, separated by commas"
     )
+    control_vector: str | None = option(None, "control vector files, separated by commas")
+    control_vector_scaled: str | None = option(
+        None, "control vector files with the scale of each: FILE:SCALE, separated by commas"
+    )
     repack: bool = option(True, "rearrange weights so that the CPU computes faster", "-repack")
     check_tensors: bool = option(False, "look for impossible values in the weights when loading")
     numa: str | None = option(
@@ -232,6 +236,8 @@ class DraftEngineConfig:
             override_kv=None,
             lora=None,
             lora_scaled=None,
+            control_vector=None,
+            control_vector_scaled=None,
         )
 
     def __post_init__(self) -> None:
