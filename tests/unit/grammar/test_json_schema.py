@@ -1,4 +1,4 @@
-"""JSON schema, keyword by keyword: supported, refused by name, or a note; docs/structured-output.md
+"""JSON schema, keyword by keyword: supported, refused by name, or an annotation; docs/structured-output.md
 has the same table.
 """
 
@@ -96,7 +96,7 @@ REFUSED: dict[str, Any] = {
     "$dynamicRef": {"$dynamicRef": "#a"},
     "$recursiveRef": {"$recursiveRef": "#"},
 }
-NOTES: dict[str, Any] = {
+ANNOTATIONS: dict[str, Any] = {
     "$defs": {},
     "title": "a",
     "description": "a",
@@ -155,9 +155,9 @@ def test_what_is_not_supported_is_refused_by_name(keyword: str) -> None:
         begin("json_schema", REFUSED[keyword])
 
 
-@pytest.mark.parametrize("keyword", NOTES)
-def test_a_note_does_not_change_the_text(keyword: str) -> None:
-    noted = begin("json_schema", {"enum": ["a", 1], keyword: NOTES[keyword]})
+@pytest.mark.parametrize("keyword", ANNOTATIONS)
+def test_an_annotation_does_not_change_the_text(keyword: str) -> None:
+    noted = begin("json_schema", {"enum": ["a", 1], keyword: ANNOTATIONS[keyword]})
     plain = begin("json_schema", {"enum": ["a", 1]})
     assert noted.legal_ids().tolist() == plain.legal_ids().tolist()
 
@@ -202,10 +202,12 @@ def test_the_table_of_the_docs_is_this_one() -> None:
             keywords, meaning = line.strip("| ").split(" | ")
             documented |= dict.fromkeys(re.findall(r"`([^`]+)`", keywords), meaning)
     refused = {name for name, meaning in documented.items() if meaning == "refused"}
-    notes = {name for name, meaning in documented.items() if meaning.startswith("notes")}
+    annotations = {
+        name for name, meaning in documented.items() if meaning.startswith("annotations")
+    }
     assert refused == REFUSED.keys()
-    assert notes == NOTES.keys() - {"$defs"}
-    assert documented.keys() - refused - notes == SUPPORTED.keys() | {"$defs"}
+    assert annotations == ANNOTATIONS.keys() - {"$defs"}
+    assert documented.keys() - refused - annotations == SUPPORTED.keys() | {"$defs"}
 
 
 NAMES = st.sampled_from(["a", "b", "name", "id"])
