@@ -1,5 +1,6 @@
-"""JSON schema, keyword by keyword: supported, refused by name, or an annotation; docs/structured-output.md
-has the same table.
+"""JSON schema, keyword by keyword: supported, refused by name, or an annotation.
+
+The table of docs/structured-output.md is the same.
 """
 
 from __future__ import annotations
