@@ -53,8 +53,8 @@ class SamplingConfig:
     )
     dry_sequence_breaker: str | None = option(
         None,
-        "text that ends a repetition for DRY, instead of \\n, :, \" and *; repeatable; none: no text "
-        "ends one",
+        'text that ends a repetition for DRY, instead of \\n, :, " and *; repeatable; none: no '
+        "text ends one",
     )
     samplers: str | None = option(
         None,
