@@ -85,8 +85,8 @@ def _add_prompts(
     for active, rows in zip(reading, share_rows(reading, num_rows), strict=True):
         if not rows:
             continue
-        if active.stops:
-            rows = min(rows, active.stops[0] - active.num_decoded)
+        if active.pauses:
+            rows = min(rows, active.pauses[0] - active.num_decoded)
         active.num_rows = rows
         tokens = active.tokens[active.num_decoded : active.num_decoded + rows]
         is_whole = rows == active.num_pending

@@ -14,7 +14,7 @@ _TAIL = 64  # tokens of a prompt among which the markers of the answer's beginni
 _BEFORE_END = 4  # tokens, where no marker is found: what is appended may merge with the last ones
 
 
-def choose_stops(
+def choose_pauses(
     tokens: Sequence[int], num_cached: int, is_control: Callable[[int], bool], min_step: int
 ) -> list[int]:
     """Lengths of the prompt, after `num_cached`, that are worth a checkpoint, in order.
@@ -32,12 +32,12 @@ def choose_stops(
         is_long = end - markers[-1] >= _BEFORE_END
         end = end if is_long else markers[-1]
         always = {*markers[:1], markers[-1], end}
-    stops, last = [], 0
+    pauses, last = [], 0
     for position in [*(p for p in markers if p < end), end]:
         while position - last >= 2 * min_step:
             last += min_step
-            stops.append(last)
+            pauses.append(last)
         if position - last >= min_step or position in always:
-            stops.append(position)
+            pauses.append(position)
             last = position
-    return [stop for stop in stops if stop > max(num_cached, _LEAST - 1)]
+    return [pause for pause in pauses if pause > max(num_cached, _LEAST - 1)]

@@ -19,7 +19,7 @@ from headstart.errors import (
 )
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching, slot_actions
-from headstart.scheduler.checkpoints import choose_stops
+from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
@@ -199,16 +199,16 @@ class Scheduler:
             if active.admitted is None:
                 active.admitted = self.clock()
             if self.engine.memory is not MemoryKind.CUT:
-                active.stops = self._stops(active)
+                active.pauses = self._pauses(active)
             active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
             if active.request.wants_progress:
                 self._events.append(_progress(active, self.clock()))
         admission.share_prefixes(self.slots, self.running, self.engine)
 
-    def _stops(self, active: ActiveRequest) -> list[int]:
+    def _pauses(self, active: ActiveRequest) -> list[int]:
         is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
-        return choose_stops(active.tokens, active.num_decoded, is_control, step)
+        return choose_pauses(active.tokens, active.num_decoded, is_control, step)
 
     def _begin(self, active: ActiveRequest) -> bool:
         """Make what only a running request needs; False if it cannot be made and the request ends.
@@ -351,9 +351,9 @@ class Scheduler:
         for active in self._in_batch:
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
                 active.num_decoded += active.num_rows
-                if active.stops and active.num_decoded == active.stops[0]:
+                if active.pauses and active.num_decoded == active.pauses[0]:
                     self.engine.checkpoint(active.slot_id)
-                    active.stops.pop(0)
+                    active.pauses.pop(0)
                 if active.request.wants_progress:
                     self._events.append(_progress(active, now))
                 continue

@@ -44,7 +44,7 @@ class ActiveRequest:
     chances: Sequence[float] = ()
     tracker: DraftTracker = field(default_factory=DraftTracker)
     policy: SpeculationPolicy | None = None  # set while speculators know this sequence
-    stops: list[int] = field(default_factory=list)  # where reading it pauses for a checkpoint
+    pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
     num_rows: int = 0  # rows of the batch being built or decoded, draft included
     stop: StopStrings = field(init=False)
     indent: Indentation = field(init=False)

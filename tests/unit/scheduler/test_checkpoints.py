@@ -8,7 +8,7 @@ import pytest
 from tests.harness import Model, check, make_scheduler, run
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.checkpoints import choose_stops
+from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.request import Request
 from headstart.types import MemoryKind
 
@@ -17,8 +17,8 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 UNCUTTABLE = [m for m in MemoryKind if m is not MemoryKind.CUT]
 
 
-def stops_of(tokens: Sequence[int], num_cached: int = 0, min_step: int = 1000) -> list[int]:
-    return choose_stops(tokens, num_cached, lambda token: token == MARKER, min_step)
+def pauses_of(tokens: Sequence[int], num_cached: int = 0, min_step: int = 1000) -> list[int]:
+    return choose_pauses(tokens, num_cached, lambda token: token == MARKER, min_step)
 
 
 def message(size: int) -> list[int]:
@@ -27,23 +27,23 @@ def message(size: int) -> list[int]:
 
 def test_the_first_message_and_the_last_marker_get_a_checkpoint() -> None:
     prompt = [*message(30), *message(20), *message(25), *message(3)]
-    assert stops_of(prompt) == [30, 75]
+    assert pauses_of(prompt) == [30, 75]
 
 
 def test_without_a_marker_near_the_end_the_last_tokens_are_left_out() -> None:
-    assert stops_of([1] * 100) == [96]
-    assert stops_of([*message(30), *message(200)]) == [30, 226]
+    assert pauses_of([1] * 100) == [96]
+    assert pauses_of([*message(30), *message(200)]) == [30, 226]
 
 
 def test_long_texts_are_divided_and_markers_are_preferred() -> None:
-    assert stops_of([1] * 1004, min_step=300) == [300, 600, 1000]
+    assert pauses_of([1] * 1004, min_step=300) == [300, 600, 1000]
     prompt = [*message(30), *message(330), *message(20), *message(300), *message(3)]
-    assert stops_of(prompt, min_step=300) == [30, 360, 680]
+    assert pauses_of(prompt, min_step=300) == [30, 360, 680]
 
 
 def test_what_is_cached_and_what_is_short_get_none() -> None:
-    assert stops_of([*message(30), *message(70), *message(3)], num_cached=30) == [100]
-    assert stops_of([1] * 15) == []
+    assert pauses_of([*message(30), *message(70), *message(3)], num_cached=30) == [100]
+    assert pauses_of([1] * 15) == []
 
 
 @pytest.mark.parametrize("memory", UNCUTTABLE)
