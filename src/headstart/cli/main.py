@@ -71,7 +71,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _help() -> str:
     commands = "\n".join(f"  {name:<10} {about}" for name, about in COMMANDS.items())
-    return f"""Usage: headstart COMMAND [flags]
+    return f"""Usage: headstart COMMAND [flags], or headstart FLAGS for headstart serve FLAGS
 
 Serve GGUF language models with speculative decoding: the same text, sooner.
 

@@ -8,10 +8,12 @@ leans on its parents (K pseudo-counts at each level):
     parent     = (m_confidence + m_position + K speculator) / (n_confidence + n_position + K)
     cell       = (m_cell + K parent) / (n_cell + K)
 
+Where scores are probabilities, 0.1 + 0.8 score stands for `speculator` in the second line.
+
 A request whose text is unlike the average gets a shift b of the log-odds, odds' = odds e^b, from a
 one-dimensional extended Kalman filter (p = predicted, y = 1 if accepted):
 
-    V <- V + drift;   V <- V / (1 + V p (1 - p));   b <- b + V (y - p)
+    V <- V + drift;   V <- V / (1 + V p (1 - p));   b <- pull b + V (y - p)
 
 So do the tokens themselves (see `token_odds`). Survival is the running product of all this. Labels
 stop at the first disagreement and at the end of the draft, so a fully accepted draft says nothing

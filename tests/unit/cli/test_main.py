@@ -26,6 +26,7 @@ def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture
     assert main(argv) == 0
     out = capsys.readouterr().out
     assert all(command in out for command in COMMANDS)
+    assert "or headstart FLAGS" in out.splitlines()[0]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
