@@ -9,6 +9,7 @@ script as well as they can.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -60,6 +61,12 @@ class WrappedEngine:
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         return self._engine.restore_sequence(seq_id, data)
+
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+        return self._engine.write_sequence(seq_id, path, tokens)
+
+    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+        return self._engine.read_sequence(seq_id, path)
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return self._engine.make_filters(params)
@@ -176,6 +183,12 @@ class SilentEngine:
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         return False
+
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+        return 0
+
+    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+        return [], 0
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return self._make_filters(params)

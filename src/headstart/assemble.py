@@ -88,8 +88,12 @@ def find_models(config: Config) -> Models:
     return Models(demo.path(demo.TARGET), paths.draft or demo.path(demo.DRAFT), is_demo=True)
 
 
-def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerInfo]:
+def build_scheduler(
+    config: Config, models: Models, *, warms_up_later: bool = False
+) -> tuple[Scheduler, WorkerInfo]:
     """Load the models and put a scheduler around them. Runs where the engine lives.
+
+    What steps cost is measured here, or by the loop when it has nothing else to do.
 
     Raises:
         ConfigError, ModelError: something cannot be used; the message says what and why.
@@ -124,7 +128,11 @@ def build_scheduler(config: Config, models: Models) -> tuple[Scheduler, WorkerIn
     compiler = GrammarCompiler(model.vocab)
     scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
     if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
-        scheduler.warm_up(WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS)
+        seconds = WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS
+        if warms_up_later:
+            scheduler.warm_up_seconds = seconds
+        else:
+            scheduler.warm_up(seconds)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
         draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
@@ -326,15 +334,21 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             model.path.name,
         )
     names = _listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
-    return ServedModel(
+    served = ServedModel(
         alias=names[0],
         aliases=names[1:],
         tags=_listed(config.model.tags),
         vocab=vocab,
         template=template,
         chat=chat_defaults(config.chat),
-        defaults=request_defaults(config.sampling, model.metadata()),
+        defaults=replace(
+            request_defaults(config.sampling, model.metadata()),
+            cache_prompt=config.scheduler.cache_prompt,
+        ),
     )
+    found = served.answer_format
+    log.info("chat format: %s", found.why_no_calls or f"tool calls as {found.name}")
+    return served
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
@@ -350,11 +364,11 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
+    from headstart.greeting import announce
     from headstart.logs import Logging
     from headstart.process import EngineProcess
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
-    from headstart.server import listen
 
     level = (
         logging.DEBUG
@@ -367,29 +381,20 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
     check(config)
     models = find_models(config)
-    build = partial(build_scheduler, config, models)
-    worker = WorkerClient(lambda: ProcessTransport(build, prepare))
+    build = partial(build_scheduler, config, models, warms_up_later=True)
+    first = ProcessTransport(build, prepare)
+    first.launch()  # loads the models while this process imports what serves them
+    transports = iter([first])
+    worker = WorkerClient(lambda: next(transports, None) or ProcessTransport(build, prepare))
+    try:
+        from headstart.server import listen
 
-    listen.serve(
-        config.server,
-        worker,
-        lambda: replace(load_served_model(config, models), settings=settings),
-        partial(_announce, models.is_demo),
-    )
-    return 0
-
-
-def _announce(is_demo: bool, url: str) -> None:
-    """Print the address and something to try."""
-    if is_demo:
-        print(
-            "Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a "
-            "real one."
+        listen.serve(
+            config.server,
+            worker,
+            lambda: replace(load_served_model(config, models), settings=settings),
+            partial(announce, models.is_demo),
         )
-    code = "def write(self, data):\\n    self.file.write(data)\\n    return len(data)"
-    question = f"Rename `data` to `buffer`:\\n```python\\n{code}\\n```"
-    body = '{"messages": [{"role": "user", "content": "' + question + '"}], "temperature": 0}'
-    print(
-        f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n",
-        flush=True,
-    )
+    finally:
+        first.kill()  # where serving failed before it was used
+    return 0

@@ -226,6 +226,9 @@ class ServerConfig:
     page: bool = option(True, "serve the page at /", "--webui", "--ui")
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
+    slot_save_path: str | None = option(
+        None, "folder for POST /slots/{id}?action=save and restore; without it these are refused"
+    )
     metrics: bool = option(True, "serve /metrics")
     props: bool = option(False, "take POST /props")
     log_level: str = option(

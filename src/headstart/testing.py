@@ -7,6 +7,7 @@ sequence, so a missed rollback, a wrong position or a mix-up of slots changes th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,6 +250,14 @@ class FakeEngine:
         self._slide(seq_id, len(tokens))
         self.checkpoints.put(seq_id, parts[1])
         return True
+
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+        return path.write_bytes(bytes(self.save_sequence(seq_id)))
+
+    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+        data = path.read_bytes()
+        self.restore_sequence(seq_id, data)
+        return list(self.cache[seq_id]), len(data)
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -93,7 +94,7 @@ class Draft:
     reason: str = ""  # one of a few fixed texts: each is counted by itself
     is_ready: bool = True  # False: it still reads, or cannot; says nothing about its guesses
     # accept so many unseen: only where the class says `skips_verification`
-    num_forced: int | None = None
+    num_unverified: int | None = None
 
 
 NO_DRAFT = Draft()
@@ -299,6 +300,20 @@ class Engine(Protocol):
 
         False (and the sequence is empty) if there is no room for it or the data is of another
         kind of cache.
+        """
+
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+        """Save the sequence and its tokens to a file; returns its bytes.
+
+        Raises:
+            EngineError: it cannot be written.
+        """
+
+    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+        """Replace the sequence by a saved one; returns its tokens and the bytes read.
+
+        Raises:
+            InvalidParameterError: the file cannot be used; the sequence is empty.
         """
 
     def make_filters(self, params: SamplingParams) -> Filters:

@@ -122,11 +122,25 @@ def _run(code: str, script: Path, request: pytest.FixtureRequest) -> None:
 
 def test_every_path_has_its_section_with_a_request_an_answer_and_its_errors() -> None:
     sections = dict(re.findall(r"^## (\S+ \S+)\n(.*?)(?=^## |\Z)", API, re.DOTALL | re.MULTILINE))
+    kinds = re.compile(r":(path|int)(?=\})")
     assert sections.keys() == {
-        f"{endpoint.method} {endpoint.paths[0].replace(':path}', '}')}" for endpoint in endpoints()
+        f"{endpoint.method} {kinds.sub('', endpoint.paths[0])}" for endpoint in endpoints()
     }
     for endpoint in endpoints():
-        section = sections[f"{endpoint.method} {endpoint.paths[0].replace(':path}', '}')}"]
+        section = sections[f"{endpoint.method} {kinds.sub('', endpoint.paths[0])}"]
         assert all(f"`{path.replace(':path}', '}')}`" in section for path in endpoint.paths[1:])
         assert "    curl " in section
         assert "\nErrors: " in section
+
+
+def test_a_file_that_is_named_exists() -> None:
+    """In documents, docstrings and comments: `scheduler/slot.py`, `benchmarks/replay.py`."""
+    texts = [*DOCUMENTS, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.*")]
+    stale = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in texts
+        if path.suffix in (".py", ".md")
+        for name in re.findall(r"(?<![\w./-])((?:[a-z_]+/)+\w+\.py)\b", path.read_text("utf-8"))
+        if not any((root / name).exists() for root in (ROOT, ROOT / "src/headstart", path.parent))
+    ]
+    assert stale == []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import serving
+from tests.server.serving import served_model, serving
 
 from headstart.config import ChatConfig
 from headstart.server.conversation import chat_defaults
-from headstart.server.model import ServedModel
+from headstart.server.model import RequestDefaults, ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types import SequenceMode
@@ -348,3 +349,12 @@ def test_defaults_of_chats_are_the_command_lines():
     with serving(model=model) as client:
         body = {"messages": messages, "chat_template_kwargs": {"b": 3}}
         assert client.post("/apply-template", json=body).json()["prompt"] == "132x"
+
+
+def test_what_the_server_was_started_with_decides_whether_prompts_are_cached():
+    worker = FakeWorker()
+    model = dataclasses.replace(served_model(), defaults=RequestDefaults(cache_prompt=False))
+    with serving(worker, model=model) as client:
+        client.post("/completion", json={"prompt": "a"})
+        client.post("/completion", json={"prompt": "a", "cache_prompt": True})
+    assert [request.cache_prompt for request in worker.requests] == [False, True]

@@ -23,12 +23,20 @@ if TYPE_CHECKING:
     from headstart.scheduler.request import Event, FinishEvent, Request
 
 ABOUT = (
-    "Continue a prompt. Tokens that a speculator guessed and the model accepted are coloured; "
-    "the model's own are plain. The prompt comes from --prompt, --file or standard input."
+    "Continue a prompt. Tokens that a speculator guessed and the model accepted are coloured, "
+    "each speculator's in its own style; the model's own are plain. The prompt comes from "
+    "--prompt, --file or standard input."
 )
 PARTS = ("model", "engine", "draft_engine", "speculation")
-# by speculator, in order of appearance
-STYLES = ("green", "cyan", "magenta", "yellow", "blue", "red")
+# by speculator, in the colours of the page; other styles tell them apart without colour
+STYLES = (
+    "underline blue",
+    "italic green",
+    "bold yellow",
+    "underline2 magenta",
+    "italic underline cyan",
+    "bold underline red",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +81,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         request = _request(generator, options, prompt)
         console = _console(options.color)
-        finish = show(generator.generate(request), generator.vocab.token_bytes, console)
+        speculators = generator.info.speculation.get("types", ())
+        events = generator.generate(request)
+        finish = show(events, generator.vocab.token_bytes, console, speculators)
     finally:
         generator.close()
     print(summary(finish, most_drafted(config.speculation), request.sampling.seed))
@@ -81,23 +91,31 @@ def run(argv: Sequence[str]) -> int:
 
 
 def show(
-    events: Iterable[Event], token_bytes: Callable[[int], bytes], console: Console
+    events: Iterable[Event],
+    token_bytes: Callable[[int], bytes],
+    console: Console,
+    speculators: Sequence[str] = (),
 ) -> FinishEvent:
     """Print the text as it comes, then the legend; return the last event.
+
+    `speculators` get their styles in this order, others as they appear.
 
     Raises:
         EngineError: the request failed.
     """
     from rich.text import Text
 
+    from headstart.cli.step_times import StepTimes
     from headstart.scheduler.request import ErrorEvent, FinishEvent, TokenEvent
     from headstart.text.utf8 import Utf8Decoder
 
     decoder = Utf8Decoder()
-    counts: dict[str, int] = {}  # source -> tokens
+    counts: dict[str, int] = dict.fromkeys(speculators, 0)  # source -> tokens
+    times = StepTimes()
     pending: deque[tuple[bytes, str]] = deque()  # emitted, but may still begin a stop string
     for event in events:
         if isinstance(event, TokenEvent):
+            times.add(event)
             for token, source in zip(event.tokens, event.sources, strict=True):
                 counts[source] = counts.get(source, 0) + 1
                 pending.append((token_bytes(token), source))
@@ -113,8 +131,11 @@ def show(
             legend = [
                 Text(f"{source or 'target'} {n}", _style(source, counts))
                 for source, n in counts.items()
+                if n
             ]
             console.print(Text("\ntokens: ") + Text("  ").join(legend), soft_wrap=True)
+            if times.num_steps:
+                console.print(Text(times.describe()))
             return event
     raise EngineError("the generation ended without saying why")
 
@@ -211,6 +232,7 @@ def _request(generator: LocalGenerator, options: GenerateOptions, prompt: str) -
         prompt=tokens,
         stop=tuple(word.encode() for word in stop),
         max_tokens=None if options.predict < 0 else options.predict,
+        wants_provenance=True,
         sampling=SamplingParams(
             temperature=options.temp,
             top_k=options.top_k,

@@ -8,20 +8,23 @@ unified cache.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
+from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
 from headstart.engine.sequences import CacheRules, Sequences
-from headstart.errors import EngineError, ModelError
+from headstart.errors import EngineError, InvalidParameterError, ModelError
 from headstart.sampling.params import SamplingParams
 from headstart.structures.checkpoints import Checkpoints
 from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
@@ -200,6 +203,20 @@ class LlamaEngine:
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         return self._sequences.restore(seq_id, data)
+
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+        return sequence_files.write(path, tokens, self._sequences.state(seq_id))
+
+    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+        self.clear(seq_id)
+        tokens, state, num_bytes = sequence_files.read(path, self.context_size, self.vocab_size)
+        if self._sequences.set_state(seq_id, state) != len(tokens):
+            self.clear(seq_id)
+            raise InvalidParameterError(
+                f"{path.name} cannot be restored: it is damaged, of another model or of other "
+                "cache types, or the cache has no room for it"
+            )
+        return tokens, num_bytes
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)

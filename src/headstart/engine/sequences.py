@@ -129,14 +129,25 @@ class Sequences:
         """All that the cache holds of the sequence, its checkpoints included."""
         return pack(self._get(seq_id, _WHOLE), self.checkpoints.of(seq_id))
 
-    def restore(self, seq_id: int, data: Data) -> bool:
-        """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
+    def state(self, seq_id: int) -> bytearray:
+        """All that libllama holds of the sequence, as it writes it."""
+        return self._get(seq_id, _WHOLE)
+
+    def set_state(self, seq_id: int, state: Data) -> int:
+        """Replace the sequence by such a state; returns its length, 0 if that cannot be."""
         self.clear(seq_id)
-        if (parts := unpack(data)) is None or not self._set(seq_id, parts[0], _WHOLE):
+        if not self._set(seq_id, state, _WHOLE):
             self.clear(seq_id)
-            return False
+            return 0
         self._last_rows[seq_id] = 0  # nothing of it can be rolled back
         self._lengths[seq_id] = api.llama_memory_seq_pos_max(self._memory, seq_id) + 1
+        return self._lengths[seq_id]
+
+    def restore(self, seq_id: int, data: Data) -> bool:
+        """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
+        if (parts := unpack(data)) is None or not self.set_state(seq_id, parts[0]):
+            self.clear(seq_id)
+            return False
         self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= self._lengths[seq_id]))
         return True
 

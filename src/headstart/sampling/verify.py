@@ -13,18 +13,18 @@ Note = Callable[[int, int, NDArray[np.int32] | None], None]
 """(row, token, the ids among which it was chosen if these were not all)"""
 
 
-def emit_forced(
+def emit_unverified(
     sampler: Sampler,
     logits: NDArray[np.float32],
     draft: Sequence[int],
     position: int,
-    num_forced: int,
+    num_unverified: int,
 ) -> list[int]:
-    """Accept the first `num_forced` draft tokens unseen, then sample one: for measurements, not
+    """Accept the first `num_unverified` draft tokens unseen, then sample one: for measurements, not
     for text.
     """
-    token = sampler.sample(logits[num_forced], position + num_forced)
-    return [*draft[:num_forced], token]
+    token = sampler.sample(logits[num_unverified], position + num_unverified)
+    return [*draft[:num_unverified], token]
 
 
 def emit(

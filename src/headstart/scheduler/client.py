@@ -13,7 +13,7 @@ from headstart import errors
 from headstart.errors import HeadstartError, ModelError, UnavailableError, WorkerDeadError
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
-from headstart.scheduler.request import ErrorEvent, FinishEvent, Request
+from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, SlotAction, SlotEvent
 from headstart.scheduler.request_log import log_error, log_request
 from headstart.scheduler.transport import Receiver
 from headstart.scheduler.worker import Deliver
@@ -66,7 +66,7 @@ class WorkerClient:
         self._launch()
         await asyncio.shield(self._ready)
 
-    def submit(self, request: Request, deliver: Deliver) -> None:
+    def submit(self, request: Request | SlotAction, deliver: Deliver) -> None:
         """Run a request; see `Worker.submit`."""
         if self.status != "ready" or self._transport is None:
             raise UnavailableError(
@@ -130,6 +130,8 @@ class WorkerClient:
                 deliver = self._deliver.pop(event.request_id, None)
             elif isinstance(event, ErrorEvent):
                 log_error(event)
+                deliver = self._deliver.pop(event.request_id, None)
+            elif isinstance(event, SlotEvent):
                 deliver = self._deliver.pop(event.request_id, None)
             else:
                 deliver = self._deliver.get(event.request_id)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
-from headstart.sampling.verify import emit, emit_forced
+from headstart.sampling.verify import emit, emit_unverified
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
@@ -76,10 +76,14 @@ class Committer:
     ) -> tuple[list[int], int, list[TokenLogprob]]:
         """Tokens to emit, how many of them were drafted, and log probabilities if wanted."""
         position, draft = len(active.tokens), active.proposal.tokens
-        forced = active.proposal.num_forced
-        if forced is not None:
+        unverified = active.proposal.num_unverified
+        if unverified is not None:
             active.is_valid = False
-            return emit_forced(active.sampler, logits, draft, position, forced), forced, []
+            return (
+                emit_unverified(active.sampler, logits, draft, position, unverified),
+                unverified,
+                [],
+            )
         logprobs: list[TokenLogprob] = []
 
         def note(row: int, token: int, legal: NDArray[np.int32] | None) -> None:

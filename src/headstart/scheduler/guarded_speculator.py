@@ -109,15 +109,15 @@ class GuardedSpeculator:
             ):
                 raise ValueError(f"scores {scores} are not all finite and 0 or more")
         scores += [1.0] * (len(tokens) - len(scores))
-        forced = draft.num_forced
-        if forced is not None:
+        unverified = draft.num_unverified
+        if unverified is not None:
             if not self.speculator.skips_verification:
                 raise ValueError(
-                    f"num_forced is {forced} but only a class with skips_verification = True may "
-                    "set it"
+                    f"num_unverified is {unverified} but only a class with skips_verification = "
+                    "True may set it"
                 )
-            forced = max(0, min(index(forced), len(tokens)))
-        return Draft(tokens, scores, self.name, num_forced=forced)
+            unverified = max(0, min(index(unverified), len(tokens)))
+        return Draft(tokens, scores, self.name, num_unverified=unverified)
 
     def _empty(self, draft: Draft) -> Draft:
         """No draft, with its reason; the same object each time."""

@@ -14,7 +14,7 @@ from headstart.errors import CapacityError, EngineError, RequestError
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
-from headstart.scheduler.request import Event, Request, error_event
+from headstart.scheduler.request import Event, Request, SlotAction, error_event
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.slot import Slot
 
@@ -37,7 +37,7 @@ class Stop:
     """Command: end the loop."""
 
 
-Command = Request | Cancel | Stop
+Command = Request | SlotAction | Cancel | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,20 @@ def run_loop(
     last_report, saver = 0.0, _StateSaver(scheduler.drafting, clock())
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
+    commands: list[Command] = []
+
+    def is_wanted() -> bool:
+        commands.extend(receive(0.0))
+        return bool(commands)
+
     while True:
-        for command in receive(0.0 if scheduler.has_work else saver.seconds_left(clock())):
+        if scheduler.warm_up_seconds:  # ready before it is measured; a request comes first
+            scheduler.warm_up(scheduler.warm_up_seconds, is_wanted)
+            scheduler.warm_up_seconds = 0.0
+        if not commands:
+            commands += receive(0.0 if scheduler.has_work else saver.seconds_left(clock()))
+        taken, commands[:] = list(commands), []
+        for command in taken:
             if isinstance(command, Stop):
                 scheduler.drafting.close()
                 return
@@ -115,13 +127,18 @@ def run_loop(
         saver.note(now, has_worked=has_work, is_idle=not scheduler.has_work)
 
 
-def _obey(scheduler: Scheduler, command: Request | Cancel, send: Callable[[Message], None]) -> None:
+def _obey(
+    scheduler: Scheduler, command: Request | SlotAction | Cancel, send: Callable[[Message], None]
+) -> None:
     if isinstance(command, Cancel):
         scheduler.cancel(command.request_id)
         return
     try:
-        scheduler.submit(command)
-    except (RequestError, CapacityError) as error:
+        if isinstance(command, SlotAction):
+            send(Message([scheduler.act_on_slot(command)]))
+        else:
+            scheduler.submit(command)
+    except (RequestError, CapacityError, EngineError) as error:
         send(Message([error_event(command.request_id, error)]))
 
 

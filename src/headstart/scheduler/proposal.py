@@ -30,9 +30,9 @@ class Proposal:
         return [draft.speculator for draft in self.drafts]
 
     @property
-    def num_forced(self) -> int | None:
+    def num_unverified(self) -> int | None:
         """Tokens to accept unseen; None: all are verified."""
-        return self.drafts[0].num_forced if self.drafts else None
+        return self.drafts[0].num_unverified if self.drafts else None
 
     def __add__(self, other: Proposal) -> Proposal:
         return Proposal(self.drafts + other.drafts)
@@ -53,9 +53,12 @@ NO_PROPOSAL = Proposal()
 def _cut(draft: Draft, length: int) -> Draft:
     if length >= len(draft.tokens):
         return draft
-    forced = None if draft.num_forced is None else min(draft.num_forced, length)
+    unverified = None if draft.num_unverified is None else min(draft.num_unverified, length)
     return Draft(
-        draft.tokens[:length], draft.confidence[:length], draft.speculator, num_forced=forced
+        draft.tokens[:length],
+        draft.confidence[:length],
+        draft.speculator,
+        num_unverified=unverified,
     )
 
 

@@ -153,6 +153,27 @@ class FinishEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotAction:
+    """Save, restore or erase what an idle slot keeps; answered by a `SlotEvent`."""
+
+    request_id: str
+    action: str  # save, restore or erase
+    slot_id: int
+    path: str = ""  # of the file; none to erase
+    namespace: str = ""  # of who asks: only its own texts can be saved
+
+
+@dataclass(frozen=True, slots=True)
+class SlotEvent:
+    """The only event of a slot action that was done."""
+
+    request_id: str
+    num_tokens: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorEvent:
     """The last event of a request that failed: the name of an exception class and its message."""
 
@@ -169,4 +190,4 @@ def error_event(request_id: str, error: Exception, stats: RequestStats | None = 
     return ErrorEvent(request_id, type(error).__name__, str(error), details, stats)
 
 
-Event = TokenEvent | ProgressEvent | FinishEvent | ErrorEvent
+Event = TokenEvent | ProgressEvent | FinishEvent | SlotEvent | ErrorEvent

@@ -17,7 +17,7 @@ from headstart.errors import (
     InvalidParameterError,
 )
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler import admission, batching
+from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_stops
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
@@ -30,6 +30,8 @@ from headstart.scheduler.request import (
     FinishEvent,
     ProgressEvent,
     Request,
+    SlotAction,
+    SlotEvent,
     TokenEvent,
     error_event,
 )
@@ -76,6 +78,7 @@ class Scheduler:
         self.waiting: deque[ActiveRequest] = deque()
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
+        self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
         self._batch = Batch(engine.max_batch_tokens)
         self._num_padding = 0  # rows of this step that nobody needs
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
@@ -89,13 +92,16 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.compiling or self.waiting or self.running)
 
-    def warm_up(self, seconds: float) -> None:
+    def warm_up(self, seconds: float, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         """Measure what steps of some sizes cost unless that is known; the cache stays empty."""
         if self.drafting.knows_costs(min(NEEDED_ROWS, self.engine.max_outputs)):
             return
-        if samples := time_decodes(self.engine, self.clock, seconds, len(self.slots)):
+        if samples := time_decodes(
+            self.engine, self.clock, seconds, len(self.slots), is_interrupted
+        ):
             self.drafting.learn_costs(samples)
-        self.drafting.time_models(self.clock)
+        if not is_interrupted():
+            self.drafting.time_models(self.clock)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -130,6 +136,14 @@ class Scheduler:
             self._events.append(FinishEvent(request_id, "cancelled", summary))
         for active in [a for a in self.running if a.request.request_id == request_id]:
             self._finish(active, Ending("cancelled"), self.clock())
+
+    def act_on_slot(self, action: SlotAction) -> SlotEvent:
+        """Save, restore or erase an idle slot's prompt.
+
+        Raises:
+            CapacityError, EngineError, RequestError: why not; the slot is as it was, or empty.
+        """
+        return slot_actions.perform(action, self.slots, self.engine, self.clock)
 
     def step(self) -> StepStats:
         """Advance every running request by one decode."""

@@ -108,7 +108,8 @@ class ProcessTransport:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def start(self, receiver: Receiver) -> None:
+    def launch(self) -> None:
+        """Start the process; whom it tells comes with `start`."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -117,21 +118,29 @@ class ProcessTransport:
             name="headstart-engine",
             daemon=True,
         )
-        self._sender = Sender(self._pipe)
         try:
             self._process.start()
+        except BaseException:  # as if it had never been
+            self._pipe.close()
+            self._process = self._pipe = None
+            raise
+        finally:
+            theirs.close()
+
+    def start(self, receiver: Receiver) -> None:
+        if self._process is None:
+            self.launch()
+        assert self._pipe is not None
+        self._sender = Sender(self._pipe)
+        try:
             self._sender.start()
             threading.Thread(
                 target=self._listen, args=(receiver,), name="headstart-events", daemon=True
             ).start()
-        except BaseException:  # nobody listens to it: as if it had never been
+        except BaseException:  # nobody listens to it
             self._sender.close()
-            if self._process.pid is not None:
-                self._process.kill()
-            self._pipe.close()
+            self.kill()
             raise
-        finally:
-            theirs.close()
 
     def send(self, command: Command) -> None:
         """Hand over a command; lost without notice if the process is dead (`on_end` tells that).

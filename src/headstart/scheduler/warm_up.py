@@ -21,14 +21,19 @@ _TOKEN_STEP = 7919  # prime: neighbours are unlike, so a mixture of experts read
 
 
 def time_decodes(
-    engine: Engine, clock: Callable[[], float], seconds: float, num_slots: int = 1
+    engine: Engine,
+    clock: Callable[[], float],
+    seconds: float,
+    num_slots: int = 1,
+    is_interrupted: Callable[[], bool] = lambda: False,
 ) -> list[Sample]:
     """Decode batches of some sizes; takes little more than `seconds`, and needs an empty cache.
 
     A machine may be slower for seconds: each size is compared with decodes of REFERENCE_ROWS around
     it. The rows belong to as many sequences as there are slots, as those of real steps do. They
     stay in the cache until the end, so each size is seen at growing contexts, which tells what
-    attention costs. Also brings the weights into memory.
+    attention costs. Also brings the weights into memory. Ends early, with what there is, once it
+    is interrupted.
     """
     timer, started = _Timer(engine, clock, num_slots), clock()
     end = started + seconds
@@ -46,7 +51,7 @@ def time_decodes(
         decodes.append((rows, timer.make_room(rows), timer.decode(rows)))
         # every second one: the other has its references before it
         references.append(timer.decode(REFERENCE_ROWS) if turn % 2 else references[-1])
-        if clock() > end:
+        if clock() > end or is_interrupted():
             break
     timer.clear()
     return [

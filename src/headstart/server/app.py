@@ -22,6 +22,7 @@ from headstart.server import (
     infill,
     metrics,
     native,
+    slots,
     status,
     text,
 )
@@ -33,7 +34,7 @@ from headstart.server.routing import Endpoint, Prefixed
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = (status, events, chat, completions, native, infill, text, metrics)
+FAMILIES = (status, events, chat, completions, native, infill, text, metrics, slots)
 
 
 def create_app(

@@ -76,6 +76,7 @@ def _state(service: Service, report: WorkerReport, tokens_per_second: float) -> 
         "tokens": num_tokens(report),
         "tokens_per_second": tokens_per_second,
         "num_decodes": counters.num_decodes,
+        "num_slot_steps": counters.busy_slots,
         "num_drafts": report.drafts.num_drafts,
         "num_draft_tokens": report.drafts.num_drafted,
         "num_accepted_draft_tokens": report.drafts.num_accepted,

@@ -31,6 +31,7 @@ class RequestDefaults:
     seed: int | None = None  # None: another one for each request
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    cache_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

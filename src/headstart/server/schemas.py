@@ -135,7 +135,7 @@ class GenerationBody(SamplingBody):
         default=None, description="alternatives per token, with log probabilities"
     )
     post_sampling_probs: bool = False
-    cache_prompt: bool = True
+    cache_prompt: bool | None = None  # None: as the server was started
     id_slot: Int = -1
     t_max_predict_ms: Int = Field(
         0, description="after so many ms the text ends with the line it is in; 0 is off"
@@ -272,6 +272,12 @@ class TokenizeBody(Body):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+
+
+class SlotBody(Body):
+    """POST /slots/{id_slot}."""
+
+    filename: str | None = None  # in the folder of --slot-save-path
 
 
 class DetokenizeBody(Body):

@@ -80,7 +80,7 @@ def make_requests(
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
-        cache_prompt=body.cache_prompt,
+        cache_prompt=_cache_prompt(body, call),
         slot_id=_slot(body.id_slot, call.info),
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
@@ -100,6 +100,11 @@ def make_requests(
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_choices))
     ]
+
+
+def _cache_prompt(body: GenerationBody, call: Call) -> bool:
+    default = call.model.defaults.cache_prompt
+    return default if body.cache_prompt is None else body.cache_prompt
 
 
 def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:

@@ -1,4 +1,6 @@
-"""Every module here defines one way to guess. Importing the folder registers them all.
+"""One module per speculator; importing the folder registers them all.
+
+A helper module carries its speculator's name in front of its own.
 
 Other packages add theirs through the entry-point group `headstart.speculators`.
 """

@@ -1,4 +1,4 @@
-"""The contract between the scheduler and anything that guesses tokens."""
+"""What the scheduler expects of anything that drafts tokens."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ class Speculator(ABC):
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Capability]] = frozenset()
-    # of acceptance, given the tokens before: believed from the start
+    # a score is the probability that the token is accepted if those before it are; control then
+    # believes it from the first step on
     scores_are_probabilities: ClassVar[bool] = False
-    is_model: ClassVar[bool] = False  # drafting costs decodes: control prices it before it drafts
-    # may set Draft.num_forced: for measurements, the text is not valid
+    is_model: ClassVar[bool] = False  # drafting costs decodes, so control weighs the price first
+    # may set Draft.num_unverified: for measurements, the text is not valid
     skips_verification: ClassVar[bool] = False
 
-    # is handed the engine of --draft-model, and is refused where none is given
+    # drafts with the model of --draft-model; without one, naming this speculator is refused
     needs_draft_model: ClassVar[bool] = False
 
     # A frozen dataclass; its fields become flags --spec-<name>-<field>, and the comment on a field
     # is its help. `config.option` gives a field further spellings and these marks:
-    #   limits_draft   the longest draft; told if --draft-max is less
-    #   keeps_texts    a file with texts that later requests draft from; refused if texts are
-    #                  not valid
+    #   limits_draft   the longest draft; the server says so if --draft-max is lower
+    #   keeps_texts    a file with texts that later requests draft from; refused together with a
+    #                  speculator whose texts are not valid
     Options: ClassVar[type | None] = None
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:

@@ -1,4 +1,4 @@
-"""How far a guess made under some key tends to hold, learned from what was emitted after it."""
+"""How long drafts of some key tend to be right, learned from what was emitted after them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MAX_KEYS = 4096
 class AdaptiveLength:
     """Per key a number of tokens from 1 to `longest`; unknown keys have `longest`.
 
-    A miss after a tokens sets a + 1 (one more than was right, so that nothing is silenced for
-    ever); a guess that held to its end doubles; one of which only a right part was seen says
-    nothing.
+    A miss after a tokens sets a + 1 (one more than was right, so that a key is tried
+    again); a draft that was right to its end doubles it; one of which only a right part was seen
+    says nothing.
     """
 
     __slots__ = ("_guess", "_key", "_lengths", "_longest")

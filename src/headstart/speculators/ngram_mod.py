@@ -6,7 +6,7 @@ for the next look. The score of a token is the running product of c / (c + 1 / (
 how often the entry was confirmed (1 to 15).
 
 The idea and the names of the options are those of llama.cpp's ngram-mod; fingerprints and per-entry
-counts (see `structures/ngram_table.py`) replace its unchecked entries and its resets.
+counts (see `ngram_mod_table.py`) replace its unchecked entries and its resets.
 """
 
 from __future__ import annotations

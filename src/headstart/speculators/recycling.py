@@ -1,4 +1,4 @@
-"""Token recycling as a chain: what the model itself thought would follow, the last times.
+"""Token recycling as a chain: draft what the model itself last thought would follow.
 
 Every row the target computes, rejected drafts included, says what may follow its token. Per token
 an average over those rows of the eight likeliest successors is kept, the newest row counting half;

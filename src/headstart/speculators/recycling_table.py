@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from headstart.structures.topk import top_k
 
-_MAX_TOKENS = 32_768  # told apart; beyond it the one first seen is dropped
-_MAX_ROWS = 15  # more do not make an entry more credible
+_MAX_TOKENS = 32_768  # with an entry; when there are more, the one seen first is dropped
+_MAX_ROWS = 15  # more rows do not make an entry more credible
 
 
 class _Entry(NamedTuple):

@@ -1,7 +1,7 @@
 """Copy from where the longest end of the text occurred before: in this text or in past ones.
 
 A copy that was left is taken up again close behind, with the changes made so far: an edit replaces
-the same few things again and again (see `structures/alignment.py`).
+the same few things again and again (see `suffix_alignment.py`).
 
 All places found vote for the next token with the length of their match as weight; of those that win
 the longest match is copied. The others confirm it or speak against it where they part from it: the
@@ -35,7 +35,7 @@ from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.suffix_alignment import Alignment
-from headstart.structures.corpus import MAX_MATCH, SIZES, Answer, SuffixCorpus
+from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
@@ -53,7 +53,7 @@ _MAX_ANSWERS = 4096  # prompts whose answers are known
 
 @dataclass(slots=True)
 class _Copy:
-    """What one text offers."""
+    """What could be copied from one text."""
 
     source: SuffixIndex
     place: tuple[int, int]  # length of the match, position
@@ -63,7 +63,7 @@ class _Copy:
 
 
 class _Running(NamedTuple):
-    """What is known about one sequence beside its text."""
+    """What is known about one sequence besides its text."""
 
     alignment: Alignment
     namespace: str
@@ -120,7 +120,7 @@ class SuffixSpeculator(Speculator):
         self._variants = None if vocab is None else Variants(vocab)
         self._running: dict[int, _Running] = {}
         # what was answered to a prompt last
-        self._answers: OrderedDict[_Prompt, Answer] = OrderedDict()
+        self._answers: OrderedDict[_Prompt, KeptText] = OrderedDict()
         self.corpus = SuffixCorpus(options.corpus_tokens)
         if options.file:
             if vocab is None:

@@ -94,7 +94,7 @@ class Alignment:
         """This place was drafted from: the text is copied from here, unless that is little more
         than a guess.
         """
-        if self._written and place[0] <= WEAK:  # so is every hunch
+        if self._written and place[0] <= WEAK:  # and so is every guessed place
             return
         self.index, (self.run, self.position) = index, place
         self._written.clear()
@@ -150,7 +150,7 @@ class Alignment:
     def place(self, longest: int = 0) -> Place | None:
         """Where the text goes on in `index`, if that agrees for more than `longest` tokens."""
         if self._written:
-            return self._hunch() if longest < HUNCH else None
+            return self._next_place() if longest < HUNCH else None
         return self.exact() if longest < self.run else None
 
     def rewrite(
@@ -179,7 +179,7 @@ class Alignment:
         chances += scores[done:]
         return tokens, chances
 
-    def _hunch(self) -> Place | None:
+    def _next_place(self) -> Place | None:
         """Where the text may go on after a change: behind the next token equal to its last one."""
         index, first, last = self.index, self.position + 1, self._written[-1]
         if index is None:

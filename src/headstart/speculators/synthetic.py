@@ -1,4 +1,4 @@
-"""Drafts that are accepted by a coin, not by the model: to measure what steps cost.
+"""Drafts that a random number accepts, not the model: for measuring what steps cost.
 
 The text is not valid, and every answer says so. Loaded only when named in `--spec-type`.
 
@@ -28,14 +28,14 @@ class SyntheticSpeculator(Speculator):
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What the coin is worth."""
+        """How often drafts are accepted."""
 
         # probability (0 to 1) that a draft token is accepted, given those before it
         rate: float = 0.8
         # instead: tokens emitted per step on average, the target's own included
         length: float | None = None
         n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
-        seed: int = 0  # seed of the coin that decides
+        seed: int = 0  # seed of the random numbers that decide
 
         def __post_init__(self) -> None:
             if not 0.0 <= self.rate <= 1.0 or self.n_max < 1:
@@ -69,7 +69,7 @@ class SyntheticSpeculator(Speculator):
             [request.tokens[-1]] * size,
             [options.rate] * size,
             self.name,
-            num_forced=min(forced, size),
+            num_unverified=min(forced, size),
         )
 
     def describe(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _marks(text: array[int]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class KeptText:
     """A text, by where it begins and ends among all tokens that its namespace ever added.
 
     It holds no index: that would keep a large one alive after it was replaced.
@@ -54,11 +54,11 @@ class Answer:
     end: int
 
 
-class _Shelf:
+class _NamespaceTexts:
     """The texts of one namespace, oldest first."""
 
     def __init__(self, num_before: int) -> None:
-        """`num_before` is at least what all shelves of this namespace held before."""
+        """`num_before` is at least the number of tokens that this namespace ever held."""
         # the first token in the index, counted over all that came and went
         self.num_before = num_before
         self.index = SuffixIndex(SIZES, MAX_MATCH)
@@ -117,7 +117,7 @@ class SuffixCorpus:
 
     def __init__(self, capacity: int = 2_000_000, token_log: TokenLog | None = None) -> None:
         self._capacity = capacity
-        self._shelves: dict[bytes, _Shelf] = {}
+        self._texts: dict[bytes, _NamespaceTexts] = {}
         self._num_added = 0  # tokens ever
         self._log: TokenLog | None = None
         self._num_logged = 0  # tokens in the file, dead ones included
@@ -166,20 +166,20 @@ class SuffixCorpus:
         return cls(capacity, TokenLog(path, vocabulary, keeps_damaged=keeps_damaged))
 
     def __len__(self) -> int:
-        return sum(shelf.num_tokens for shelf in self._shelves.values())
+        return sum(texts.num_tokens for texts in self._texts.values())
 
     @property
     def num_file_tokens(self) -> int:
         """Of added files."""
-        return self._shelves[_FILES].num_tokens if _FILES in self._shelves else 0
+        return self._texts[_FILES].num_tokens if _FILES in self._texts else 0
 
     @property
     def num_texts(self) -> int:
-        return sum(len(shelf.starts) for shelf in self._shelves.values())
+        return sum(len(texts.starts) for texts in self._texts.values())
 
     @property
     def num_bytes(self) -> int:
-        return sum(shelf.index.num_bytes for shelf in self._shelves.values())
+        return sum(texts.index.num_bytes for texts in self._texts.values())
 
     def add(self, tokens: Sequence[int], namespace: str = "") -> bool:
         """Keep a text; False if it was known."""
@@ -195,12 +195,12 @@ class SuffixCorpus:
 
     def _add(self, key: bytes, text: array[int]) -> bool:
         marks = _marks(text)
-        shelf = self._shelves.get(key) or _Shelf(self._num_added)
-        part = shelf.unknown_part(text, marks)
+        texts = self._texts.get(key) or _NamespaceTexts(self._num_added)
+        part = texts.unknown_part(text, marks)
         if not part:
             return False
-        self._shelves[key] = shelf
-        shelf.add(part, [*marks, _marks(part)[-1]])
+        self._texts[key] = texts
+        texts.add(part, [*marks, _marks(part)[-1]])
         self._num_added += len(part) + 1
         self._make_room()
         if self._log is not None:
@@ -210,14 +210,14 @@ class SuffixCorpus:
     def _make_room(self) -> None:
         excess = len(self) - self._capacity
         while excess > 0:
-            key, shelf = max(
-                self._shelves.items(), key=lambda item: (item[0] != _FILES, item[1].num_tokens)
+            key, texts = max(
+                self._texts.items(), key=lambda item: (item[0] != _FILES, item[1].num_tokens)
             )
-            before = shelf.num_tokens
-            shelf.drop_oldest()
-            excess -= before - shelf.num_tokens
-            if not shelf.starts:
-                del self._shelves[key]
+            before = texts.num_tokens
+            texts.drop_oldest()
+            excess -= before - texts.num_tokens
+            if not texts.starts:
+                del self._texts[key]
 
     def _write(self, token_log: TokenLog, record: Record) -> None:
         try:
@@ -231,32 +231,34 @@ class SuffixCorpus:
 
     def _compact(self, token_log: TokenLog) -> None:
         token_log.rewrite(
-            Record(key, text) for key, shelf in self._shelves.items() for text in shelf.texts()
+            Record(key, text) for key, texts in self._texts.items() for text in texts.texts()
         )
         self._num_logged = len(self)
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:
         """What a namespace may see: its own index, the public one, that of the added files."""
-        shelves = self._shelves
-        if not shelves:
+        texts = self._texts
+        if not texts:
             return []
         keys = (_key_of(namespace), _PUBLIC, _FILES) if namespace else (_PUBLIC, _FILES)
-        return [shelves[key].index for key in keys if key in shelves]
+        return [texts[key].index for key in keys if key in texts]
 
-    def newest(self, namespace: str) -> Answer | None:
+    def newest(self, namespace: str) -> KeptText | None:
         """The text that was added last to this namespace; None if it had to make room at once."""
         key = _key_of(namespace)
-        shelf = self._shelves.get(key)
-        if shelf is None:
+        texts = self._texts.get(key)
+        if texts is None:
             return None
-        return Answer(key, shelf.num_before + shelf.starts[-1], shelf.num_before + len(shelf.index))
+        return KeptText(
+            key, texts.num_before + texts.starts[-1], texts.num_before + len(texts.index)
+        )
 
-    def where(self, answer: Answer) -> tuple[SuffixIndex, range] | None:
+    def where(self, answer: KeptText) -> tuple[SuffixIndex, range] | None:
         """The index that has a text, and its positions there; None once it is forgotten."""
-        shelf = self._shelves.get(answer.key)
-        if shelf is None or answer.start - shelf.num_before < shelf.index.floor:
+        texts = self._texts.get(answer.key)
+        if texts is None or answer.start - texts.num_before < texts.index.floor:
             return None
-        return shelf.index, range(answer.start - shelf.num_before, answer.end - shelf.num_before)
+        return texts.index, range(answer.start - texts.num_before, answer.end - texts.num_before)
 
     def close(self) -> None:
         """Flush and close the file; the texts stay usable."""

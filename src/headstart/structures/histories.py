@@ -26,7 +26,7 @@ class Histories:
         return index
 
     def accept(self, seq_id: int, emitted: Sequence[int]) -> None:
-        """The history of this sequence, if it began, grew."""
+        """Append what was emitted to the index of this sequence, if it began."""
         index = self._indexes.get(seq_id)
         if index is not None:
             index.extend(emitted)
@@ -40,5 +40,5 @@ class Histories:
         return index
 
     def end(self, seq_id: int) -> SuffixIndex | None:
-        """Forget a sequence; its index, for a last look."""
+        """Forget a sequence; return its index, if it has one."""
         return self._indexes.pop(seq_id, None)

@@ -90,7 +90,7 @@ def _little_endian(tokens: array[int]) -> array[int]:
 
 
 def _lock(descriptor: int, path: Path, patience_seconds: float) -> None:
-    """Hold a file alone, until it is closed.
+    """Lock a file until it is closed.
 
     Raises:
         ConfigError: somebody else holds it, or its disk has no locks.
@@ -337,12 +337,12 @@ class TokenLog:
         return sum(len(record.tokens) for record in self._records)
 
     def take_records(self) -> Iterator[Record]:
-        """Yield what the file held when it was opened, and let go of it."""
+        """Yield what the file held when it was opened; nothing is kept in memory."""
         records, self._records = self._records, []
         yield from records
 
     def close(self) -> None:
-        """Flush to the disk and let go of the file; doing it twice is harmless."""
+        """Flush to the disk and release the file; doing it twice is harmless."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # a disk that fails now cannot be helped
                 os.fsync(self._descriptor)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from headstart.text.thinking import Thinking
-from headstart.toolcalls.formats import CallFormat, MarkedCalls
+from headstart.toolcalls.formats import CallFormat, JsonCall, MarkedCalls, NamedCall
 from headstart.toolcalls.reader import Reading, TextReader
 
 
@@ -31,6 +31,7 @@ class AnswerFormat:
     calls_end_thoughts: bool = False  # a call may begin before the thoughts have ended
     required_calls: MarkedCalls | None = None  # for calls of another kind: a form to demand
     seen_markers: tuple[str, ...] = ()  # further markers that are read
+    dropped: tuple[str, ...] = ()  # markers in the content that are no part of it
     why_no_calls: str = ""  # where there is no format of calls
 
     @property
@@ -51,7 +52,9 @@ class AnswerFormat:
     @property
     def constrained_calls(self) -> MarkedCalls | None:
         """The form in which calls can be demanded."""
-        return self.calls if isinstance(self.calls, MarkedCalls) else self.required_calls
+        if self.required_calls or not isinstance(self.calls, MarkedCalls):
+            return self.required_calls
+        return self.calls if isinstance(self.calls.body, JsonCall | NamedCall) else None
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read an answer from its beginning to its end."""
@@ -75,6 +78,9 @@ class AnswerFormat:
         if is_marked and start[-1:].isspace():
             yield from reader.skip_space()
         stops = triggers if self.calls_end_thoughts else ()
+        if self.content_start:
+            stops = (*stops, self.content_start)
+        yield from _skip_space_before(reader, (end.strip(),))  # alone it is no thought
         found = yield from reader.until((end.strip(), *stops), reader.thoughts)
         if found in stops and found is not None:
             reader.at -= len(found)
@@ -82,26 +88,16 @@ class AnswerFormat:
             yield from reader.skip_space()
 
     def _read_content(self, reader: TextReader, triggers: tuple[str, ...]) -> Reading[None]:
-        drops = tuple(filter(None, (self.content_start.strip(), self.content_end.strip())))
-        yield from self._skip_space_before_calls(reader, triggers)
+        around = (self.content_start.strip(), self.content_end.strip())
+        drops = tuple(filter(None, (*around, *self.dropped)))
+        # alone it is no content of an answer that only calls
+        yield from _skip_space_before(reader, [one for one in triggers if one != "{"])
         while True:
             found = yield from reader.until((*triggers, *drops), reader.content)
             if found is None:
                 return
             if found not in drops:
                 yield from self._read_calls(reader, found)
-
-    def _skip_space_before_calls(
-        self, reader: TextReader, triggers: tuple[str, ...]
-    ) -> Reading[None]:
-        """White space is no content of an answer that only calls."""
-        place = reader.mark()
-        yield from reader.skip_space()
-        for trigger in triggers:
-            if trigger != "{" and (yield from reader.sees(trigger)):
-                reader.release()
-                return
-        reader.release(place)
 
     def _read_calls(self, reader: TextReader, trigger: str) -> Reading[None]:
         """Read the calls that begin in front of here; what turns out to be none is content."""
@@ -110,11 +106,27 @@ class AnswerFormat:
         place = reader.mark()
         if (yield from self.calls.read(reader)):
             reader.release()
+            yield from _skip_space_at_the_end(reader)
             return
         reader.release(place)
         reader.content(trigger)
         reader.at += len(trigger)
 
 
-Detect = Callable[[str], AnswerFormat | None]
-"""An answer's format, if a template's source is of the family that it is for."""
+def _skip_space_before(reader: TextReader, markers: Sequence[str]) -> Reading[None]:
+    """Go behind white space if one of the markers follows it."""
+    place = reader.mark()
+    yield from reader.skip_space()
+    for marker in markers:
+        if (yield from reader.sees(marker)):
+            reader.release()
+            return
+    reader.release(place)
+
+
+def _skip_space_at_the_end(reader: TextReader) -> Reading[None]:
+    """Go behind white space if nothing follows it."""
+    place = reader.mark()
+    yield from reader.skip_space()
+    is_end = not (yield from reader.peek(1))
+    reader.release(None if is_end else place)

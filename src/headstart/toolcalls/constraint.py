@@ -160,6 +160,8 @@ class _Grammar:
         if body.id_start:
             parts += [self._spelled(body.id_start), "/[a-zA-Z0-9]{9}/"]
         parts.append(self._spelled(body.name_end))
+        if body.number_end:
+            parts += ["/[0-9]{1,3}/", self._spelled(body.number_end)]
         match body.arguments:
             case JsonArguments():
                 parts.append(_json(schema))

@@ -34,6 +34,14 @@ _NAMES = ("fff_first_fun_f", "sss_second_fun_s")
 _KEYS = ("aa_arg_fst_aa", "bb_arg_snd_bb")
 _VALUES = ("vvv_first_val_v", "www_second_val_w")
 _IDS = ("call00001", "call00002")
+# words of templates whose models may begin to call without ending their thoughts
+_ENDS_THOUGHTS = (
+    ("<function=", "<parameter="),
+    ("<|START_ACTION|>",),
+    ("<|tool_calls_section_begin|>",),
+    ("dsml_token",),
+    ("<role>ASSISTANT</role>", "<arg_key>"),
+)
 _ID = re.compile("call0000[12]")
 
 
@@ -42,7 +50,7 @@ def find_format(template: ChatTemplate) -> AnswerFormat:
     from headstart.toolcalls.families import FAMILIES  # they need what is defined here
 
     for detect in FAMILIES:
-        if found := detect(template.source, template):
+        if found := detect(template):
             return found
     probe = _Probe(template)
     start, end = probe.around_content()
@@ -55,7 +63,9 @@ def find_format(template: ChatTemplate) -> AnswerFormat:
         calls=calls,
         content_start=start,
         content_end=end,
-        calls_end_thoughts="<function=" in template.source and "<parameter=" in template.source,
+        calls_end_thoughts=any(
+            all(word in template.source for word in words) for words in _ENDS_THOUGHTS
+        ),
         why_no_calls=why_none,
     )
 

@@ -81,7 +81,7 @@ class MarkedCalls:
         own = [self.section_start, self.section_end, self.call_start, self.call_end]
         body = self.body
         if isinstance(body, NamedCall):
-            own += [body.name_start, body.name_end, body.id_start]
+            own += [body.name_start, body.name_end, body.id_start, body.number_end]
             if isinstance(body.arguments, TaggedArguments):
                 form = body.arguments
                 own += [form.key_start, form.key_end, form.value_end, form.attribute_end]
@@ -230,6 +230,7 @@ class NamedCall:
     id_start: str = ""  # between name and id, where the id stands there
     is_id_first: bool = False  # the id stands before the name; name_start is between
     name_start: str = ""
+    number_end: str = ""  # behind name_end stands the call's number, and this
     is_name_id: bool = False  # the name as it is written, `functions.name:0`, is the id
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
@@ -252,6 +253,10 @@ class NamedCall:
                 call_id = yield from reader.run(lambda char: char not in "[<{ \n")
         if not (yield from _takes_marker(reader, self.name_end)):
             return False
+        if self.number_end:
+            yield from reader.run(str.isdigit)
+            if not (yield from _takes_marker(reader, self.number_end)):
+                return False
         yield from reader.skip_space()
         if not (yield from self.arguments.is_next(reader)):
             return False

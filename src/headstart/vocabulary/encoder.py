@@ -23,7 +23,7 @@ _MAX_SPELLED_BYTES = 32  # longest token tried when spelling
 
 
 class Encoder:
-    """Bytes to tokens as the vocabulary's own tokenizer would, without its liberties."""
+    """Turns bytes into tokens as the vocabulary's own tokenizer would, but byte for byte."""
 
     def __init__(self, vocab: Vocab, table: VocabTable) -> None:
         self.table = table

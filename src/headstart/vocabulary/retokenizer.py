@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from headstart.structures.prefix import common_prefix_length
 from headstart.vocabulary.encoder import Encoder, num_incomplete
 
 LOOKBEHIND = 64
@@ -22,7 +23,7 @@ LOOKBEHIND = 64
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state to come back to. Tokens before `start` never change after it was taken."""
+    """A state that `restore` returns to. Tokens before `start` never change after it was taken."""
 
     start: int
     base: int
@@ -101,7 +102,7 @@ class Retokenizer:
             return
         fresh = self._encoder.encode(window)
         start, old = self._start, self.tokens[self._start :]
-        same = num_common(old, fresh)
+        same = common_prefix_length(old, list(fresh))
         pieces = self._encoder.table.pieces
         position = self._ends[start + same - 1] if same else self._base
         self.tokens[start + same :] = fresh[same:]
@@ -143,11 +144,3 @@ def last_split(text: bytes, before: int, word_ends: bytes) -> int:
         if byte == 32 and last > 32 and text[position + 1 : position + 2] > b" ":
             return position
     return 0
-
-
-def num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))

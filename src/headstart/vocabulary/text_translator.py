@@ -28,7 +28,7 @@ _CONTROLS = re.compile("([\U00010000-\U0010ffff]+)")
 
 @dataclass(frozen=True, slots=True)
 class DraftSnapshot:
-    """A state of `ToDraft` to come back to."""
+    """A state that `ToDraft.restore` returns to."""
 
     stream: Snapshot
     held: str

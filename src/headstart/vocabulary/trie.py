@@ -1,4 +1,4 @@
-"""Tokens by how their bytes begin: a sorted array is all the trie that is needed."""
+"""Finds tokens by the bytes they begin with; a sorted array is enough for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same replacement of a word in other surroundings.
+"""A replaced word in its other spellings.
 
 A vocabulary spells a word differently after a space, a bracket or a dot: ` count`, `(count` and
 `count` may be three tokens or parts of them. Who has seen one of them replaced knows what becomes

@@ -12,7 +12,14 @@ from rich.console import Console
 from headstart.cli.generate import most_drafted, show, summary
 from headstart.config import SpeculationConfig
 from headstart.errors import EngineError
-from headstart.scheduler.request import ErrorEvent, Event, FinishEvent, RequestStats, TokenEvent
+from headstart.scheduler.request import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    RequestStats,
+    TokenEvent,
+    VerifiedDraft,
+)
 from headstart.scheduler.speculation_stats import SpeculationStats
 
 PIECES = {1: b"one ", 2: b"two ", 3: b"\xe2\x82", 4: b"\xac!", 5: b"STOP", 6: b"[red]"}
@@ -36,21 +43,45 @@ def emitted(
     return TokenEvent("r", tokens, certain, sources)
 
 
-def shown(*events: Event, color: bool) -> str:
+def step_of(tokens: tuple[int, ...], target_ms: float, draft: tuple[int, ...] = ()) -> TokenEvent:
+    sources = ("a",) * len(draft)
+    step = VerifiedDraft(draft, sources, (0.5,) * len(draft), target_ms, 0.0)
+    text = b"".join(PIECES[token] for token in tokens)
+    return TokenEvent("r", tokens, text, (*sources, ""), (), step)
+
+
+def shown(*events: Event, color: bool, speculators: tuple[str, ...] = ()) -> str:
     buffer = io.StringIO()
     console = Console(
         file=buffer, force_terminal=color, color_system="standard" if color else None, width=200
     )
-    show(iter(events), PIECES.__getitem__, console)
+    show(iter(events), PIECES.__getitem__, console, speculators)
     return buffer.getvalue()
 
 
 def test_guessed_tokens_are_coloured_by_speculator_and_the_targets_own_are_plain() -> None:
     finish = FinishEvent("r", "length", STATS)
     out = shown(emitted((1, 2, 1), ("", "draft-model", "ngram-simple")), finish, color=True)
-    assert out.startswith("one \x1b[32mtwo \x1b[0m\x1b[36mone \x1b[0m")
+    assert out.startswith("one \x1b[4;34mtwo \x1b[0m\x1b[3;32mone \x1b[0m")
     assert "target 1" in out
-    assert "\x1b[32mdraft-model 1\x1b[0m" in out
+    assert "\x1b[4;34mdraft-model 1\x1b[0m" in out
+
+
+def test_styles_follow_the_order_of_the_speculators_as_on_the_page() -> None:
+    events = [emitted((1,), ("draft-model",)), FinishEvent("r", "length", STATS)]
+    out = shown(*events, color=True, speculators=("suffix", "draft-model"))
+    assert out.startswith("\x1b[3;32mone \x1b[0m")
+    assert "suffix" not in out  # it guessed nothing
+
+
+def test_what_drafts_saved_is_estimated_from_the_steps_without_a_draft() -> None:
+    prompt = step_of((1,), 500.0)
+    plain = [step_of((1,), 10.0)] * 5
+    drafted = [step_of((1, 2, 1), 12.0, (1, 2))] * 5
+    out = shown(prompt, *plain, *drafted, FinishEvent("r", "length", STATS), color=False)
+    assert "10 steps saved, about 1.8 x as fast as without" in out  # 20 * 10 / (50 + 60)
+    few = shown(prompt, *drafted, FinishEvent("r", "length", STATS), color=False)
+    assert "10 steps saved\n" in few
 
 
 def test_text_is_the_same_without_colour_and_markup_is_not_read() -> None:

@@ -59,7 +59,7 @@ class Careless(Speculator):
         Draft(np.array([[1, 2], [3, 4]]), [1.0, 1.0]),
         Draft(np.array([])),
         Draft((), reason=["no", "text"]),
-        Draft([1], [1.0], num_forced=1),
+        Draft([1], [1.0], num_unverified=1),
     ],
     ids=["no scores", "many scores", "long", "beyond the vocabulary", "negative", "nan",
          "out of range", "no integer", "no tokens", "two dimensions",
@@ -130,7 +130,7 @@ def test_only_a_class_for_measurements_may_skip_verification() -> None:
 
     requests = make_requests(2, max_tokens=6)
     for forced in (-1, 2, 50):
-        draft = Draft([1, 2, 3], num_forced=forced)
+        draft = Draft([1, 2, 3], num_unverified=forced)
         scheduler = make_scheduler(Model(), [Measuring(draft)])
         answers = run(scheduler, requests)
         assert not any(answer.finish.stats.is_valid for answer in answers.values())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 from tests.harness import Model, make_requests, make_scheduler
 
 from headstart.scheduler.loop import SAVE_SECONDS, Command, Message, Stop, run_loop
-from headstart.scheduler.request import Request
+from headstart.scheduler.request import FinishEvent, Request
 from headstart.scheduler.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
 
 
@@ -84,6 +84,33 @@ def test_nothing_is_written_while_there_is_nothing_new() -> None:
         )
         == 2
     )
+
+
+def test_what_steps_cost_is_measured_after_readiness_and_a_request_comes_first() -> None:
+    seen: list[bool] = []
+
+    class Watched(ScriptedCommands):
+        def run(self) -> list[float]:
+            scheduler = make_scheduler(Model())
+            scheduler.warm_up_seconds = 7.0
+
+            def warm_up(seconds: float, is_interrupted: Callable[[], bool]) -> None:
+                assert seconds == 7.0
+                assert self.messages, "the first report comes before"
+                while not is_interrupted():
+                    seen.append(False)
+                seen.append(True)
+
+            scheduler.warm_up = warm_up  # type: ignore[method-assign]
+            run_loop(scheduler, self.receive, self.messages.append, self.clock)
+            assert scheduler.warm_up_seconds == 0.0
+            return []
+
+    commands = Watched((3.0, request(1, 5)), (10_000.0, Stop()))
+    commands.run()
+    assert seen == [False, False, True]
+    events = [event for message in commands.messages for event in message.events]
+    assert isinstance(events[-1], FinishEvent)
 
 
 class LongStep:

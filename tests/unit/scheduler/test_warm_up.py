@@ -26,6 +26,14 @@ def test_it_fits_into_every_context_and_leaves_nothing_in_the_cache(context: int
     assert bool(samples) == (context >= 2 * REFERENCE_ROWS)
 
 
+def test_an_interruption_ends_it_at_once_and_leaves_nothing_in_the_cache() -> None:
+    engine, clock = FakeEngine(context_size=4096), ticking(1e-4)
+    wishes = iter([False, False, True])
+    samples = time_decodes(engine, lambda: next(clock), 100.0, is_interrupted=lambda: next(wishes))
+    assert len(samples) == 3
+    assert not engine.cells_used()
+
+
 def test_every_size_is_seen_at_growing_contexts() -> None:
     clock = ticking(1e-4)
     samples = time_decodes(FakeEngine(context_size=4096), lambda: next(clock), 0.1, num_slots=2)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.structures import corpus as corpus_module
-from headstart.structures.corpus import SIZES, Answer, SuffixCorpus
+from headstart.structures.corpus import SIZES, KeptText, SuffixCorpus
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 
 # small, so that short texts have several blocks and long matches
@@ -33,11 +33,11 @@ class Twin:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.shelves: dict[str, list[Held]] = {}
+        self.texts: dict[str, list[Held]] = {}
 
     def add(self, name: str, tokens: Sequence[int]) -> bool:
         text = tuple(tokens)[max(0, len(tokens) - self.capacity + 1) :]
-        known = {beginning for held in self.shelves.get(name, ()) for beginning in held.beginnings}
+        known = {beginning for held in self.texts.get(name, ()) for beginning in held.beginnings}
         ends = [*range(BLOCK, len(text), BLOCK), len(text)] if text else []
         num_known = next((i for i, end in enumerate(ends) if text[:end] not in known), None)
         if num_known is None:
@@ -46,31 +46,30 @@ class Twin:
         if part in known:
             return False
         held = Held(part, {*(text[:end] for end in ends), part} - known)
-        self.shelves.setdefault(name, []).append(held)
+        self.texts.setdefault(name, []).append(held)
         while self.size > self.capacity:
-            names = [name for name in self.shelves if name != FILES] or [FILES]
+            names = [name for name in self.texts if name != FILES] or [FILES]
             fullest = max(names, key=self.size_of)
-            del self.shelves[fullest][0]
-            if not self.shelves[fullest]:
-                del self.shelves[fullest]
+            del self.texts[fullest][0]
+            if not self.texts[fullest]:
+                del self.texts[fullest]
         return True
 
     @property
     def size(self) -> int:
-        return sum(map(self.size_of, self.shelves))
+        return sum(map(self.size_of, self.texts))
 
     def size_of(self, name: str) -> int:
-        return sum(len(held.tokens) + 1 for held in self.shelves[name])
+        return sum(len(held.tokens) + 1 for held in self.texts[name])
 
     def newest(self, name: str) -> Held | None:
-        return self.shelves[name][-1] if name in self.shelves else None
+        return self.texts[name][-1] if name in self.texts else None
 
     def seen_by(self, name: str) -> list[list[int]]:
-        """The tokens of each shelf that a namespace may look into, in the order of the indexes."""
-        names = [n for n in dict.fromkeys((name, "", FILES)) if n in self.shelves]
+        """The tokens that a namespace may look into, in the order of the indexes."""
+        names = [n for n in dict.fromkeys((name, "", FILES)) if n in self.texts]
         return [
-            [token for held in self.shelves[n] for token in (*held.tokens, SEPARATOR)]
-            for n in names
+            [token for held in self.texts[n] for token in (*held.tokens, SEPARATOR)] for n in names
         ]
 
 
@@ -105,9 +104,9 @@ def check_view(corpus: SuffixCorpus, twin: Twin, name: str, tail: list[int]) -> 
         assert found == places(text, tail)
 
 
-def check_answer(corpus: SuffixCorpus, twin: Twin, answer: Answer, held: Held) -> None:
+def check_answer(corpus: SuffixCorpus, twin: Twin, answer: KeptText, held: Held) -> None:
     found = corpus.where(answer)
-    is_alive = any(one is held for shelf in twin.shelves.values() for one in shelf)
+    is_alive = any(one is held for namespace in twin.texts.values() for one in namespace)
     assert (found is not None) == is_alive
     if found is not None:
         index, span = found
@@ -134,14 +133,14 @@ def test_texts_files_and_answers_are_those_of_lists_of_texts(
     ):
         corpus, twin = SuffixCorpus(capacity), Twin(capacity)
         earlier: list[list[int]] = []
-        answers: list[tuple[Answer, Held]] = []
+        answers: list[tuple[KeptText, Held]] = []
         for name, which, size, run in steps:
             text = [*(earlier[which][:size] if which < len(earlier) else []), *run]
             earlier.append(text)
             is_new = corpus.add_file(text) if name == FILES else corpus.add(text, name)
             assert is_new == twin.add(name, text)
             assert len(corpus) == twin.size <= capacity
-            assert corpus.num_texts == sum(map(len, twin.shelves.values()))
+            assert corpus.num_texts == sum(map(len, twin.texts.values()))
             if name != FILES:
                 answer, held = corpus.newest(name), twin.newest(name)
                 assert (answer is None) == (held is None)

@@ -1,4 +1,7 @@
-"""Formats that renderings of a template do not show: one file each."""
+"""Formats that renderings of a template do not show: one file each.
+
+Each file says by which words of a template its family is known.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,33 @@ from collections.abc import Callable, Sequence
 
 from headstart.text.chat_template import ChatTemplate
 from headstart.toolcalls.answer_format import AnswerFormat
+from headstart.toolcalls.families import (
+    functionary,
+    gemma4,
+    harmony,
+    kimi_k3,
+    lfm2,
+    minimax_m3,
+    muse,
+)
 
-Detect = Callable[[str, ChatTemplate], AnswerFormat | None]
-FAMILIES: Sequence[Detect] = ()
-KNOWN_FORMATS: dict[str, AnswerFormat] = {}
+Detect = Callable[[ChatTemplate], AnswerFormat | None]
+FAMILIES: Sequence[Detect] = (
+    functionary.detect,
+    gemma4.detect,
+    harmony.detect,
+    kimi_k3.detect,
+    lfm2.detect,
+    minimax_m3.detect,
+    muse.detect,
+)
+KNOWN_FORMATS: dict[str, AnswerFormat] = {
+    "functionary": functionary.FORMAT,
+    "gemma4": gemma4.FORMAT,
+    "harmony": harmony.FORMAT,
+    "kimi-k3": kimi_k3.FORMAT,
+    "lfm2": lfm2.FORMAT,
+    "minimax-m3": minimax_m3.FORMAT,
+    "muse": muse.FORMAT,
+}
 """name -> format, without what depends on a template"""

@@ -5,7 +5,7 @@ import { ThroughputChart, showBars, showShares } from "./charts.js";
 import { byId, fill, h } from "./dom.js";
 import { History, draftLengths } from "./history.js";
 import { labelOf, styleOf, swatch } from "./speculators.js";
-import { durationInWords, rankedReasons, sizeInWords } from "./words.js";
+import { durationInWords, rankedReasons, shareInWords, sizeInWords } from "./words.js";
 
 /** @typedef {import("./history.js").State} State */
 
@@ -92,7 +92,7 @@ export class Board {
 /** @param {State} state */
 function showNow(state) {
   const { num_draft_tokens: drafted, num_accepted_draft_tokens: accepted } = state;
-  const steps = state.slots.length ? state.num_decodes : 0;
+  const steps = state.num_slot_steps;
   fill(
     byId("now"),
     [
@@ -136,7 +136,7 @@ function showWhy(state) {
     byId("why"),
     failures.map((one) => h("p", { class: "problem" }, `${one.name} is off: ${one.failure}`)),
     ranked.length
-      ? h("ul", { class: "reasons" }, ranked.slice(0, 6).map((one) => h("li", {}, h("strong", {}, `${Math.round(100 * one.share)} %`), ` ${one.words}`)))
+      ? h("ul", { class: "reasons" }, ranked.slice(0, 6).map((one) => h("li", {}, h("strong", {}, shareInWords(one.share)), ` ${one.words}`)))
       : h("p", { class: "hint" }, "Every step so far had a guess, or there was none yet."),
   );
 }

@@ -101,7 +101,7 @@ export class ThroughputChart {
       legend: { show: false },
       scales: { x: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ last) => [last - SHOWN_SECONDS, last] }, y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, Math.max(1, most * 1.1)] }, rate: { range: [0, 100] } },
       axes: [
-        { ...axis, space: 90, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(clockTime) },
+        { ...axis, space: 90, size: 28, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(clockTime) },
         { ...axis, size: 44 },
         { ...axis, scale: "rate", side: 1, size: 40, grid: { show: false }, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => `${tick} %`) },
       ],

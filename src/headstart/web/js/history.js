@@ -9,6 +9,7 @@
  * @property {number} tokens since the start, running answers included
  * @property {number} tokens_per_second
  * @property {number} num_decodes
+ * @property {number} num_slot_steps summed over decodes: the slots in each
  * @property {number} num_drafts
  * @property {number} num_draft_tokens
  * @property {number} num_accepted_draft_tokens

@@ -38,6 +38,11 @@ export function rankedReasons(reasons) {
     .map(([reason, steps]) => ({ reason, words: reasonInWords(reason), steps, share: steps / total }));
 }
 
+/** @param {number} share */
+export function shareInWords(share) {
+  return share > 0 && share < 0.01 ? "< 1 %" : `${Math.round(100 * share)} %`;
+}
+
 /** @param {number} bytes */
 export function sizeInWords(bytes) {
   const units = ["bytes", "KiB", "MiB", "GiB"];

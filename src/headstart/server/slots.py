@@ -1,0 +1,87 @@
+"""POST /slots/{id_slot}?action=save|restore|erase: a slot's prompt in a file, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.errors import HeadstartError
+from headstart.scheduler.request import Event, SlotAction, SlotEvent
+from headstart.server.errors import ApiError
+from headstart.server.model import Service, service_of
+from headstart.server.routing import Router, post
+from headstart.server.schemas import SlotBody, read_body
+
+ACTIONS = ("save", "restore", "erase")
+_NAME = re.compile(r"[\w. +@-]{1,200}")
+
+router = Router()
+
+
+@post(router, "/slots/{id_slot:int}", body=SlotBody, answer="what was saved, restored or erased")
+async def act(http: HttpRequest) -> Response:
+    """Save, restore or erase what an idle slot keeps."""
+    service = service_of(http)
+    folder = service.config.slot_save_path
+    if folder is None:
+        raise ApiError(501, "slot actions need a folder; start with --slot-save-path FOLDER")
+    action = http.query_params.get("action", "")
+    if action not in ACTIONS:
+        raise ApiError(400, f"action is {action!r} but must be save, restore or erase")
+    slot_id = http.path_params["id_slot"]
+    name = "" if action == "erase" else _file_name((await read_body(http, SlotBody)).filename)
+    command = SlotAction(
+        uuid.uuid4().hex,
+        action,
+        slot_id,
+        str(Path(folder) / name) if name else "",
+        http.scope["headstart.namespace"],
+    )
+    event = await _perform(service, command)
+    return Response(orjson.dumps(_answer(command, name, event)), media_type="application/json")
+
+
+def _file_name(name: str | None) -> str:
+    """A name inside the folder, never a way out of it."""
+    if name is None or not _NAME.fullmatch(name) or name.startswith("."):
+        raise ApiError(
+            400, f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
+        )
+    return name
+
+
+async def _perform(service: Service, command: SlotAction) -> SlotEvent:
+    done: asyncio.Future[Event | HeadstartError] = asyncio.get_running_loop().create_future()
+
+    def deliver(event: Event | HeadstartError) -> None:
+        if not done.done():
+            done.set_result(event)
+
+    service.worker.submit(command, deliver)
+    event = await done
+    if isinstance(event, HeadstartError):
+        raise event
+    assert isinstance(event, SlotEvent)
+    return event
+
+
+def _answer(command: SlotAction, name: str, event: SlotEvent) -> dict[str, Any]:
+    if command.action == "erase":
+        return {"id_slot": command.slot_id, "n_erased": event.num_tokens}
+    tokens, size = ("n_saved", "n_written")
+    if command.action == "restore":
+        tokens, size = "n_restored", "n_read"
+    return {
+        "id_slot": command.slot_id,
+        "filename": name,
+        tokens: event.num_tokens,
+        size: event.num_bytes,
+        "timings": {f"{command.action}_ms": 1000 * event.seconds},
+    }

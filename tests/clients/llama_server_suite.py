@@ -1,0 +1,132 @@
+"""Runs llama-server's own pytest suite, unmodified, against Headstart or llama-server.
+
+    python tests/clients/llama_server_suite.py SUITE [--llama-server BINARY] [--out FILE] [-k WORDS]
+
+SUITE is the folder tools/server/tests of a llama.cpp source tree. Its models come from a hub; here
+the embedded demo model stands in for every one of them, on both servers, so a test that wants
+the text of a certain model fails on both and says nothing. Needs the packages of SUITE's
+requirements.txt. With --llama-server the outcomes of that binary are written, else Headstart's;
+`--compare A B` prints what passes in A and not in B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+WRAPPER = """#!{python}
+# Stands in for llama-server: puts the demo model in place of those of the hub.
+import http.server
+import os
+import sys
+
+arguments = sys.argv[1:]
+kept = []
+while arguments:
+    argument = arguments.pop(0)
+    if argument in ("--hf-repo", "--model-url"):
+        kept += ["--model", {model!r}]
+    if argument in ("--hf-repo", "--hf-file", "--model-url", "--mmproj-url"):
+        arguments.pop(0)
+    elif argument != "--offline":
+        kept.append(argument)
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+
+with open({count!r}, "a") as file:
+    file.write("x")
+if os.path.getsize({count!r}) <= {presets}:
+    # before the tests each model is started once, to download it: nothing to download here
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
+os.execv({command!r}[0], [*{command!r}, *kept])
+"""
+PRESETS = 8  # models that the suite starts before its tests
+
+
+def main() -> int:
+    """Run the suite and write {test: outcome}, or compare two such files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", type=Path, nargs="?")
+    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--headstart", default=f"{sys.executable} -m headstart", help="command")
+    parser.add_argument("--model", type=Path, default=_demo())
+    parser.add_argument("--out", type=Path, default=Path("outcomes.json"))
+    parser.add_argument("-k", default="")
+    parser.add_argument("--compare", type=Path, nargs=2)
+    options = parser.parse_args()
+    if options.compare:
+        return compare(*options.compare)
+    binary = options.llama_server
+    command = [str(binary)] if binary else shlex.split(options.headstart)
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = run(options, command, Path(folder))
+    options.out.write_text(json.dumps(outcomes, indent=1, sort_keys=True), "utf-8")
+    print({kind: list(outcomes.values()).count(kind) for kind in sorted(set(outcomes.values()))})
+    return 0
+
+
+def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[str, str]:
+    """Outcome by test; a skipped test is one that its author skips."""
+    wrapper = folder / "llama-server"
+    wrapper.write_text(
+        WRAPPER.format(
+            python=sys.executable, model=str(options.model), command=command, presets=PRESETS,
+            count=str(folder / "count"),
+        )
+    )  # fmt: skip
+    wrapper.chmod(0o755)
+    report = folder / "report.xml"
+    environment = os.environ | {"LLAMA_SERVER_BIN_PATH": str(wrapper)}
+    if options.llama_server:
+        environment["LD_LIBRARY_PATH"] = str(options.llama_server.resolve().parent)
+    chosen = ["-k", options.k] if options.k else []
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
+         f"--junitxml={report}", "-o", "junit_family=xunit1", *chosen],
+        cwd=options.suite,
+        env=environment,
+        check=False,
+    )  # fmt: skip
+    return _outcomes(report)
+
+
+def _outcomes(report: Path) -> dict[str, str]:
+    import xml.etree.ElementTree as ElementTree
+
+    outcomes = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        outcome = next((k for k in ("skipped", "failure", "error") if k in kinds), "passed")
+        outcomes[f"{case.get('classname')}::{case.get('name')}"] = outcome
+    return outcomes
+
+
+def compare(theirs: Path, ours: Path) -> int:
+    """Print what passes there and not here, and the share of those that pass here too."""
+    there, here = (json.loads(path.read_text("utf-8")) for path in (theirs, ours))
+    passed = [name for name, outcome in there.items() if outcome == "passed"]
+    missing = [name for name in passed if here.get(name) != "passed"]
+    for name in missing:
+        print(name, here.get(name, "not run"))
+    print(f"{len(passed) - len(missing)} of {len(passed)} tests that pass there pass here")
+    return 0
+
+
+def _demo() -> Path:
+    return Path(__file__).parents[2] / "src" / "headstart" / "demo" / "demo-target.gguf"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

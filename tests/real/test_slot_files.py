@@ -1,0 +1,100 @@
+"""Slots in files, over HTTP with the embedded models: saved, erased, restored, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import pytest
+from tests.server.serving import serving
+
+from headstart import demo
+from headstart.assemble import Models, build_scheduler, load_served_model
+from headstart.config import (
+    Config,
+    EngineConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
+from headstart.scheduler.client import WorkerClient
+from headstart.scheduler.transport import ThreadTransport
+
+PROMPT = (
+    "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n" * 3
+)
+BODY = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "id_slot": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("slots")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx2.Client]:
+    config = Config(
+        engine=EngineConfig(context=1024, threads=1),
+        scheduler=SchedulerConfig(parallel=2, cache_ram=0),
+        speculation=SpeculationConfig(spec_state="none"),
+        server=ServerConfig(slot_save_path=str(folder)),
+    )
+    models = Models(demo.path(demo.TARGET), None, is_demo=True)
+    worker = WorkerClient(lambda: ThreadTransport(partial(build_scheduler, config, models)))
+    served = load_served_model(config, models)
+    with serving(worker, model=served, config=config.server) as client:
+        yield client
+
+
+def act(client: httpx2.Client, action: str, slot: int = 0, name: str = "a.bin") -> httpx2.Response:
+    return client.post(f"/slots/{slot}?action={action}", json={"filename": name})
+
+
+def test_a_restored_slot_goes_on_where_it_was_saved(client: httpx2.Client, folder: Path) -> None:
+    first = client.post("/completion", json=BODY).json()
+    saved = act(client, "save").json()
+    assert saved["n_saved"] == first["tokens_evaluated"] + first["tokens_predicted"] - 1
+    assert saved["n_written"] == (folder / "a.bin").stat().st_size
+    assert act(client, "erase").json() == {"id_slot": 0, "n_erased": saved["n_saved"]}
+    assert client.get("/slots").json()[0]["n_tokens_in_cache"] in (0, saved["n_saved"])
+    restored = act(client, "restore", slot=1).json()
+    assert (restored["n_restored"], restored["n_read"]) == (saved["n_saved"], saved["n_written"])
+    again = client.post("/completion", json=BODY | {"id_slot": 1}).json()
+    assert again["content"] == first["content"]
+    assert again["timings"]["prompt_n"] == 1
+
+
+def test_a_file_that_is_none_is_refused_and_the_server_lives(
+    client: httpx2.Client, folder: Path
+) -> None:
+    saved = act(client, "save").json()
+    assert saved["n_saved"] >= 0
+    client.post("/completion", json=BODY)
+    act(client, "save")
+    data = (folder / "a.bin").read_bytes()
+    damaged = {
+        "empty.bin": b"",
+        "text.bin": b"no such thing at all",
+        "short.bin": data[:100],
+        "half.bin": data[: len(data) // 2],
+        "ids.bin": data[:12] + b"\xff\xff\xff\x7f" * 3 + data[24:],
+    }
+    for name, content in damaged.items():
+        (folder / name).write_bytes(content)
+        answer = act(client, "restore", name=name)
+        assert answer.status_code == 400, name
+        assert name in answer.json()["error"]["message"]
+    assert act(client, "restore", name="absent.bin").status_code == 400
+    assert client.post("/completion", json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["../a.bin", "/etc/passwd", "a/b", ".hidden", "", "x" * 300])
+def test_a_name_that_leaves_the_folder_is_refused(client: httpx2.Client, name: str) -> None:
+    assert act(client, "save", name=name).status_code == 400
+
+
+def test_wrong_actions_and_slots_are_named(client: httpx2.Client) -> None:
+    assert act(client, "drop").status_code == 400
+    assert act(client, "erase", slot=9).status_code == 400
