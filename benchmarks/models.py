@@ -33,6 +33,7 @@ from headstart.assemble import Models
 from headstart.config import EngineConfig
 from headstart.engine.memory import HOST, measure, uses_of
 from headstart.engine.parameters import Limits
+from headstart.errors import ConfigError
 from headstart.sampling import SamplingParams
 from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
@@ -89,9 +90,14 @@ def inspect(name: str, folder: Path) -> Row:
     plain = Setting(context=CONTEXT)
     try:
         scheduler = open_setting(plain, models)
-    except Exception:
+    except ConfigError:
         plain = replace(plain, deterministic=False)
         scheduler = open_setting(plain, models)
+    try:
+        open_setting(replace(plain, num_slots=2), models)
+    except ConfigError as error:
+        row.failure = f"served with --parallel 1 only: {error}"
+        return row
     _compare_speculators(row, scheduler, plain, pair)
     _talk(row, plain, models)
     _reach_the_end(row, plain, models)
@@ -212,7 +218,7 @@ def page(rows: Sequence[Row]) -> str:
 
 def _line(row: Row) -> str:
     if row.failure:
-        return f"| `{row.architecture}` | fails: {row.failure} | | | | | |"
+        return f"| `{row.architecture}` | {row.failure} | | | | | |"
     equal = f"{row.equal} of {row.settings}"
     if row.unequal:
         equal += f" ({sum(row.unequal.values())} texts differ)"
@@ -276,7 +282,7 @@ def _in_a_process(name: str) -> Row:
         return Row(name, failure=f"no end after {SECONDS:.0f} s")
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return Row(name, failure=last[0])
+        return Row(name, failure="fails: " + last[0])
     row = Row(**json.loads(done.stdout.splitlines()[-1]))
     print(row, file=sys.stderr, flush=True)
     return row

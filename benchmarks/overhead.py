@@ -4,6 +4,8 @@
         time per step with a model that costs nothing
     python -m benchmarks.overhead --model models/0.5b-q8.gguf
         and serving, against bare llama_decode calls
+    python -m benchmarks.overhead --masks ggml-vocab-qwen2.gguf ggml-vocab-gemma-4.gguf
+        and what a constraint costs with these vocabularies
 
 Steps: the real scheduler, samplers and speculators; only `decode` is a stub that hands out prepared
 logits, whose time is taken off. Numbers are milliseconds per step, median and 95th percentile.
@@ -29,6 +31,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from benchmarks.lib.arms import OFF, Arm, Machine
 from benchmarks.lib.engines import SilentEngine
+from benchmarks.lib.masks import print_masks
 from benchmarks.lib.measure import Lab, Sampling, Setting
 from benchmarks.lib.serving import complete, running
 from benchmarks.lib.workloads import Prompt, make_prompts
@@ -287,12 +290,17 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, help="a GGUF file, for instance 0.5b-q8 of inflate.py"
     )
+    parser.add_argument(
+        "--masks", type=Path, nargs="+", default=[], help="GGUF files whose vocabularies to mask"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     if not args.skip_steps:
         print_steps(args.steps, [int(size) for size in args.vocabularies.split(",")])
+    if args.masks:
+        print_masks(args.masks)
     if args.model:
         print_serving(args.model, args.tokens, args.repeats, args.threads)
 

@@ -103,6 +103,7 @@ def build_scheduler(
     from headstart.engine.machine import available_memory
     from headstart.engine.model import Model
     from headstart.grammar.compiler import GrammarCompiler
+    from headstart.loading import fit_models, load_draft
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -117,11 +118,13 @@ def build_scheduler(
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
     learned = _learned(config, models, types)
-    has_draft = needs_draft_model(types) and models.draft is not None
-    fitted = _fit(config, models, has_draft=has_draft)
+    draft = models.draft if needs_draft_model(types) else None
+    fitted = fit_models(config, models.target, draft)
+    for remark in fitted.remarks:
+        log.warning("%s", remark)
     model = Model(models.target, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
-    drafter = _load_draft(config, models.draft, fitted) if has_draft and models.draft else None
+    drafter = load_draft(config, draft, fitted) if draft else None
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
@@ -168,63 +171,20 @@ def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedCon
     return load_control(config, files)
 
 
-def _max_draft(config: Config) -> int:
-    """Most draft tokens a step, of any request."""
-    from headstart.types import SequenceMode
-
-    speculation = config.speculation
-    return (
-        0 if speculation.mode is SequenceMode.OFF else speculation.longest_draft(SequenceMode.AUTO)
-    )
-
-
-def _fit(config: Config, models: Models, *, has_draft: bool) -> Fitted:
-    """Settings with which target and draft model fit into memory.
+def fit_memory(config: Config) -> Fitted:
+    """What the configured models would take of each device, without loading their weights.
 
     Raises:
-        ConfigError: they cannot; the message says what to lower.
+        ConfigError, ModelError: they cannot be had or do not fit.
     """
-    from headstart.engine.fit import Part, fit
-    from headstart.engine.parameters import Limits
+    from headstart.loading import fit_models
+    from headstart.speculation import needs_draft_model, uses_draft_model, wanted_types
 
-    parallel, longest = config.scheduler.parallel, _max_draft(config)
-    path = models.draft if has_draft else None
-
-    def draft(target: EngineConfig) -> Part:
-        assert path is not None
-        own = config.draft_engine.applied_to(target, parallel)
-        return Part(path, own, Limits(parallel, parallel, 0))
-
-    limits = Limits(parallel, parallel * (1 + longest), longest)
-    is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
-    target = Part(models.target, config.engine, limits, is_asked)
-    fitted = fit(target, draft if path else None)
-    for remark in fitted.remarks:
-        log.warning("%s", remark)
-    return fitted
-
-
-def _load_draft(config: Config, path: Path, fitted: Fitted) -> Any:
-    """The draft model's engine.
-
-    Raises:
-        ModelError: it cannot draft for this target; the server does not start without it.
-    """
-    from headstart.engine.context import LlamaEngine
-    from headstart.engine.model import Model
-    from headstart.engine.parameters import Limits
-    from headstart.types import MemoryKind
-
-    parallel = config.scheduler.parallel
-    draft_config = config.draft_engine.applied_to(fitted.config, parallel)
-    drafter = LlamaEngine(Model(path, draft_config), draft_config, Limits(parallel, parallel, 0))
-    if drafter.memory is not MemoryKind.CUT:
-        raise ModelError(
-            f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected "
-            "tokens; "
-            "choose a draft model with attention only"
-        )
-    return drafter
+    check(config)
+    models = find_models(config)
+    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
+    types = wanted_types(config.speculation, has_draft_model=has_draft)
+    return fit_models(config, models.target, models.draft if needs_draft_model(types) else None)
 
 
 def _make_drafting(

@@ -207,8 +207,8 @@ class Legality(Protocol):
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
 
-    def legal_ids(self) -> NDArray[np.int32]:
-        """All tokens that may come next, in order of their ids; at least one."""
+    def legal_mask(self) -> NDArray[np.bool_]:
+        """Of each token of the vocabulary whether it may come next; at least one may."""
 
     def forced(self) -> Sequence[int]:
         """Tokens that must follow: where there are any, only the first of them may come next."""

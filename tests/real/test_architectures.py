@@ -17,20 +17,25 @@ from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
+from headstart.errors import ConfigError
 from headstart.types import Batch, MemoryKind
 
 MEMORY = {
     MemoryKind.WINDOW: "gemma2 gemma3 gemma3n gemma4 gpt-oss cohere2 olmo2 mimo2 step35",
-    MemoryKind.ROLLBACK: "qwen35 qwen35moe lfm2 lfm2moe nemotron_h",
-    MemoryKind.CHECKPOINT: "qwen3next granitehybrid falcon-h1 jamba plamo2 kimi-linear mamba "
-    "mamba2 rwkv6 rwkv7",
+    MemoryKind.ROLLBACK: "qwen35 qwen35moe nemotron_h",
+    MemoryKind.CHECKPOINT: "qwen3next granitehybrid falcon-h1 jamba kimi-linear mamba mamba2 "
+    "rwkv6 rwkv7 lfm2 lfm2moe",
 }
 KINDS = {name: kind for kind, names in MEMORY.items() for name in names.split()}
 TEXT = np.random.default_rng(3).integers(0, 256, 3 * WINDOW).tolist()
 PROBE = [5, 6, 7]
+FRESH = 4  # a sequence to compare with
 
 
-@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+ONE_SEQUENCE = {"plamo2"}  # libllama computes it wrongly for several
+
+
+@pytest.fixture(scope="module", params=[a for a in ARCHITECTURES if a not in ONE_SEQUENCE])
 def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = request.param
     return write_model(tmp_path_factory.mktemp("models") / f"{name}.gguf", name)
@@ -56,7 +61,7 @@ class Probe:
             cache_type_k="f32",
             cache_type_v="f32",
         )
-        self.engine = LlamaEngine(Model(path, settings), settings, Limits(4, 32, 4))
+        self.engine = LlamaEngine(Model(path, settings), settings, Limits(5, 32, 4))
 
     def decode(self, tokens: Sequence[int], position: int, seq_id: int = 0) -> NDArray[np.float32]:
         batch = Batch(128)
@@ -65,14 +70,20 @@ class Probe:
 
     def is_as_fresh(self, seq_id: int, text: Sequence[int]) -> bool:
         """Whether the sequence goes on as one that only ever held this text."""
-        self.engine.clear(3)
-        self.decode(text, 0, 3)
+        self.engine.clear(FRESH)
+        self.decode(text, 0, FRESH)
         got, fresh = (
             np.concatenate([self.decode([t], len(text) + i, s) for i, t in enumerate(PROBE)])
-            for s in (seq_id, 3)
+            for s in (seq_id, FRESH)
         )
         assert np.isfinite(fresh).all()
-        if self.is_exact:
+        return self.agrees(got, fresh, is_exact=self.is_exact)
+
+    def agrees(
+        self, got: NDArray[np.float32], fresh: NDArray[np.float32], *, is_exact: bool
+    ) -> bool:
+        """Experts round differently with the rows that they share, in deterministic mode too."""
+        if is_exact:
             return bool((got == fresh).all())
         return bool(np.abs(got - fresh).max() < 2e-3 * np.abs(fresh).max())
 
@@ -91,6 +102,49 @@ def test_rejected_drafts_leave_no_trace_far_beyond_the_window(model_file: Path) 
         text.append(turn)
         assert probe.engine.rewind(0, len(text)) == len(text)
     assert probe.is_as_fresh(0, text)
+
+
+@pytest.mark.parametrize("seed", [3, 10])
+def test_sequences_in_one_batch_do_not_touch_each_other(model_file: Path, seed: int) -> None:
+    """Prompts, drafts of any length and rejections in random order; some pause or begin again."""
+    probe = Probe(model_file)
+    random = np.random.default_rng(seed)
+    texts: dict[int, list[int]] = {}
+    longest = min(4, probe.engine.max_rollback)
+    for _ in range(16):
+        batch, kept = Batch(128), {}
+        for seq_id in range(FRESH):
+            if random.random() < 0.2:
+                probe.engine.clear(seq_id)
+                texts.pop(seq_id, None)
+            text = texts.get(seq_id, [])
+            if random.random() < 0.3:
+                continue
+            size = 1 + int(random.integers(longest + 1) if text else random.integers(5, 30))
+            num_kept = int(random.integers(size)) + 1 if text else size
+            tokens = random.integers(0, 256, size).tolist()
+            batch.add(seq_id, len(text), tokens, 1 + size - num_kept)
+            texts[seq_id] = [*text, *tokens[:num_kept]]
+            kept[seq_id] = size - num_kept
+        if not batch.num_rows:
+            continue
+        rows, row = probe.engine.decode(batch).copy(), 0
+        for seq_id, num_rejected in kept.items():
+            probe.engine.clear(FRESH)
+            fresh = probe.decode(texts[seq_id], 0, FRESH)[-1]
+            assert probe.agrees(rows[row], fresh, is_exact=False), (
+                f"sequence {seq_id}: {texts[seq_id]}"
+            )
+            row += 1 + num_rejected
+            assert probe.engine.rewind(seq_id, len(texts[seq_id])) == len(texts[seq_id])
+
+
+def test_a_model_that_libllama_gets_wrong_is_served_one_request_at_a_time(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", "plamo2")
+    settings = EngineConfig(context=256, gpu_layers=0)
+    with pytest.raises(ConfigError, match=r"plamo2 models wrongly .* start with --parallel 1"):
+        LlamaEngine(Model(path, settings), settings, Limits(2, 2, 0))
+    assert LlamaEngine(Model(path, settings), settings, Limits(1, 1, 0)).num_sequences == 1
 
 
 @pytest.mark.parametrize("length", [2 * WINDOW + 1, 2 * WINDOW, 10])

@@ -147,7 +147,11 @@ class _Fitting:
         excess = []
         for name, use in uses.items():
             free = self.free.get(name, self.free[HOST])
-            excess.append(use.total - (free - min(margin, free // 10)))
+            # Others need main memory too: an eighth of what is free is left for them at least.
+            least = min(margin, free // 10)
+            if name == HOST:
+                least = max(min(margin, free // 4), free // 8)
+            excess.append(use.total - (free - least))
         return max(excess, default=0)
 
     def _limit_snapshots(self) -> None:

@@ -17,6 +17,11 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _ROPE = {None: -1, "none": 0, "linear": 1, "yarn": 2}
+# What this libllama gets wrong when several sequences share a batch; see the fuzz test in
+# tests/real/test_architectures.py. Snapshots of these are mixed up after a rollback:
+_MIXED_SNAPSHOTS = frozenset(("lfm2", "lfm2moe"))
+# and these compute another text:
+_ONE_SEQUENCE = frozenset(("plamo2",))
 _MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
 
 
@@ -29,10 +34,13 @@ class Facts:
     train_context: int
     num_layers: int
     vocab_size: int
+    architecture: str = ""
 
     @classmethod
     def of(cls, handle: Any) -> Facts:
         """Of a loaded model, also of one without weights."""
+        name = ctypes.create_string_buffer(64)
+        api.llama_model_meta_val_str(handle, b"general.architecture", name, len(name))
         has_state = api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle)
         return cls(
             is_recurrent=bool(has_state),
@@ -40,6 +48,7 @@ class Facts:
             train_context=int(api.llama_model_n_ctx_train(handle)),
             num_layers=int(api.llama_model_n_layer(handle)),
             vocab_size=int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle))),
+            architecture=name.value.decode("utf-8", "replace"),
         )
 
 
@@ -114,7 +123,8 @@ def context_params(facts: Facts, config: EngineConfig, limits: Limits, context: 
     params.n_outputs_max = max(params.n_seq_max, outputs)
     # The last tokens of a sequence, one more than there are snapshots, must fit a micro-batch with
     # room to spare: libllama aborts otherwise.
-    params.n_rs_seq = max(0, min(limits.max_draft, params.n_ubatch - 2))
+    if limits.num_sequences == 1 or facts.architecture not in _MIXED_SNAPSHOTS:
+        params.n_rs_seq = max(0, min(limits.max_draft, params.n_ubatch - 2))
     params.n_threads = config.threads or default_threads()
     params.n_threads_batch = config.threads_batch or params.n_threads
     params.flash_attn_type = 1 if config.deterministic else _FLASH[config.flash_attn]
@@ -125,6 +135,11 @@ def context_params(facts: Facts, config: EngineConfig, limits: Limits, context: 
     _set_positions(params, config)
     if config.deterministic:
         _check_deterministic(facts, config)
+    if limits.num_sequences > 1 and facts.architecture in _ONE_SEQUENCE:
+        raise ConfigError(
+            f"--parallel is {limits.num_sequences} but libllama computes {facts.architecture} "
+            "models wrongly for several requests at once; start with --parallel 1"
+        )
     if params.n_batch < limits.num_sequences:
         raise ConfigError(
             f"--parallel is {limits.num_sequences} but a decode takes {params.n_batch} tokens; "

@@ -16,6 +16,7 @@ For all but CUT, checkpoints take a sequence further back, to the lengths where 
 from __future__ import annotations
 
 import ctypes
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ from headstart.engine.library import api, take_errors
 from headstart.errors import EngineError
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, pack, unpack
 from headstart.types import MemoryKind
+
+log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
 
@@ -123,7 +126,12 @@ class Sequences:
             or self.checkpoints.has(seq_id, length)
         ):
             return
-        self.checkpoints.add(seq_id, Checkpoint(length, self._get(seq_id, _PARTIAL)))
+        try:
+            data = self._get(seq_id, _PARTIAL)
+        except (EngineError, MemoryError) as error:  # then more is read again, nothing else
+            log.warning("no checkpoint after %d tokens: %s", length, error or "out of memory")
+        else:
+            self.checkpoints.add(seq_id, Checkpoint(length, data))
 
     def save(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""

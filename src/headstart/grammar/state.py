@@ -58,19 +58,25 @@ class GrammarState:
             return token == forced[0]
         return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
 
-    def legal_ids(self) -> NDArray[np.int32]:
-        """All tokens that may come next, in order of their ids.
+    def legal_mask(self) -> NDArray[np.bool_]:
+        """Of each token whether it may come next.
 
         Raises:
-            InvalidParameterError: there is none, or the grammar is too complex here.
+            InvalidParameterError: none may, or the grammar is too complex here.
         """
+        size = self._tokens.size
         if self._matcher is None:
             return self._legal_free()
         if forced := self.forced():
-            return np.array(forced[:1], np.int32)
+            mask = np.zeros(size, np.bool_)
+            mask[forced[0]] = True
+            return mask
         bits = np.frombuffer(self._ask(LLMatcher.compute_bitmask), np.uint8)
-        legal = np.unpackbits(bits, count=self._tokens.size, bitorder="little").nonzero()[0]
-        return legal.astype(np.int32)
+        return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
+
+    def legal_ids(self) -> NDArray[np.intp]:
+        """The tokens that may come next, in order of their ids; slow for a large vocabulary."""
+        return self.legal_mask().nonzero()[0]
 
     def forced(self) -> list[int]:
         """Tokens that must follow, as far as the model's tokenizer could not write them otherwise.
@@ -155,12 +161,13 @@ class GrammarState:
         found = self._triggers.find(self._tail, token)
         return found is None or self._triggers.is_legal(found, self._make)
 
-    def _legal_free(self) -> NDArray[np.int32]:
+    def _legal_free(self) -> NDArray[np.bool_]:
         assert self._triggers is not None
-        illegal = self._triggers.illegal_ids(self._tail, self._make)
+        mask = np.ones(self._tokens.size, np.bool_)
+        mask[self._triggers.illegal_ids(self._tail, self._make)] = False
         if self._constraint.is_required:
-            illegal = np.union1d(illegal, np.array(sorted(self._tokens.eog_ids), np.int32))
-        return np.setdiff1d(np.arange(self._tokens.size, dtype=np.int32), illegal)
+            mask[list(self._tokens.eog_ids)] = False
+        return mask
 
     def _read_free(self, token: int) -> None:
         assert self._triggers is not None

@@ -25,6 +25,8 @@ from headstart.structures.topk import top_k
 from headstart.types import Engine, Filters, Legality, TokenChoice
 
 _XTC_SALT = 1
+_FEW_LEGAL = 1024  # up to so many legal tokens all are sorted
+_SPARE = 128  # candidates more than four times as many as are needed
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
 )
@@ -57,16 +59,14 @@ class Sampler:
         self._filters: Filters = engine.make_filters(params)
 
     def sample(
-        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
     ) -> int:
         """The token at `position` (the number of tokens before it); logits of shape (vocab_size,).
 
-        `legal`: the ids of which it is one, rising; None for all.
+        `legal`: mask of the tokens of which it is one; None for all.
         """
-        if legal is not None and len(legal) == 1:
-            return int(legal[0])
         if self._is_argmax:
-            token = int(logits.argmax() if legal is None else legal[logits[legal].argmax()])
+            token = int((logits if legal is None else _masked(logits, legal)).argmax())
             if math.isnan(logits[token]):
                 raise EngineError(_NOT_NUMBERS)
             return token
@@ -95,7 +95,7 @@ class Sampler:
         )
 
     def probabilities(
-        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """What the filters leave: (ids, probabilities that sum to 1), by falling probability."""
         ids, scores = self._survivors(logits, position, legal)
@@ -121,7 +121,7 @@ class Sampler:
         )
 
     def _survivors(
-        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.int32] | None = None
+        self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
         ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
@@ -159,17 +159,41 @@ class Sampler:
         return ids[order], scores[order]
 
     def _among(
-        self, logits: NDArray[np.float32], legal: NDArray[np.int32]
+        self, logits: NDArray[np.float32], legal: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """As `_candidates`, of the legal tokens only: the filters see no others."""
-        masked = np.full_like(logits, -np.inf)
-        masked[legal] = logits[legal]
-        ids, scores = self._candidates(masked)
+        num_legal = int(np.count_nonzero(legal))
+        if num_legal <= _FEW_LEGAL:
+            ids = legal.nonzero()[0]
+            return self._sorted(ids, self._biased(logits, ids))
+        count = self._num_candidates
+        if count and self._window is None and not len(self._bias_ids):
+            # of many legal tokens the best few are among the best of all
+            best, scores = top_k(logits, 4 * count + _SPARE)
+            kept = legal[best].nonzero()[0][:count]
+            if len(kept) == count:
+                return best[kept].astype(np.int32), scores[kept]
+        left, scores = self._candidates(_masked(logits, legal))
+        return self._sorted(left, scores)
+
+    def _biased(self, logits: NDArray[np.float32], ids: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Logits of these ids, which rise, with what the request adds to them."""
+        scores = logits[ids]
+        if len(self._bias_ids):
+            places = np.searchsorted(ids, self._bias_ids) % len(ids)
+            is_here = ids[places] == self._bias_ids
+            scores[places[is_here]] += self._bias[is_here]
+        return scores
+
+    def _sorted(
+        self, ids: NDArray[Any], scores: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Those that are not banned, by falling score, equal ones by id."""
         left = (~np.isneginf(scores)).nonzero()[0]
         if not len(left):
             raise InvalidParameterError(_ALL_BANNED)
         left = left[np.argsort(-scores[left], kind="stable")]
-        return ids[left], scores[left]
+        return ids[left].astype(np.int32), scores[left]
 
     def _everything(
         self, logits: NDArray[np.float32]
@@ -190,6 +214,12 @@ def _weights(scores: NDArray[Any]) -> NDArray[Any]:
     best = scores.max()
     weights: NDArray[Any] = np.exp(scores - best) if math.isfinite(best) else scores == best
     return weights.astype(scores.dtype, copy=False)
+
+
+def _masked(logits: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDArray[np.float32]:
+    masked = logits.copy()
+    masked[~legal] = -np.inf
+    return masked
 
 
 class _Window:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
 
-Note = Callable[[int, int, NDArray[np.int32] | None], None]
-"""(row, token, the ids among which it was chosen if these were not all)"""
+Note = Callable[[int, int, NDArray[np.bool_] | None], None]
+"""(row, token, mask of the tokens among which it was chosen if these were not all)"""
 
 
 def emit_unverified(
@@ -66,8 +66,8 @@ def emit(
 
 def _choose(
     sampler: Sampler, logits: NDArray[np.float32], position: int
-) -> tuple[int, NDArray[np.int32] | None]:
-    """The token, and the ids among which it was chosen if these were not all.
+) -> tuple[int, NDArray[np.bool_] | None]:
+    """The token, and a mask of those among which it was chosen if these were not all.
 
     The choice without a constraint stands if it is legal; else the same rule among the legal
     tokens, with the same noise.
@@ -76,9 +76,9 @@ def _choose(
     if legality is None:
         return sampler.sample(logits, position), None
     if forced := legality.forced():
-        return forced[0], np.array(forced[:1], np.int32)
+        return forced[0], legality.legal_mask()
     token = sampler.sample(logits, position)
     if legality.allows(token):
         return token, None
-    legal = legality.legal_ids()
+    legal = legality.legal_mask()
     return sampler.sample(logits, position, legal), legal

@@ -86,7 +86,7 @@ class Committer:
             )
         logprobs: list[TokenLogprob] = []
 
-        def note(row: int, token: int, legal: NDArray[np.int32] | None) -> None:
+        def note(row: int, token: int, legal: NDArray[np.bool_] | None) -> None:
             logprobs.append(_logprob(active, logits[row], token, position + row, legal))
 
         wants_logprobs = active.request.num_logprobs is not None
@@ -161,7 +161,7 @@ def _logprob(
     logits: NDArray[np.float32],
     token: int,
     position: int,
-    legal: NDArray[np.int32] | None,
+    legal: NDArray[np.bool_] | None,
 ) -> TokenLogprob:
     """What the client is told of one token; the sampler must stand before it."""
     num_top = active.request.num_logprobs or 0

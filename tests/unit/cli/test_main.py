@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -156,3 +156,19 @@ def test_devices_shows_one_row_per_device(
     assert main(["devices"]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "CUDA0" in line]
     assert row.split() == ["CUDA0", "GPU", "a", "card", "1.0", "GiB", "3.0", "GiB"]
+
+
+def test_devices_shows_what_a_model_would_take(
+    assemble: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use = SimpleNamespace(weights=7 * 2**20, cache=2**21, compute=2**20, total=10 * 2**20)
+    fitted = SimpleNamespace(
+        uses={"CUDA0": use}, config=SimpleNamespace(context=512), remarks=("layers moved",)
+    )
+    vars(assemble).update(list_devices=list, fit_memory=lambda config: fitted)
+    assert main(["devices", "-m", "some.gguf", "-c", "512"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if "CUDA0" in line]
+    assert row.split() == ["CUDA0", "7", "MiB", "2", "MiB", "1", "MiB", "10", "MiB"]
+    assert "512 tokens of context" in lines
+    assert "layers moved" in lines

@@ -33,9 +33,9 @@ class Legal:
     def allows(self, token: int) -> bool:
         return token in self.ids
 
-    def legal_ids(self) -> NDArray[np.int32]:
+    def legal_mask(self) -> NDArray[np.bool_]:
         self.num_masks += 1
-        return np.array(self.ids, np.int32)
+        return np.isin(np.arange(SIZE), self._forced[:1] or self.ids)
 
     def forced(self) -> Sequence[int]:
         return self._forced
@@ -172,3 +172,30 @@ def test_the_note_says_among_which_ids_a_token_was_chosen() -> None:
     ids, probabilities = sampler().probabilities(LOGITS, 0, notes[1][2])
     assert ids.tolist() == order[3:]
     assert probabilities == pytest.approx(softmax(LOGITS[order[3:]]))
+
+
+@pytest.mark.parametrize("share", [0.0005, 0.02, 0.5, 0.99])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 40},
+        {"top_k": 0},
+        {"top_k": 40, "logit_bias": {3: 9.0, 700: -np.inf, 20_000: 4.0}},
+        {"top_k": 12, "repeat_penalty": 1.3, "repeat_last_n": 8},
+        {"temperature": 0.0},
+    ],
+)
+def test_short_cuts_for_few_and_for_many_legal_tokens_choose_alike(
+    share: float, params: dict[str, Any]
+) -> None:
+    """In a large vocabulary; against the same with all other logits at minus infinity."""
+    size = 30_000
+    random = np.random.default_rng(int(share * 1e4))
+    for position in range(12):
+        logits = random.normal(0.0, 2.0, size).astype(np.float32)
+        legal = random.random(size) < share
+        legal[3] = True
+        one = sampler(size, seed=position, **params)
+        one.read([3, 17, 20_000])
+        masked = np.where(legal, logits, np.float32(-np.inf))
+        assert one.sample(logits, position, legal) == one.sample(masked, position)

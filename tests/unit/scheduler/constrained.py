@@ -125,8 +125,8 @@ def expected(engine: FakeEngine, request: Request) -> list[int]:
         logits = engine.logits_after(tokens)
         token = sampler.sample(logits, len(tokens))
         if state is not None:
-            legal = state.legal_ids()
-            if token not in legal:
+            legal = state.legal_mask()
+            if not legal[token]:
                 token = sampler.sample(logits, len(tokens), legal)
             state.read(token)
         tokens.append(token)

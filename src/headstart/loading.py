@@ -1,0 +1,58 @@
+"""Target and draft model together: what fits into memory, and the draft model's engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headstart.config import Config, EngineConfig
+from headstart.engine.context import LlamaEngine
+from headstart.engine.fit import Fitted, Part, fit
+from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
+from headstart.errors import ModelError
+from headstart.types import MemoryKind, SequenceMode
+
+
+def _max_draft(config: Config) -> int:
+    """Most draft tokens a step, of any request."""
+    speculation = config.speculation
+    return (
+        0 if speculation.mode is SequenceMode.OFF else speculation.longest_draft(SequenceMode.AUTO)
+    )
+
+
+def fit_models(config: Config, target: Path, draft: Path | None) -> Fitted:
+    """Settings with which target and draft model fit into memory.
+
+    Raises:
+        ConfigError: they cannot; the message says what to lower.
+        ModelError: libllama cannot read one of them.
+    """
+    parallel, longest = config.scheduler.parallel, _max_draft(config)
+
+    def draft_part(settings: EngineConfig) -> Part:
+        assert draft is not None
+        own = config.draft_engine.applied_to(settings, parallel)
+        return Part(draft, own, Limits(parallel, parallel, 0))
+
+    limits = Limits(parallel, parallel * (1 + longest), longest)
+    is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
+    part = Part(target, config.engine, limits, is_asked)
+    return fit(part, draft_part if draft else None)
+
+
+def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
+    """The draft model's engine.
+
+    Raises:
+        ModelError: it cannot draft for this target; the server does not start without it.
+    """
+    parallel = config.scheduler.parallel
+    draft_config = config.draft_engine.applied_to(fitted.config, parallel)
+    drafter = LlamaEngine(Model(path, draft_config), draft_config, Limits(parallel, parallel, 0))
+    if drafter.memory is not MemoryKind.CUT:
+        raise ModelError(
+            f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected "
+            "tokens; choose a draft model with attention only"
+        )
+    return drafter
