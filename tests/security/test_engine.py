@@ -16,8 +16,8 @@ import httpx2
 import pytest
 from tests.harness import Model, make_requests, make_scheduler, renamed, run
 from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
+from tests.server.server_process import Server
 from tests.server.serving import serving
-from tests.server.test_process import Server
 
 from headstart.errors import CapacityError, EngineError, UnavailableError, WorkerDeadError
 from headstart.scheduler import client as client_module
