@@ -16,6 +16,7 @@ from headstart.control.controller import Controller
 from headstart.control.values import Allowance, BatchPlan, ModelSlot, SlotDraft, Step
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
+from headstart.scheduler.ask_timer import no_clock
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.request import (
@@ -235,7 +236,7 @@ def make_scheduler(
 ) -> Scheduler:
     clock = Clock()
     guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
-    drafting = Drafting(guarded, spec or fixed(4), controller or Controller())
+    drafting = Drafting(guarded, spec or fixed(4), controller or Controller(), clock=no_clock)
     return Scheduler(
         engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock
     )

@@ -101,7 +101,7 @@ class Machine:
         guarded = [
             GuardedSpeculator(one, self.engine.vocab_size, self.clock) for one in speculators
         ]
-        drafting = Drafting(guarded, arm.config(), Controller())
+        drafting = Drafting(guarded, arm.config(), Controller(), clock=self.clock)
         limits = SchedulerConfig(parallel=self.num_users)
         scheduler = Scheduler(self.engine, self.vocab, drafting, limits, self.clock)
         if arm.mode == "auto":

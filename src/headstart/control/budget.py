@@ -81,6 +81,11 @@ class Budget:
         """
         return self._average(num_slots).target(num_slots) * num_slots / plain_ms
 
+    def slot_ms(self, step: Step) -> float:
+        """Milliseconds of a step without drafts, per slot."""
+        curve = self._cost.curve(step.num_slots, step.context, can_fill=step.can_pad)
+        return curve[step.num_slots] / step.num_slots
+
     def row_price(self, step: Step, num_rows: int) -> float:
         """Tokens that one of `num_rows` draft rows must earn to pay for itself, on average."""
         num_rows, num_slots, base = max(1, num_rows), step.num_slots, step.num_base_rows
@@ -110,11 +115,12 @@ class Budget:
         num_rows = self._best_total(offers, curve, base, step) if offers else 0
         if num_rows:
             _share(slots, given, offers, num_rows)
+        saved_ms = self._saved(slots, given, curve, step) if num_rows else ()
         # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set
         # by hand.
         if step.num_base_rows == step.num_slots and not num_fixed:
             self._account(slots, given, curve, sunk_ms)
-        return BatchPlan(given, self._padding(step.num_base_rows + sum(given), step))
+        return BatchPlan(given, self._padding(step.num_base_rows + sum(given), step), saved_ms)
 
     def describe(self) -> dict[str, Any]:
         """Speedup and state per number of slots, JSON-ready."""
@@ -138,6 +144,18 @@ class Budget:
             tokens, time = floats(saved, 2, 0.01, 1000.0)
             averages[int(n)] = SpeedupAverage(tokens, time, steps=EXPERIENCED)
         self._averages = averages
+
+    def _saved(
+        self, slots: Sequence[SlotDraft], given: Sequence[int], curve: Sequence[float], step: Step
+    ) -> list[float]:
+        """Milliseconds that each slot's tokens save if they are accepted as expected."""
+        num_slots, num_rows, base = step.num_slots, sum(given), step.num_base_rows
+        token_ms = curve[num_slots] / (num_slots * self._average(num_slots).speedup)
+        row_ms = (curve[base + num_rows] - curve[base]) / max(1, num_rows)
+        return [
+            token_ms * sum(slot.survival[:n]) - row_ms * n if n else 0.0
+            for slot, n in zip(slots, given, strict=True)
+        ]
 
     def _padding(self, num_rows: int, step: Step) -> int:
         """Rows that are added to as many; none now and then, to see whether it is still faster."""

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headstart.control.asking import Asking
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.choice import best_draft
@@ -46,6 +47,7 @@ class Controller:
         self._cost = CostTable()
         self._budget = Budget(self._cost)
         self._drafting = ModelDraftPlanner(self._cost, self._budget, self._calibration)
+        self._asking: dict[str, Asking] = {}  # by text speculator
 
     def declare_model(self, speculator: str) -> None:
         """A draft model's scores are probabilities: believe them until counts say otherwise."""
@@ -77,6 +79,50 @@ class Controller:
         step. And rows that are added because a wider step takes less time.
         """
         return self._budget.plan(slots, step, sunk_ms)
+
+    def wants_text(self, speculator: str, seq_id: int) -> bool:
+        """Whether a text speculator should be asked for this slot; call it once a step."""
+        asking = self._asking.get(speculator)
+        return asking is None or asking.wants(seq_id)
+
+    def sleeps(self, texts: Sequence[str], models: Sequence[str], seq_ids: Sequence[int]) -> bool:
+        """Whether nobody is to be asked for any of these slots in this step, which then counts as
+        one of the wait.
+        """
+        if not all(
+            (asking := self._asking.get(name)) is not None and asking.sleeps(seq_ids)
+            for name in texts
+        ) or not all(self._drafting.sleeps(name) for name in models):
+            return False
+        for name in texts:
+            for seq_id in seq_ids:
+                self._asking[name].wants(seq_id)
+        for name in models:
+            self._drafting.wants(name)
+        return True
+
+    def observe_asking(
+        self, earned: Sequence[tuple[str, int, float]], milliseconds: float, step: Step
+    ) -> None:
+        """Text speculators were asked, which took so long, planning included.
+
+        earned: (speculator, seq_id, milliseconds that its draft is expected to save).
+        """
+        each, slot_ms = milliseconds / len(earned), self._budget.slot_ms(step)
+        for speculator, seq_id, saved in earned:
+            asking = self._asking.get(speculator)
+            if asking is None:
+                asking = self._asking[speculator] = Asking()
+            asking.took(each)
+            asking.earned(seq_id, saved, slot_ms)
+
+    def wants_model(self, speculator: str) -> bool:
+        """Whether to plan for a draft model in this step; call it once a step."""
+        return self._drafting.wants(speculator)
+
+    def observe_model_planning(self, speculator: str, milliseconds: float, step: Step) -> None:
+        """Planning for a draft model took so long."""
+        self._drafting.planned(speculator, milliseconds, step)
 
     def plan_model(
         self, speculator: str, slots: Sequence[ModelSlot], step: Step
@@ -116,10 +162,13 @@ class Controller:
     def begin(self, seq_id: int, namespace: str) -> None:
         """A request begins; what its tokens teach is used in this namespace only."""
         self._calibration.begin(seq_id, namespace)
+        self._drafting.begin()
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over, or waits again, after so many tokens."""
         self._calibration.end(seq_id)
+        for asking in self._asking.values():
+            asking.end(seq_id)
         self._drafting.end(seq_id, num_answered)
 
     def describe(self) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class CostTable:
         self._weights: dict[bool, list[float]] = {}  # milliseconds at no context, by optimism
         # by optimism, whether steps may be filled, and grains of context
         self._curves: dict[tuple[bool, bool, int], list[float]] = {}
+        self._known_widths: dict[int, list[int]] = {}  # by grains of context
 
     @property
     def is_empty(self) -> bool:
@@ -185,7 +186,12 @@ class CostTable:
         """
         if not 0 < rows <= EACH or self.is_empty:
             return rows
-        return self._widths(self.curve(EACH, context))[rows]
+        curve = self.curve(EACH, context)
+        grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
+        widths = self._known_widths.get(grain)
+        if widths is None:
+            widths = self._known_widths[grain] = self._widths(curve)
+        return widths[rows]
 
     def _widths(self, curve: Sequence[float]) -> list[int]:
         """By rows: the cheapest width that has them."""
@@ -298,6 +304,7 @@ class CostTable:
         self._age = 0
         self._longest = max(self._longest, rows)
         self._curves.clear()
+        self._known_widths.clear()
         weights = self._weights[optimistic] = self._build(self._longest, optimistic=optimistic)
         return weights
 

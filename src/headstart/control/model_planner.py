@@ -42,6 +42,8 @@ from headstart.control.values import (
     Step,
 )
 
+ALL = 0  # a model is planned for all requests at once
+
 
 class _Decision(NamedTuple):
     """Slots to draft for (indices), how far, and the index of the confidence limit."""
@@ -91,6 +93,8 @@ class ModelDraftPlanner:
         drafter.probes.save()
         asking = [slots[i] for i in auto]
         choice = self._best(speculator, asking, step, optimistic=False)
+        rate = self._budget.rate(step.num_slots, self._plain(step))
+        drafter.expected_ms = choice.value / rate
         if choice.slots:
             drafter.probes.granted()
         else:
@@ -109,6 +113,31 @@ class ModelDraftPlanner:
             if allowances[i] is NO_ALLOWANCE:
                 drafter.skip(slots[i].seq_id)
         return allowances
+
+    def wants(self, speculator: str) -> bool:
+        """Whether to plan for this model in this step: if not, it drafts nothing."""
+        drafter = self._drafter(speculator)
+        if drafter.probes.reading is not None or drafter.asking.wants(ALL):
+            return True
+        drafter.probes.save()
+        drafter.probes.steps += 1
+        return False
+
+    def sleeps(self, speculator: str) -> bool:
+        """Whether `wants` will say no."""
+        drafter = self._drafter(speculator)
+        return drafter.probes.reading is None and drafter.asking.sleeps([ALL])
+
+    def planned(self, speculator: str, milliseconds: float, step: Step) -> None:
+        """Planning took so long."""
+        drafter = self._drafter(speculator)
+        drafter.asking.took(milliseconds)
+        drafter.asking.earned(ALL, drafter.expected_ms, self._plain(step))
+
+    def begin(self) -> None:
+        """A request begins: it may be one for which a model pays."""
+        for drafter in self._drafters.values():
+            drafter.asking.wake(ALL)
 
     def observe(self, run: ModelDraftCall, step: Step) -> None:
         """Learn what a call cost, and from its drafts what the next ones will be like."""

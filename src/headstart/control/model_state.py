@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headstart.control.asking import Asking
 from headstart.control.catch_up import CatchUpEstimate
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
@@ -34,6 +35,8 @@ class ModelState:
     catch_up: CatchUpEstimate = field(default_factory=CatchUpEstimate)
     limit: int = 2  # index of the confidence limit chosen last
     probes: Probes = field(default_factory=Probes)
+    asking: Asking = field(default_factory=Asking)  # of planning, for all requests together
+    expected_ms: float = 0.0  # that the draft planned last saves
     age: int = 0  # calls since the rates were read
     rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
     forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by seq_id and limit

@@ -44,6 +44,7 @@ class BatchPlan:
 
     lengths: Sequence[int]  # draft tokens to verify, one entry per generating slot
     num_padding_rows: int = 0  # that nobody needs: so wide a step was measured to take less time
+    saved_ms: Sequence[float] = ()  # that each slot's draft is expected to save; empty: no drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ it is verified.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from headstart.cache.prompt_store import Data
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
-from headstart.control.values import NO_ALLOWANCE, ModelDraftCall, Step
+from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, ModelDraftCall, Step
+from headstart.scheduler.ask_timer import AskTimer
 from headstart.scheduler.batching import DraftLimit
+from headstart.scheduler.draft_counts import DraftCounts
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
@@ -45,21 +48,26 @@ class Drafting:
         controller: Controller,
         unusable: str = "",
         state: Path | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take the speculators in order of preference.
 
         Args:
             unusable: why no draft can be verified, if so.
             state: file that keeps what control learned.
+            clock: tells what asking takes, so that nobody is asked who cannot earn it.
         """
         self.speculators = {speculator.name: speculator for speculator in speculators}
         self.controller = controller
         self.config = config
         self.unusable = unusable
         self._state = state
+        models = [one.name for one in speculators if one.is_model]
+        texts = [one.name for one in speculators if not one.is_model]
+        self._timer = AskTimer(controller, clock, texts, models)
         self.observes = any(speculator.wants_logits for speculator in speculators)
-        self.stats = SpeculationStats()
-        self.forced_stats = SpeculationStats()  # of tokens that a constraint forces
+        self._counts = DraftCounts(self.speculators)
+        self.stats = self._counts.stats
         for speculator in speculators:
             if speculator.speculator.scores_are_probabilities:
                 controller.declare_model(speculator.name)
@@ -114,21 +122,46 @@ class Drafting:
             can_pad: rows may be added where a wider step takes less time.
         """
         can_pad, num_padding = can_pad and not num_prompt_rows, 0
+        if self._timer.sleeps(generating):
+            return self._propose_nothing(generating, batch_limits, can_pad=can_pad)
         plans = [self._plan(*one) for one in zip(generating, limits, strict=True)]
         drafting = [plan for plan in plans if plan.max_tokens > 0]
         if drafting or can_pad:
             context = sum(len(plan.active.tokens) for plan in plans) // len(plans)
             step = Step(len(plans), len(plans) + num_prompt_rows, context, *batch_limits, can_pad)
+            self._timer.start()
             self._ask_text(drafting)
             for plan in drafting:
                 self._choose_text(plan, step)
+            self._timer.stop()
             sunk_ms = self._ask_models(drafting, step)
+            self._timer.start()
             batch = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
             for plan, length in zip(plans, batch.lengths, strict=True):
                 plan.settle_on(length)
             num_padding = batch.num_padding_rows
-        self._count_reasons(plans)
+            self._timer.finish(plans, batch, step)
+        self._counts.count_reasons(plans)
         return num_padding
+
+    def _propose_nothing(
+        self,
+        generating: Sequence[ActiveRequest],
+        batch_limits: tuple[int, int],
+        *,
+        can_pad: bool,
+    ) -> int:
+        """Nobody is asked in this step, because nobody would earn it; returns padding rows."""
+        for active in generating:
+            active.proposal = NO_PROPOSAL
+            self._counts.count_reason(active, BELOW_BREAK_EVEN)
+            for name in active.by_speculator:
+                self._counts.count_miss(active, name, BELOW_BREAK_EVEN)
+        if not can_pad or len(generating) == 1:
+            return 0
+        context = sum(len(active.tokens) for active in generating) // len(generating)
+        step = Step(len(generating), len(generating), context, *batch_limits, can_pad)
+        return self.controller.plan([NO_SLOT_DRAFT] * len(generating), step).num_padding_rows
 
     def drop(self, running: Sequence[ActiveRequest]) -> None:
         """The cache has no cells for drafts: verify none in this step."""
@@ -136,8 +169,8 @@ class Drafting:
             if not active.proposal.drafts:
                 continue
             for name in dict.fromkeys(active.proposal.speculators):
-                self._count_miss(active, name, "context full")
-            self._count_reason(active, "context full")
+                self._counts.count_miss(active, name, "context full")
+            self._counts.count_reason(active, "context full")
             active.proposal = NO_PROPOSAL
 
     def observe(self, decoded: Decoded) -> None:
@@ -150,7 +183,7 @@ class Drafting:
         if active.policy is None or active.policy.reason:
             return
         if active.proposal.drafts:
-            self._count_verified(active, num_accepted)
+            self._counts.count_verified(active, num_accepted)
         for outcome in active.tracker.follow(active.slot_id, emitted):
             self.controller.record(outcome)
         for speculator in self.speculators.values():
@@ -193,8 +226,8 @@ class Drafting:
     def report(self) -> tuple[SpeculatorReport, ...]:
         """What each speculator did since the start, and the forced tokens if there were any."""
         reports = [speculator.report() for speculator in self.speculators.values()]
-        if self.forced_stats.num_drafts:
-            reports.append(SpeculatorReport(name=GRAMMAR, stats=self.forced_stats.copy()))
+        if self._counts.forced_stats.num_drafts:
+            reports.append(SpeculatorReport(name=GRAMMAR, stats=self._counts.forced_stats.copy()))
         return tuple(reports)
 
     def close(self) -> None:
@@ -237,13 +270,13 @@ class Drafting:
         for name, speculator in self.speculators.items():
             if speculator.is_model:
                 continue
-            asked = [plan for plan in plans if plan.wants(speculator)]
+            asked = self._timer.choose(name, [plan for plan in plans if plan.wants(speculator)])
             if not asked:
                 continue
             for plan, draft in zip(
                 asked, speculator.propose([d.request() for d in asked]), strict=True
             ):
-                if self._count_call(plan, speculator, draft):
+                if self._counts.count_call(plan, speculator, draft):
                     plan.drafts[name] = draft
 
     def _choose_text(self, plan: DraftPlan, step: Step) -> None:
@@ -286,6 +319,10 @@ class Drafting:
             candidates = [plan for plan in plans if plan.wants(speculator)]
             if not speculator.is_model or not candidates:
                 continue
+            is_fixed = any(plan.is_fixed for plan in candidates)
+            if not (is_fixed or self.controller.wants_model(speculator.name)):
+                continue
+            started = self._timer.now()
             allowances = self.controller.plan_model(
                 speculator.name, [plan.model_slot(speculator) for plan in candidates], step
             )
@@ -294,6 +331,7 @@ class Drafting:
                 plan.allowance = NO_ALLOWANCE if has_failed else allowance
                 if not plan.allowance.max_tokens:
                     plan.miss(speculator, FAILED if has_failed else BELOW_BREAK_EVEN)
+            self._timer.time_model(speculator.name, step, started)
             if allowed := [plan for plan in candidates if plan.allowance.max_tokens]:
                 spent += self._run_model(speculator, allowed, step)
         return spent
@@ -320,7 +358,7 @@ class Drafting:
             )
             self.controller.observe_draft(call, step)
         for plan, draft in zip(plans, drafts, strict=True):
-            if self._count_call(plan, speculator, draft):
+            if self._counts.count_call(plan, speculator, draft):
                 self._choose_model(plan, speculator, draft)
         return milliseconds
 
@@ -342,51 +380,3 @@ class Drafting:
         elif plan.is_fixed or sum(own) > sum(plan.survival):
             plan.take(proposal, own)
         plan.has_model_draft = speculator.name in plan.proposal.speculators
-
-    def _count_call(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> bool:
-        """Count what a speculator answered; returns whether there is a draft."""
-        has_draft = len(draft.tokens) > 0
-        for stats in (plan.active.by_speculator[speculator.name], speculator.stats):
-            stats.count_call(has_draft=has_draft)
-        if not has_draft:
-            plan.miss(speculator, draft.reason or "no match")
-        return has_draft
-
-    def _count_verified(self, active: ActiveRequest, num_accepted: int) -> None:
-        """Count the draft that was verified, for the request and for those who made it."""
-        start = 0
-        for draft in active.proposal.drafts:
-            num_drafted = len(draft.tokens)
-            num_right = max(0, min(num_drafted, num_accepted - start))
-            for stats in self._stats_of(active, draft.speculator):
-                stats.count_verified(start, num_drafted, num_right)
-            start += num_drafted
-        for stats in (active.drafts, self.stats):
-            stats.count_verified(0, start, num_accepted)
-
-    def _count_reasons(self, plans: Sequence[DraftPlan]) -> None:
-        """Say of every request and speculator why nothing of it is verified in this step."""
-        for plan in plans:
-            active, proposal = plan.active, plan.active.proposal
-            speculators = [self.speculators[name] for name in plan.policy.types]
-            if not proposal.drafts:
-                self._count_reason(active, plan.reason or plan.why_not(speculators[0]))
-            if not plan.policy.reason:
-                for speculator in speculators:
-                    if speculator.name not in proposal.speculators:
-                        self._count_miss(active, speculator.name, plan.why_not(speculator))
-
-    def _count_miss(self, active: ActiveRequest, speculator: str, reason: str) -> None:
-        for stats in self._stats_of(active, speculator):
-            stats.count_miss(reason)
-
-    def _stats_of(self, active: ActiveRequest, speculator: str) -> tuple[SpeculationStats, ...]:
-        """Where a speculator's drafts are counted: of the request, and of all together."""
-        if speculator == GRAMMAR:
-            own = active.by_speculator.setdefault(GRAMMAR, SpeculationStats())
-            return own, self.forced_stats
-        return active.by_speculator[speculator], self.speculators[speculator].stats
-
-    def _count_reason(self, active: ActiveRequest, reason: str) -> None:
-        active.drafts.count_miss(reason)
-        self.stats.count_miss(reason)

@@ -72,3 +72,13 @@ test("the board remembers three minutes and starts over with the engine", () => 
   history.add(state(400, 3));
   assert.equal(history.states.length, 1);
 });
+
+test("plain steps of a session say what a step costs, the newest ones only", async () => {
+  const { PlainSteps } = await import(new URL("plain-steps.js", WEB));
+  const plain = new PlainSteps();
+  plain.add(provenanceOf(["", "a"], ["", "b"], ["xy", "c"]));
+  assert.equal(plain.mean, null); // the first step reads the prompt, the third has a draft
+  for (let i = 0; i < 200; i++) plain.add(provenanceOf(["", "a"], ["", "b"]));
+  assert.equal(plain.mean, 10);
+  assert.equal(plain.latest.length, 100);
+});

@@ -15,6 +15,7 @@ from headstart.grammar.constraint import Constraint, ConstraintKind
 from headstart.grammar.tokens import GrammarTokens
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
+from headstart.scheduler.ask_timer import no_clock
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.request import Request
@@ -110,7 +111,7 @@ def make_scheduler(
 ) -> Scheduler:
     clock = Clock()
     guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
-    drafting = Drafting(guarded, spec or fixed(6), controller or Controller())
+    drafting = Drafting(guarded, spec or fixed(6), controller or Controller(), clock=no_clock)
     config = SchedulerConfig(parallel=parallel)
     return Scheduler(engine, VOCAB, drafting, config, clock, COMPILER)
 

@@ -13,9 +13,7 @@ const RETRY_PAUSE = 2000; // milliseconds
 const MOST_BARS = 16;
 
 export class Board {
-  /** @param {(state: State) => void} onState */
-  constructor(onState) {
-    this.onState = onState;
+  constructor() {
     this.history = new History();
     this.chart = new ThroughputChart(byId("throughput"));
     /** @type {AbortController | null} */
@@ -64,7 +62,6 @@ export class Board {
   take(state) {
     this.say("");
     this.history.add(state);
-    this.onState(state);
     this.chart.show(this.history.columns());
     showNow(state);
     showSlots(state, this.history);

@@ -21,7 +21,7 @@ const NEAR_THE_END = 80; // pixels; who scrolled further up is left in peace
 
 export class Chat {
   /**
-   * @param {{compare: (messages: any[]) => void, plainStepMs: () => number | null, suggestions: () => string[]}} links
+   * @param {{compare: (messages: any[]) => void, plainSteps: import("./plain-steps.js").PlainSteps, suggestions: () => string[]}} links
    *     to the other parts of the page
    */
   constructor(links) {
@@ -198,6 +198,7 @@ export class Chat {
     removeEventListener("pagehide", save);
     clearTimeout(saving);
     if (this.running === running) this.running = null;
+    this.links.plainSteps.add(answer.provenance.data);
     draw.flush();
     await store.saveMessages(copyAnswer(message, answer)).catch((error) => toast(`The conversation could not be kept: ${error.message}`));
     if (!this.running) this.composer.setRunning(false);
@@ -214,7 +215,7 @@ export class Chat {
     const isAtEnd = this.isAtEnd();
     copyAnswer(message, answer);
     if (!this.views.has(message.id)) return; // another conversation is open
-    view.update(answer, this.links.plainStepMs());
+    view.update(answer, this.links.plainSteps.mean);
     if (isAtEnd) this.scrollToEnd();
   }
 

@@ -25,20 +25,17 @@ class Side {
     this.body.addEventListener("keydown", (/** @type {any} */ event) => walk(event, this.tint));
   }
 
-  /**
-   * @param {boolean} isOver
-   * @param {number | null} plainStepMs
-   */
-  draw(isOver, plainStepMs) {
+  /** @param {boolean} isOver */
+  draw(isOver) {
     this.markdown.update(this.answer.content, isOver);
     this.tint.update(this.markdown.blocks, this.markdown.numSettled);
     this.speed.textContent = this.answer.speed ? `${this.answer.speed.toFixed(1)} tokens/s` : "";
-    showTotals(this.totals, this.answer.provenance, 0, plainStepMs);
+    showTotals(this.totals, this.answer.provenance, 0, null, false); // the speeds are measured here
   }
 }
 
 export class Compare {
-  /** @param {{plainStepMs: () => number | null, isDeterministic: () => boolean}} links */
+  /** @param {{plainSteps: import("./plain-steps.js").PlainSteps, isDeterministic: () => boolean}} links */
   constructor(links) {
     this.links = links;
     /** @type {any[] | null} messages of the chat; null: what is written in the field */
@@ -98,13 +95,14 @@ export class Compare {
    * @param {Record<string, any>} body
    */
   async runSide(side, body) {
-    const draw = paced(() => side.draw(false, this.links.plainStepMs()));
+    const draw = paced(() => side.draw(false));
     const { signal } = /** @type {AbortController} */ (this.running);
     try {
       await run(body, side.answer, signal, draw.ask);
     } finally {
       draw.flush();
-      side.draw(true, this.links.plainStepMs());
+      side.draw(true);
+      this.links.plainSteps.add(side.answer.provenance.data);
     }
   }
 

@@ -9,6 +9,7 @@ import { hide, switchInspector } from "./inspector.js";
 import { askForKey } from "./key-dialog.js";
 import { showSettings } from "./settings-panel.js";
 import { toggleSidebar } from "./sidebar.js";
+import { PlainSteps } from "./plain-steps.js";
 import { knowSpeculators } from "./speculators.js";
 import { listConversations, loadMessages, saveConversation, saveMessages } from "./store.js";
 import { startTheme } from "./theme.js";
@@ -37,12 +38,12 @@ async function start() {
   props = await getJson("props");
   knowSpeculators(props.speculation.types ?? []);
   showServer();
-  const board = new Board((state) => (props.speculation.control = state.speculation.control));
-  const plainStepMs = () => props.speculation.control?.cost_ms?.rows?.["1"] ?? null;
+  const board = new Board();
+  const plainSteps = new PlainSteps();
   const isDeterministic = () => props.settings?.some((/** @type {any} */ one) => one.name === "deterministic" && one.value === true) ?? false;
-  const compare = new Compare({ plainStepMs, isDeterministic });
+  const compare = new Compare({ plainSteps, isDeterministic });
   const chat = new Chat({
-    plainStepMs,
+    plainSteps,
     suggestions: () => (props.target_model.name === "demo-target" ? DEMO : SUGGESTIONS),
     compare: (messages) => {
       location.hash = "compare";

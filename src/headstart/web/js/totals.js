@@ -10,14 +10,15 @@ import { swatch } from "./speculators.js";
  * @param {Provenance} provenance
  * @param {number} speed tokens a second
  * @param {number | null} plainStepMs what a step without a draft costs
+ * @param {boolean} [showsSpeedup] the estimate
  */
-export function showTotals(root, provenance, speed, plainStepMs) {
+export function showTotals(root, provenance, speed, plainStepMs, showsSpeedup = true) {
   const totals = provenance.totals(plainStepMs);
   const has = totals.tokens > 0;
   fill(
     root,
     speed > 0 && fact(speed.toFixed(speed < 10 ? 1 : 0), "tokens/s"),
-    has && totals.speedup !== null && totals.saved > 0 && fact(`${totals.speedup.toFixed(1)} ×`, "as fast as one at a time", "estimated from the time of steps without a draft"),
+    has && showsSpeedup && totals.speedup !== null && totals.saved > 0 && fact(`≈ ${totals.speedup.toFixed(1)} ×`, "as fast as without", "estimated from the time of steps without a draft"),
     has && fact(totals.perStep.toFixed(1), "tokens a step"),
     has && totals.drafted > 0 && fact(`${Math.round((100 * totals.guessed) / totals.drafted)} %`, "of guesses right"),
     has && totals.saved > 0 && fact(String(totals.saved), totals.saved === 1 ? "step saved" : "steps saved"),

@@ -1,0 +1,85 @@
+"""Whether a speculator is asked at all: its guesses have to earn the time of asking.
+
+Asking takes time even where the answer is no: it searches, and its answer is calibrated and
+planned. With a step of 50 ms nobody notices, with one of 0.5 ms it is every fifth token. So, for
+each request, the milliseconds that drafts are expected to save are averaged over the times that the
+speculator was asked. While they are less than what asking takes, it is asked again only after a
+wait, which doubles up to where asking takes ASK_SHARE of the time. Where that is less than a step,
+it is asked in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ASK_SHARE = 0.01  # of the time may go into asking those that do not earn it
+GAIN_RATE = 0.2  # of a request's average: a copied passage is found within a few steps
+MEAN_RATE = 0.02  # of the average over all requests, with which a new one begins
+COST_RATE, YOUNG, MOST_AGAIN = 0.05, 4, 2.0  # of the price; a price above twice the mean is cut
+
+
+@dataclass(slots=True)
+class AskWait:
+    """Of one request."""
+
+    gain: float  # milliseconds that a time of asking earned on average
+    wait: float = 0.0  # steps between two times
+    left: int = 0  # of them
+
+
+@dataclass(slots=True)
+class Asking:
+    """Of one speculator. Milliseconds."""
+
+    cost: float = 0.0  # of asking for one slot
+    num_costs: int = 0
+    mean: float = 0.0  # gain over all requests
+    _requests: dict[int, AskWait] = field(default_factory=dict)  # by seq_id
+
+    def wants(self, seq_id: int) -> bool:
+        """Whether to ask in this step; call it once a step."""
+        request = self._requests.get(seq_id)
+        if request is None or request.left <= 0:
+            return True
+        request.left -= 1
+        return False
+
+    def sleeps(self, seq_ids: Sequence[int]) -> bool:
+        """Whether it is to be asked for none of these."""
+        requests = self._requests
+        return all(i in requests and requests[i].left > 0 for i in seq_ids)
+
+    def earned(self, seq_id: int, milliseconds: float, slot_ms: float) -> float:
+        """It was asked, and its draft is expected to save so much; `slot_ms` is the time of a step
+        without drafts, per slot. Returns the steps until it is asked again.
+        """
+        request = self._requests.get(seq_id)
+        if request is None:  # at first every text may be worth it
+            request = self._requests[seq_id] = AskWait(max(self.mean, self.cost))
+        request.gain += GAIN_RATE * (milliseconds - request.gain)
+        self.mean += MEAN_RATE * (milliseconds - self.mean)
+        if request.gain >= self.cost:
+            request.wait = 0.0
+        else:
+            most = self.cost / (ASK_SHARE * slot_ms)
+            request.wait = min(most, 2.0 * request.wait + 1.0)
+        request.left = int(request.wait)
+        return request.left
+
+    def took(self, milliseconds: float) -> None:
+        """Asking for one slot took so long."""
+        self.num_costs += 1
+        if self.num_costs > YOUNG:
+            milliseconds = min(milliseconds, MOST_AGAIN * self.cost)
+        rate = max(COST_RATE, 1.0 / self.num_costs)
+        self.cost += rate * (milliseconds - self.cost)
+
+    def wake(self, seq_id: int) -> None:
+        """Ask at the next opportunity."""
+        if (request := self._requests.get(seq_id)) is not None:
+            request.left = 0
+
+    def end(self, seq_id: int) -> None:
+        """The request is over."""
+        self._requests.pop(seq_id, None)

@@ -1,0 +1,69 @@
+"""What became of drafts, counted for each request, each speculator and all together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headstart.scheduler.draft_plan import DraftPlan
+from headstart.scheduler.grammar_drafts import GRAMMAR
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.speculation_stats import SpeculationStats
+from headstart.types import Draft
+
+
+class DraftCounts:
+    """Of one worker."""
+
+    def __init__(self, speculators: Mapping[str, GuardedSpeculator]) -> None:
+        self.speculators = speculators
+        self.stats = SpeculationStats()
+        self.forced_stats = SpeculationStats()  # of tokens that a constraint forces
+
+    def count_call(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> bool:
+        """Count what a speculator answered; returns whether there is a draft."""
+        has_draft = len(draft.tokens) > 0
+        for stats in (plan.active.by_speculator[speculator.name], speculator.stats):
+            stats.count_call(has_draft=has_draft)
+        if not has_draft:
+            plan.miss(speculator, draft.reason or "no match")
+        return has_draft
+
+    def count_verified(self, active: ActiveRequest, num_accepted: int) -> None:
+        """Count the draft that was verified, for the request and for those who made it."""
+        start = 0
+        for draft in active.proposal.drafts:
+            num_drafted = len(draft.tokens)
+            num_right = max(0, min(num_drafted, num_accepted - start))
+            for stats in self._stats_of(active, draft.speculator):
+                stats.count_verified(start, num_drafted, num_right)
+            start += num_drafted
+        for stats in (active.drafts, self.stats):
+            stats.count_verified(0, start, num_accepted)
+
+    def count_reasons(self, plans: Sequence[DraftPlan]) -> None:
+        """Say of every request and speculator why nothing of it is verified in this step."""
+        for plan in plans:
+            active, proposal = plan.active, plan.active.proposal
+            speculators = [self.speculators[name] for name in plan.policy.types]
+            if not proposal.drafts:
+                self.count_reason(active, plan.reason or plan.why_not(speculators[0]))
+            if not plan.policy.reason:
+                for speculator in speculators:
+                    if speculator.name not in proposal.speculators:
+                        self.count_miss(active, speculator.name, plan.why_not(speculator))
+
+    def count_miss(self, active: ActiveRequest, speculator: str, reason: str) -> None:
+        for stats in self._stats_of(active, speculator):
+            stats.count_miss(reason)
+
+    def _stats_of(self, active: ActiveRequest, speculator: str) -> tuple[SpeculationStats, ...]:
+        """Where a speculator's drafts are counted: of the request, and of all together."""
+        if speculator == GRAMMAR:
+            own = active.by_speculator.setdefault(GRAMMAR, SpeculationStats())
+            return own, self.forced_stats
+        return active.by_speculator[speculator], self.speculators[speculator].stats
+
+    def count_reason(self, active: ActiveRequest, reason: str) -> None:
+        active.drafts.count_miss(reason)
+        self.stats.count_miss(reason)

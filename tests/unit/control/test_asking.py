@@ -1,0 +1,108 @@
+"""Nobody is asked who cannot earn the time that it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from headstart.control import Controller, ModelSlot, SlotDraft, Step
+from headstart.control.asking import ASK_SHARE, Asking
+
+COST, FAST, SLOW = 0.1, 0.5, 50.0  # milliseconds of asking, and of steps
+
+
+def ask(asking: Asking, step_ms: float, earned: list[float]) -> list[bool]:
+    """In which of these steps it is asked."""
+    asked = []
+    for milliseconds in earned:
+        asked.append(asking.wants(1))
+        if asked[-1]:
+            asking.took(COST)
+            asking.earned(1, milliseconds, step_ms)
+    return asked
+
+
+def test_who_earns_nothing_takes_a_small_share_of_fast_steps() -> None:
+    asked = ask(Asking(), FAST, [0.0] * 2000)
+    assert sum(asked) * COST < 1.3 * ASK_SHARE * 2000 * FAST + 10 * COST
+
+
+def test_on_a_slow_model_everybody_is_asked_in_every_step() -> None:
+    assert all(ask(Asking(), SLOW, [0.0] * 200))
+
+
+def test_who_earns_it_is_asked_in_every_step() -> None:
+    assert all(ask(Asking(), FAST, [3 * COST] * 200))
+
+
+def test_a_passage_that_pays_is_found_soon_and_then_followed() -> None:
+    asked = ask(Asking(), FAST, [0.0] * 300 + [10 * COST] * 60)
+    first = asked.index(True, 300)
+    assert first < 300 + COST / (ASK_SHARE * FAST) + 1
+    assert all(asked[first:])
+
+
+def test_a_new_request_is_asked_for_at_once_and_then_like_the_others() -> None:
+    asking = Asking()
+    ask(asking, FAST, [0.0] * 300)
+    assert asking.wants(2)
+    asking.earned(2, 0.0, FAST)
+    assert not asking.wants(2)
+    asking.end(2)
+    assert asking.wants(2)
+
+
+def test_one_slow_call_does_not_silence_a_speculator() -> None:
+    asking = Asking()
+    ask(asking, FAST, [3 * COST] * 50)
+    asking.took(100 * COST)
+    assert asking.cost < 1.1 * COST
+    assert all(ask(asking, FAST, [3 * COST] * 20))
+
+
+STEP = Step(1, 1, 0)
+
+
+def learned(plain_ms: float) -> Controller:
+    controller = Controller()
+    for _ in range(5):
+        for rows in range(1, 18):
+            controller.observe_step(rows, 0, plain_ms * (1.0 + 0.1 * (rows - 1)))
+    return controller
+
+
+def test_the_time_that_a_draft_saves_is_said_with_the_plan() -> None:
+    controller = learned(10.0)
+    plan = controller.plan([SlotDraft([0.99, 0.98, 0.97])], STEP)
+    assert plan.lengths == [3]
+    assert plan.saved_ms[0] == pytest.approx(2.94 * 10.0 - 3.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("plain_ms", "most"), [(FAST, 60), (SLOW, 300)])
+def test_planning_a_model_that_does_not_pay_is_priced_too(plain_ms: float, most: int) -> None:
+    controller = learned(plain_ms)
+    controller.declare_model("model")
+    controller.learn_draft_costs("model", 5.0 * plain_ms, plain_ms)
+    planned = 0
+    for _ in range(300):
+        if controller.sleeps([], ["model"], [1]) or not controller.wants_model("model"):
+            continue
+        planned += 1
+        (allowance,) = controller.plan_model("model", [ModelSlot(1, 16, catch_up=500)], STEP)
+        assert allowance.max_tokens == 0
+        controller.observe_model_planning("model", COST, STEP)
+    assert planned <= most
+    assert planned == most or plain_ms == FAST
+    controller.begin(2, "")
+    assert controller.wants_model("model"), "a new request may be one for which it pays"
+
+
+def test_all_sleep_or_none() -> None:
+    """A step in which anybody is asked is planned for everybody."""
+    controller = learned(FAST)
+    for _ in range(40):
+        if not controller.sleeps(["text"], [], [1, 2]):
+            asked = [i for i in (1, 2) if controller.wants_text("text", i)]
+            earned = [("text", i, 5.0 if i == 2 else 0.0) for i in asked]
+            controller.observe_asking(earned, COST * len(earned), Step(2, 2, 0))
+    assert not controller.sleeps(["text"], [], [1, 2])
+    assert controller.wants_text("text", 2)
