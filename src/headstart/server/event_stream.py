@@ -19,7 +19,7 @@ from headstart.scheduler.worker import Worker
 from headstart.server.threads import ClientGoneError
 
 # Tokens and alternatives that wait for a client that does not read; some 40 MB.
-MAX_BACKLOG = 1 << 18
+MAX_UNREAD = 1 << 18
 
 
 class EventStream:
@@ -35,7 +35,7 @@ class EventStream:
         self._queue: asyncio.Queue[tuple[int, Event] | Exception] = asyncio.Queue()
         self._watcher: asyncio.Task[None] | None = None
         self._num_running = len(requests)
-        self._backlog = 0  # tokens and alternatives that lie in the queue
+        self._num_unread = 0  # tokens and alternatives that lie in the queue
 
     async def __aenter__(self) -> EventStream:
         try:
@@ -73,7 +73,7 @@ class EventStream:
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
-        self._backlog -= _weight(item[1])
+        self._num_unread -= _weight(item[1])
         if isinstance(item[1], FinishEvent):
             self._num_running -= 1
         return item
@@ -82,8 +82,8 @@ class EventStream:
         if isinstance(event, HeadstartError):
             self._queue.put_nowait(event)
             return
-        self._backlog += _weight(event)
-        if self._backlog > MAX_BACKLOG and not isinstance(event, FinishEvent):
+        self._num_unread += _weight(event)
+        if self._num_unread > MAX_UNREAD and not isinstance(event, FinishEvent):
             self._drop_reader()
             return
         self._queue.put_nowait((index, event))
@@ -93,7 +93,7 @@ class EventStream:
         self._cancel()
         while not self._queue.empty():
             self._queue.get_nowait()
-        self._backlog = 0
+        self._num_unread = 0
         self._queue.put_nowait(
             CapacityError(
                 "the answer was not read for too long and is given up; read it as it comes"
