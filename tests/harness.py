@@ -238,7 +238,11 @@ def make_scheduler(
     guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
     drafting = Drafting(guarded, spec or fixed(4), controller or Controller(), clock=no_clock)
     return Scheduler(
-        engine, vocab or Letters(), drafting, SchedulerConfig(**{"parallel": 4, **limits}), clock
+        engine,
+        vocab or Letters(),
+        drafting,
+        SchedulerConfig(**{"parallel": 4, "prefill_ms": 0.0, **limits}),
+        clock,
     )
 
 

@@ -51,7 +51,7 @@ class ModelConfig:
     offline: bool = option(False, "never use the network; take models from the cache only")
     draft_model: str | None = option(
         None,
-        "GGUF file of a draft model; enough to use it",
+        "GGUF file of a draft model; naming one is enough to use it",
         "-md",
         "--model-draft",
         "--spec-draft-model",
@@ -77,7 +77,12 @@ class SchedulerConfig:
     parallel: int = option(4, "slots: requests generated at the same time", "-np", "--num-slots")
     max_queue: int = option(256, "requests that may wait before new ones get 503")
     prefill_chunk: int = option(
-        64, "prompt tokens read per step while others generate; bounds how long they wait"
+        64, "prompt tokens that a step always may read while others generate"
+    )
+    prefill_ms: float = option(
+        100.0,
+        "milliseconds of a step up to which it reads more prompt tokens than --prefill-chunk: how "
+        "long those who generate wait for one token",
     )
     checkpoint_min_step: int = option(
         1024,
@@ -92,7 +97,7 @@ class SchedulerConfig:
     )
     cache_ram: int = option(
         8192,
-        "most MiB of main memory for prompts that lose their place in the model's cache, and never "
+        "maximum MiB of main memory for prompts that lose their place in the cache, and never "
         "more than half of what is free; 0 keeps none",
         "-cram",
     )
@@ -102,6 +107,7 @@ class SchedulerConfig:
         check_at_least(self, "cache_ram", 0)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
+        check_at_least(self, "prefill_ms", 0)
         check_at_least(self, "checkpoint_min_step", 1)
         if self.parallel > 250:
             raise ConfigError(
@@ -125,7 +131,7 @@ class SpeculationConfig:
     )
     draft_max: int | None = option(
         None,
-        "most draft tokens a step, of any speculator (default 16; with --spec auto an upper limit, "
+        "maximum draft tokens per step, for all speculators (default 16; with auto an upper limit, "
         "default 32)",
         "--draft",
         "--draft-n",
@@ -187,9 +193,9 @@ class ServerConfig:
         "127.0.0.1",
         "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
     )
-    port: int = option(8080, "port to listen on; 0 takes a free one")
+    port: int = option(8080, "port to listen on; 0 picks a free one")
     reuse_port: bool = option(False, "let other processes listen on the same port")
-    api_prefix: str = option("", "what stands before all paths, for instance /llm")
+    api_prefix: str = option("", "prefix of all paths, for instance /llm")
     ssl_key_file: str | None = option(None, "file with the private key for HTTPS, in PEM format")
     ssl_cert_file: str | None = option(None, "file with the certificate for HTTPS, in PEM format")
     api_key: str | None = option(
@@ -230,7 +236,7 @@ class ServerConfig:
         None, "folder for POST /slots/{id}?action=save and restore; without it these are refused"
     )
     metrics: bool = option(True, "serve /metrics")
-    props: bool = option(False, "take POST /props")
+    props: bool = option(False, "accept POST /props")
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
     )

@@ -20,10 +20,10 @@ class ChatConfig:
         None, "variables for the chat template in every request, as a JSON object"
     )
     prefill_assistant: bool = option(
-        True, "go on with a last message of the assistant instead of answering it"
+        True, "continue a last message of the assistant instead of answering it"
     )
     reasoning: str = option(
-        "auto", "whether models that can think do", "-rea", choices=("on", "off", "auto")
+        "auto", "whether models that can think should", "-rea", choices=("on", "off", "auto")
     )
     reasoning_format: str = option(
         "auto",

@@ -48,16 +48,16 @@ class EngineConfig:
         "-c",
         "--ctx-size",
     )
-    batch: int = option(2048, "most tokens in one decode call", "-b", "--batch-size")
-    ubatch: int = option(512, "most tokens computed at once", "-ub", "--ubatch-size")
+    batch: int = option(2048, "maximum tokens in one decode call", "-b", "--batch-size")
+    ubatch: int = option(512, "maximum tokens computed at once", "-ub", "--ubatch-size")
     swa_full: bool = option(
         False,
         "keep the whole context in layers with a sliding window, not only what they can see: "
-        "several times the memory, any prompt can be continued anywhere",
+        "takes several times the memory, but any prompt can be continued anywhere",
     )
     ctx_checkpoints: int = option(
         32,
-        "most states kept of a slot whose cache cannot be cut back anywhere (recurrent layers, "
+        "maximum states kept per slot whose cache cannot be cut back anywhere (recurrent layers, "
         "sliding windows), so that an edited history is not read again from the start",
         "-ctxcp",
         "--swa-checkpoints",
@@ -79,7 +79,7 @@ class EngineConfig:
     )
     cpu_moe: bool = option(False, "keep the weights of all experts on the CPU", "-cmoe")
     n_cpu_moe: int = option(
-        0, "keep the weights of the experts of the first so many layers on the CPU", "-ncmoe"
+        0, "keep the experts' weights of the first N layers on the CPU", "-ncmoe"
     )
     override_tensor: str | None = option(
         None,
@@ -89,7 +89,7 @@ class EngineConfig:
     )
     override_kv: str | None = option(
         None,
-        "other values for keys of the model file: KEY=TYPE:VALUE, separated by commas; types int, "
+        "override metadata of the model file: KEY=TYPE:VALUE, separated by commas; types int, "
         "float, bool, str",
     )
     prio: int = option(
@@ -117,6 +117,10 @@ class EngineConfig:
     lora: str | None = option(None, "LoRA adapter files, separated by commas")
     lora_scaled: str | None = option(
         None, "LoRA adapter files with the scale of each: FILE:SCALE, separated by commas"
+    )
+    control_vector: str | None = option(None, "control vector files, separated by commas")
+    control_vector_scaled: str | None = option(
+        None, "control vector files with the scale of each: FILE:SCALE, separated by commas"
     )
     repack: bool = option(True, "rearrange weights so that the CPU computes faster", "-repack")
     check_tensors: bool = option(False, "look for impossible values in the weights when loading")
@@ -232,6 +236,8 @@ class DraftEngineConfig:
             override_kv=None,
             lora=None,
             lora_scaled=None,
+            control_vector=None,
+            control_vector_scaled=None,
         )
 
     def __post_init__(self) -> None:

@@ -17,8 +17,8 @@ __all__ = ["SamplingConfig"]
 class SamplingConfig:
     """Defaults of requests; ranges are checked as those of a request."""
 
-    predict: int = option(-1, "most tokens of an answer; -1 for no limit", "-n")
-    seed: int = option(-1, "seed of the random numbers; -1 takes a new one for each request", "-s")
+    predict: int = option(-1, "maximum tokens of an answer; -1 for no limit", "-n")
+    seed: int = option(-1, "seed of the random numbers; -1 picks a new one for each request", "-s")
     temp: float | None = option(None, "temperature; 0 always takes the likeliest token (0.8)")
     top_k: int | None = option(None, "sample from the k likeliest tokens; 0 from all (40)")
     top_p: float | None = option(
@@ -35,7 +35,7 @@ class SamplingConfig:
     xtc_threshold: float | None = option(
         None, "least probability of the tokens that XTC drops (0.1)"
     )
-    dynatemp_range: float | None = option(None, "the temperature varies by so much (0)")
+    dynatemp_range: float | None = option(None, "how much the temperature varies (0)")
     dynatemp_exp: float | None = option(None, "exponent of the varying temperature (1)")
     repeat_last_n: int | None = option(
         None, "tokens that penalties look back on; 0 is off, -1 the whole context (64)"
@@ -47,7 +47,7 @@ class SamplingConfig:
     )
     dry_multiplier: float | None = option(None, "strength of DRY against repetition; 0 is off (0)")
     dry_base: float | None = option(None, "base of DRY's penalty (1.75)")
-    dry_allowed_length: int | None = option(None, "repetitions so long cost nothing yet (2)")
+    dry_allowed_length: int | None = option(None, "repetitions up to this length cost nothing (2)")
     dry_penalty_last_n: int | None = option(
         None, "tokens that DRY looks back on; 0 is off, -1 the whole context (64)"
     )
@@ -60,9 +60,9 @@ class SamplingConfig:
         "(penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)",
     )
     sampler_seq: str | None = option(None, "the same with one letter for each (edskypmxt)")
-    ignore_eos: bool = option(False, "go on where the model would end")
+    ignore_eos: bool = option(False, "continue where the model would end")
     logit_bias: str | None = option(
-        None, "changes of logits as ID+BIAS or ID-BIAS, with commas between them; repeatable", "-l"
+        None, "logit biases as ID+BIAS or ID-BIAS, with commas between them; repeatable", "-l"
     )
     reverse_prompt: str | None = option(
         None, "text that ends an answer if the request names no stop; repeatable", "-r"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.page.support import Window, worker_that_writes
 from tests.server.fake_worker import FakeWorker, say
@@ -114,6 +115,32 @@ def test_conversations_are_kept_exported_and_imported(window: Window, tmp_path: 
         assert "An answer" in window.answer().inner_text()
         page.set_input_files("#import-file", Path(__file__))
         page.get_by_text("this file is not JSON").wait_for()
+
+
+def test_thoughts_are_folded_and_tool_calls_shown(window: Window) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "weather", "arguments": '{"city": '}}
+    deltas: list[dict[str, Any]] = [
+        {"reasoning_content": "I should *look*."},
+        {"content": "One moment."},
+        {"tool_calls": [call]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"Bern"}'}}]},
+    ]
+    chunks = [json.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+    body = "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"])
+    with serving() as client:
+        window.open(str(client.base_url))
+        window.page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+        )
+        answer = window.ask("Weather?")
+        said = " ".join(answer.locator(".call").inner_text().split())
+        assert said == 'Calls a tool weather {"city": "Bern"}'
+        thought = answer.locator(".thoughts em")
+        assert not thought.is_visible()
+        answer.get_by_text("Thoughts").click()
+        thought.wait_for()
+        assert thought.inner_text() == "look"
 
 
 def test_a_text_file_becomes_part_of_the_message(window: Window, tmp_path: Path) -> None:

@@ -62,5 +62,5 @@ def test_a_draft_of_another_vocabulary_is_used_and_the_way_is_named(tmp_path: Pa
     draft = tiny_llama(tmp_path / "draft.gguf", shape=SMALLER, merges=OTHER_MERGES)
     scheduler = open_setting(Setting("draft-model"), Models(target, draft, is_demo=False))
     details = scheduler.drafting.describe()["speculators"]["draft-model"]
-    assert details["way"] == "shared"
+    assert details["mode"] == "shared"
     assert "260 of 265 draft tokens" in details["vocabulary"]

@@ -112,7 +112,8 @@ def test_the_start_says_what_memory_is_taken(
         ({"override_kv": "a" * 128 + "=int:1"}, "a key of 128 bytes; libllama takes 127"),
         ({"override_tensor": "ffn=Nowhere"}, "must be PATTERN=BUFFER with one of the buffers CPU"),
         ({"override_tensor": "ffn(=CPU"}, "'ffn\\(', which is no regular expression"),
-        ({"lora": "/nowhere/a.gguf"}, "adapter file /nowhere/a.gguf does not exist"),
+        ({"lora": "/nowhere/a.gguf"}, "--lora names /nowhere/a.gguf, which does not exist"),
+        ({"control_vector": "/nowhere/v"}, "--control-vector names /nowhere/v, which does not"),
         ({"lora_scaled": "a.gguf"}, "must be FILE:SCALE"),
     ],
 )

@@ -47,7 +47,7 @@ class GenerateOptions:
     file: str | None = option(None, "file with the prompt", "-f")
     predict: int = option(
         256,
-        "most tokens to generate; -1 until the model stops or the context is full",
+        "maximum tokens to generate; -1 until the model stops or the context is full",
         "-n",
         "--n-predict",
     )
@@ -57,7 +57,7 @@ class GenerateOptions:
         0.95, "sample from the likeliest tokens that together have this probability"
     )
     min_p: float = option(0.05, "drop tokens less likely than this share of the likeliest")
-    seed: int = option(-1, "seed of the random numbers; -1 takes a new one each time", "-s")
+    seed: int = option(-1, "seed of the random numbers; -1 picks a new one each time", "-s")
     chat: bool = option(True, "wrap the prompt as a user's message in the model's chat template")
     raw: bool = option(False, "continue the prompt as it is; the same as --no-chat")
     color: bool | None = option(None, "colour guessed tokens; default: on a terminal")

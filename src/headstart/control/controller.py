@@ -130,6 +130,21 @@ class Controller:
         """How far a draft model may draft for each slot."""
         return self._drafting.plan(speculator, slots, step)
 
+    def prompt_rows(self, least: int, most: int, step: Step, milliseconds: float) -> int:
+        """Prompt rows that a step may have beside its base rows: as many as the time allows.
+
+        At least `least` whatever they take, then twice as many as long as the step is expected to
+        take no more than `milliseconds`, up to `most`.
+        """
+        rows = min(least, most)
+        while rows < most:
+            more = min(2 * rows, most)
+            expected = self._cost.milliseconds(step.num_base_rows + more, step.context)
+            if expected is None or expected > milliseconds:
+                break
+            rows = more
+        return rows
+
     def observe_step(self, rows: int, context: int, milliseconds: float) -> None:
         """The target decoded `rows` rows in this time; `context` in tokens per row."""
         self._cost.observe(rows, context, milliseconds)

@@ -1,24 +1,30 @@
-"""LoRA adapters: loaded once, applied to all requests of a context."""
+"""LoRA adapters and control vectors: loaded once, applied to all requests of a context."""
 
 from __future__ import annotations
 
 import ctypes
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headstart.config import EngineConfig
-from headstart.engine.library import api, take_errors
+from headstart.engine.library import api, ggml_base_library, prototype, take_errors
 from headstart.errors import ConfigError, ModelError
 
+_F32 = 0  # ggml's number of the type
 
-def adapter_files(config: EngineConfig) -> list[tuple[Path, float]]:
-    """The files that were asked for, with their scales.
+
+def scaled_files(names: str | None, scaled: str | None, flag: str) -> list[tuple[Path, float]]:
+    """The files that two flags name, with their scales.
 
     Raises:
         ConfigError: a scale is missing or is no number, or a file does not exist.
     """
-    found = [(Path(name), 1.0) for name in (config.lora or "").split(",") if name]
-    for part in (config.lora_scaled or "").split(","):
+    found = [(Path(name), 1.0) for name in (names or "").split(",") if name]
+    for part in (scaled or "").split(","):
         if not part:
             continue
         name, _, scale = part.rpartition(":")
@@ -26,11 +32,11 @@ def adapter_files(config: EngineConfig) -> list[tuple[Path, float]]:
             found.append((Path(name), float(scale)))
         except ValueError:
             raise ConfigError(
-                f"--lora-scaled has {part!r} but must be FILE:SCALE, for instance tone.gguf:0.5"
+                f"{flag}-scaled has {part!r} but must be FILE:SCALE, for instance tone.gguf:0.5"
             ) from None
     for path, _ in found:
         if not path.is_file():
-            raise ConfigError(f"adapter file {path} does not exist")
+            raise ConfigError(f"{flag} names {path}, which does not exist")
     return found
 
 
@@ -38,12 +44,16 @@ def apply_adapters(model: Any, context: Any, config: EngineConfig) -> None:
     """Load the adapters (they live as long as the model) and use them in this context.
 
     Raises:
-        ConfigError: as `adapter_files`.
-        ModelError: an adapter is not for this model.
+        ConfigError: as `scaled_files`.
+        ModelError: a file is not for this model.
     """
-    files = adapter_files(config)
-    if not files:
-        return
+    _apply_lora(model, context, scaled_files(config.lora, config.lora_scaled, "--lora"))
+    vectors = scaled_files(config.control_vector, config.control_vector_scaled, "--control-vector")
+    if vectors:
+        _apply_vectors(model, context, vectors)
+
+
+def _apply_lora(model: Any, context: Any, files: list[tuple[Path, float]]) -> None:
     adapters = []
     for path, _ in files:
         take_errors()
@@ -53,11 +63,64 @@ def apply_adapters(model: Any, context: Any, config: EngineConfig) -> None:
                 f"{path} is no adapter for {model.path.name}: {take_errors() or 'no reason given'}"
             )
         adapters.append(adapter)
+    if not files:
+        return
     scales = (ctypes.c_float * len(files))(*[scale for _, scale in files])
-    array = (ctypes.c_void_p * len(files))(*adapters)
+    array = (api.llama_adapter_lora_p_ctypes * len(files))(*adapters)
     if api.llama_set_adapters_lora(context, array, len(files), scales) != 0:
         names = ", ".join(path.name for path, _ in files)
         raise ModelError(f"libllama does not apply {names}: {take_errors() or 'no reason given'}")
 
 
-__all__ = ["adapter_files", "apply_adapters"]
+def _apply_vectors(model: Any, context: Any, files: list[tuple[Path, float]]) -> None:
+    """Add what the files say for each layer from the second on; libllama wants all in one array."""
+    width = int(api.llama_model_n_embd(model.handle))
+    num_layers = model.facts.num_layers
+    values = np.zeros((num_layers - 1, width), np.float32)
+    for path, scale in files:
+        directions = _directions(path)
+        wrong = [v.size for v in directions.values() if v.size != width]
+        if not directions or wrong or max(directions) >= num_layers or min(directions) < 1:
+            raise ModelError(
+                f"{path} is no control vector for {model.path.name}: it needs tensors "
+                f"direction.1 to direction.{num_layers - 1} of {width} numbers"
+            )
+        for layer, vector in directions.items():
+            values[layer - 1] += np.float32(scale) * vector
+    data = values.ctypes.data_as(POINTER(c_float))
+    status = api.llama_set_adapter_cvec(context, data, values.size, width, 1, num_layers)
+    if status != 0:
+        raise ModelError(f"libllama does not apply the control vector: {take_errors()}")
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("no_alloc", c_bool), ("context", POINTER(c_void_p)))
+
+
+def _directions(path: Path) -> dict[int, NDArray[np.float32]]:
+    """The file's vectors by layer; empty if it is no GGUF file."""
+    base = ggml_base_library()
+    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, _InitParams)
+    count = prototype(base, "gguf_get_n_tensors", c_int64, c_void_p)
+    name_at = prototype(base, "gguf_get_tensor_name", c_char_p, c_void_p, c_int64)
+    type_at = prototype(base, "gguf_get_tensor_type", ctypes.c_int, c_void_p, c_int64)
+    find = prototype(base, "ggml_get_tensor", c_void_p, c_void_p, c_char_p)
+    size_of = prototype(base, "ggml_nelements", c_int64, c_void_p)
+    data_of = prototype(base, "ggml_get_data", c_void_p, c_void_p)
+    tensors = c_void_p()
+    file = read(str(path).encode(), _InitParams(False, ctypes.pointer(tensors)))
+    if not file:
+        return {}
+    found: dict[int, NDArray[np.float32]] = {}
+    for index in range(count(file)):
+        kind, _, layer = name_at(file, index).decode("utf-8", "replace").partition(".")
+        if kind == "direction" and layer.isdigit() and type_at(file, index) == _F32:
+            tensor = find(tensors, name_at(file, index))
+            memory = (c_float * size_of(tensor)).from_address(data_of(tensor))
+            found[int(layer)] = np.frombuffer(memory, np.float32).copy()
+    prototype(base, "gguf_free", None, c_void_p)(file)
+    prototype(base, "ggml_free", None, c_void_p)(tensors)
+    return found
+
+
+__all__ = ["apply_adapters", "scaled_files"]

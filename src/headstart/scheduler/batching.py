@@ -10,7 +10,6 @@ import numpy as np
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Batch, Decoded, Engine, Logits
 
-_ALONE = 512  # prompt rows of a step in which nobody generates: bounds how long a cancel waits
 _SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
 
 
@@ -45,12 +44,11 @@ def draft_limits(
 
 
 def build(
-    batch: Batch, running: Sequence[ActiveRequest], engine: Engine, prefill_chunk: int
+    batch: Batch, running: Sequence[ActiveRequest], engine: Engine, max_prompt_rows: int
 ) -> list[ActiveRequest]:
     """Fill the batch; returns the requests in it, in the order of their rows, `num_rows` set.
 
-    Prompts share `prefill_chunk` rows while others generate, so that these wait only a little, and
-    take a large chunk when nobody does.
+    Prompts share `max_prompt_rows`, the shortest ones first.
     """
     batch.clear()
     included: list[ActiveRequest] = []
@@ -66,10 +64,8 @@ def build(
         batch.add(active.slot_id, active.num_decoded, tokens, active.num_rows)
         included.append(active)
     if reading:
-        most = prefill_chunk if included else _ALONE
-        included += _add_prompts(
-            batch, reading, min(engine.max_batch_tokens - batch.num_rows, most)
-        )
+        num_rows = min(engine.max_batch_tokens - batch.num_rows, max_prompt_rows)
+        included += _add_prompts(batch, reading, num_rows)
     return included
 
 

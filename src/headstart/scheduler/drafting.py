@@ -91,6 +91,11 @@ class Drafting:
         """Some decodes of the target were timed before the first request."""
         self.controller.learn_costs(samples)
 
+    def prompt_rows(self, num_base_rows: int, bounds: tuple[int, int], milliseconds: float) -> int:
+        """Prompt rows of a step beside so many others; see `Controller.prompt_rows`."""
+        step = Step(max(1, num_base_rows), num_base_rows, 0)
+        return self.controller.prompt_rows(*bounds, step, milliseconds)
+
     def observe_step(self, num_rows: int, context: int, milliseconds: float) -> None:
         """A decode of the target took this long; `context` in tokens per row."""
         self.controller.observe_step(num_rows, context, milliseconds)

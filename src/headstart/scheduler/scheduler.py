@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# prompt rows of a step in which nobody generates, and how much longer than others it may take:
+# bounds how long a cancel waits
+_ALONE, _ALONE_SHARE = 512, 5
+
 
 class Scheduler:
     """Runs requests on slots. Owns the engine; not thread-safe.
@@ -81,6 +85,7 @@ class Scheduler:
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
         self._batch = Batch(engine.max_batch_tokens)
         self._num_padding = 0  # rows of this step that nobody needs
+        self._max_prompt_rows = 0  # of this step
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self.num_failed_decodes = 0  # since the last one that worked
         self._events: list[Event] = []
@@ -224,22 +229,31 @@ class Scheduler:
         """Give every generating request its draft for this step."""
         self._num_padding = 0
         generating = [a for a in self.running if a.is_generating]
+        reading = sum(a.num_pending for a in self.running if not a.is_generating)
+        self._max_prompt_rows = self._prompt_rows(generating) if reading else 0
         if not generating:
             return
         limits = batching.draft_limits(generating, self.engine, len(self.slots))
-        reading = sum(a.num_pending for a in self.running if not a.is_generating)
-        num_prompt_rows = min(reading, self.config.prefill_chunk)
+        num_prompt_rows = min(reading, self._max_prompt_rows)
         batch_limits = (self.engine.max_batch_tokens, self.engine.max_outputs)
         can_pad = self.engine.padding_sequence is not None
         self._num_padding = self.drafting.propose(
             generating, limits, num_prompt_rows, batch_limits, can_pad=can_pad
         )
 
+    def _prompt_rows(self, generating: Sequence[ActiveRequest]) -> int:
+        """Most prompt rows of this step: few while others wait for their next token."""
+        least, milliseconds = self.config.prefill_chunk, self.config.prefill_ms
+        if not generating:
+            least, milliseconds = _ALONE, _ALONE_SHARE * milliseconds
+        bounds = (least, self.engine.max_batch_tokens)
+        return self.drafting.prompt_rows(len(generating), bounds, milliseconds)
+
     def _decode(self) -> Logits | None:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
         while True:
-            chunk = self.config.prefill_chunk
-            self._in_batch = batching.build(self._batch, self.running, self.engine, chunk)
+            rows = self._max_prompt_rows
+            self._in_batch = batching.build(self._batch, self.running, self.engine, rows)
             if not self._batch.num_rows:
                 return None
             try:

@@ -20,8 +20,8 @@ from headstart.toolcalls.tools import Tools
 from headstart.types import Vocab
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
-# for calls that a body requires of a model whose template has no form for them
-PLAIN_CALLS = MarkedCalls("json", JsonCall(), is_parallel=False)
+# for calls that a body requires of a model whose own form cannot be demanded, or that has none
+PLAIN_CALLS = MarkedCalls("json", JsonCall(starts_with_name=True), is_parallel=False)
 
 
 def prepare_reading(
@@ -31,8 +31,8 @@ def prepare_reading(
     tools = Tools(read_tools(body.tools))
     wish, names = _tool_choice(body, tools)
     answer_format = model.answer_format
-    if wish == "required" and answer_format.calls is None:
-        answer_format = dataclasses.replace(answer_format, calls=PLAIN_CALLS)
+    if wish == "required" and answer_format.constrained_calls is None:
+        answer_format = AnswerFormat(thinking=answer_format.thinking, calls=PLAIN_CALLS)
     options = ReadOptions(
         splits_thoughts=_reasoning_format(body, model) != "none",
         reads_calls=bool(tools) and wish != "none" and body.parse_tool_calls,
@@ -108,7 +108,13 @@ def _call_constraint(
     if calls is None or not is_required:
         return calls_at_a_trigger(calls, rules) if calls else None
     thinking = None if chat.start == "content" else answer_format.thinking
-    return required_calls(calls, rules, thinking, is_thinking=chat.start == "thoughts")
+    return required_calls(
+        calls,
+        rules,
+        thinking,
+        is_thinking=chat.start == "thoughts",
+        after_thoughts=answer_format.after_thoughts,
+    )
 
 
 def _after_thoughts(

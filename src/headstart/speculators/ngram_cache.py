@@ -74,7 +74,7 @@ class NgramCacheSpeculator(Speculator):
             keeps_texts=True,
         )
         save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
-        max_ngrams: int = 500_000  # most n-grams kept of past answers
+        max_ngrams: int = 500_000  # maximum n-grams kept of past answers
 
         def __post_init__(self) -> None:
             if not 0.0 <= self.min_share < 1.0:

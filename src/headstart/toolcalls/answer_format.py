@@ -30,6 +30,7 @@ class AnswerFormat:
     content_end: str = ""
     calls_end_thoughts: bool = False  # a call may begin before the thoughts have ended
     required_calls: MarkedCalls | None = None  # for calls of another kind: a form to demand
+    after_thoughts: str = ""  # what stands between thoughts and demanded calls
     seen_markers: tuple[str, ...] = ()  # further markers that are read
     dropped: tuple[str, ...] = ()  # markers in the content that are no part of it
     why_no_calls: str = ""  # where there is no format of calls

@@ -22,7 +22,8 @@ from headstart.toolcalls.formats import (
 )
 from headstart.toolcalls.tools import Tools
 
-_TAG = re.compile(r"(<[^<>]*>|\[/?[A-Z_]+\])")
+_PIECES = re.compile(r"(<[^<>]*>|\[/?[A-Z_]+\]|\s+)")
+_TYPES = ("number", "array", "object", "boolean", "null")  # of values that are no text
 # objects are written as Python's json.dumps does, which is what models mostly learned
 _LAYOUT = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 TokenOf = Callable[[str], int | None]
@@ -40,12 +41,18 @@ class CallRules:
 
 
 def required_calls(
-    calls: MarkedCalls, rules: CallRules, thinking: Thinking | None, *, is_thinking: bool
+    calls: MarkedCalls,
+    rules: CallRules,
+    thinking: Thinking | None,
+    *,
+    is_thinking: bool,
+    after_thoughts: str = "",
 ) -> Constraint:
     """The answer is calls, after thoughts if the model thinks.
 
     Args:
         is_thinking: the prompt has opened the thoughts.
+        after_thoughts: what stands between thoughts and calls.
     """
     grammar = _Grammar(rules)
     grammar.add_section(calls, with_trigger=True)
@@ -59,7 +66,7 @@ def required_calls(
             is_required=True,
             allows_space=True,
         )
-    grammar.add_thoughts(thinking)
+    grammar.add_thoughts(thinking, after_thoughts)
     return Constraint(kind=ConstraintKind.LARK, text=grammar.text("thoughts? SPACE? section"))
 
 
@@ -87,16 +94,17 @@ class _Grammar:
         space = "SPACE: /[ \\t\\r\\n]{1,4}/"
         return "\n".join([f"start: {start}", space, *self._lines])
 
-    def add_thoughts(self, thinking: Thinking) -> None:
+    def add_thoughts(self, thinking: Thinking, after: str) -> None:
         """Thoughts between their markers."""
         start, end = self._spelled(thinking.start), thinking.end.strip()
+        then = self._spelled(after)
         if self._rules.token_of(end) is None:
             self._lines += [
-                f"thoughts: {start} thought_text",
+                f"thoughts: {start} thought_text {then}",
                 f"thought_text[suffix={_quoted(end)}]: /(?s:.*)/",
             ]
         else:
-            self._lines += [f"thoughts: {start} /(?s:.*)/ {self._spelled(end)}"]
+            self._lines += [f"thoughts: {start} /(?s:.*)/ {self._spelled(end)} {then}"]
 
     def add_section(self, calls: MarkedCalls, *, with_trigger: bool) -> None:
         """All calls with what is around them; without the trigger if that was written already."""
@@ -126,7 +134,9 @@ class _Grammar:
         self._lines.append("section: " + " ".join(filter(None, parts)))
 
     def _call(self, calls: MarkedCalls, name: str) -> str:
-        schema = self._rules.tools.parameters(name)
+        # arguments that the tool does not declare would be of no use
+        schema = {"type": "object", "additionalProperties": False}
+        schema |= self._rules.tools.parameters(name)
         match calls.body:
             case JsonCall():
                 return self._json_call(calls.body, name, schema)
@@ -166,25 +176,30 @@ class _Grammar:
             case JsonArguments():
                 parts.append(_json(schema))
             case TaggedArguments():
-                parts += self._tagged(body.arguments, schema)
+                parts += self._tagged(body.arguments, name, schema)
         return " ".join(filter(None, parts))
 
-    def _tagged(self, arguments: TaggedArguments, schema: Mapping[str, Any]) -> list[str]:
+    def _tagged(
+        self, arguments: TaggedArguments, name: str, schema: Mapping[str, Any]
+    ) -> list[str]:
         properties = schema.get("properties")
         required = schema.get("required") or ()
         parts = []
         for key, value in (properties if isinstance(properties, Mapping) else {}).items():
-            written = self._argument(arguments, key, value)
+            is_text = self._rules.tools.is_text(name, key)
+            written = self._argument(arguments, key, value, is_text=is_text)
             parts.append(f"({written})" if key in required else f"({written})?")
         return parts
 
-    def _argument(self, form: TaggedArguments, key: str, schema: Any) -> str:
-        is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
+    def _argument(self, form: TaggedArguments, key: str, schema: Any, *, is_text: bool) -> str:
         has_values = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
-        key_end = form.key_end
+        parts = [self._spelled(form.key_start), _quoted(key), self._spelled(form.key_end)]
         if form.attribute_end:
-            key_end += (form.text_attribute if is_text else "false") + form.attribute_end
-        opening = f"{self._spelled(form.key_start)} {_quoted(key)} {self._spelled(key_end)}"
+            others = ("false",) if form.text_attribute == "true" else _TYPES
+            words = (form.text_attribute,) if is_text else others
+            parts.append(f"({' | '.join(map(_quoted, words))})")
+            parts.append(self._spelled(form.attribute_end))
+        opening = " ".join(parts)
         if is_text and has_values:
             values = schema.get("enum") or [schema["const"]]
             choices = " | ".join(_quoted(str(value)) for value in values)
@@ -199,9 +214,12 @@ class _Grammar:
         return f"{opening} {name}"
 
     def _spelled(self, marker: str) -> str:
-        """A marker as text and ids of special tokens."""
+        """A marker as text and ids of special tokens.
+
+        White space is a piece of its own: what may follow it is decided behind it.
+        """
         parts = []
-        for part in filter(None, _TAG.split(marker)):
+        for part in filter(None, _PIECES.split(marker)):
             token = self._rules.token_of(part)
             parts.append(_quoted(part) if token is None else f"<[{token}]>")
         return " ".join(parts)
@@ -212,6 +230,6 @@ def _quoted(text: str) -> str:
 
 
 def _json(schema: Any) -> str:
-    """A value of this schema; any object where there is none."""
-    whole = dict(schema) if isinstance(schema, Mapping) and schema else {"type": "object"}
+    """A value of this schema."""
+    whole = dict(schema) if isinstance(schema, Mapping) else {}
     return "%json " + json.dumps({**whole, "x-guidance": _LAYOUT}, ensure_ascii=False)

@@ -10,6 +10,7 @@ Source of the idea: llama.cpp's common/chat-diff-analyzer.cpp.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -311,9 +312,13 @@ def _marked(
     if not before.strip() and not isinstance(body, JsonCall):
         raise _NotFoundError("nothing stands before a call that would tell it from content")
     after = _without_turn_end(after, probe.message_end)
+    if not before.strip() and isinstance(body, JsonCall):
+        body = dataclasses.replace(body, starts_with_name=True)
     if not is_parallel:
         return MarkedCalls(kind, body, before.lstrip(), after.rstrip(), is_parallel=False)
     call_start = _common_suffix(before, between)
+    if not before[: len(before) - len(call_start)].strip():
+        call_start = call_start.lstrip()  # no section: white space before it separates calls
     between = between[: len(between) - len(call_start)]
     call_end = between[: common_prefix_length(between, after)]
     return MarkedCalls(
@@ -343,5 +348,7 @@ def _without_turn_end(text: str, end: str) -> str:
 
 
 def _common_suffix(one: str, other: str) -> str:
+    """What both end with, from the beginning of a marker on if it begins inside one."""
     length = common_prefix_length(one[::-1], other[::-1])
-    return one[len(one) - length :]
+    common = one[len(one) - length :]
+    return re.sub(r"^[^<]*>", "", common) if "<" in one else common

@@ -135,6 +135,7 @@ class JsonCall:
     id_key: str = ""
     is_id_last: bool = False  # the id stands behind the arguments
     is_name_key: bool = False  # {name: arguments}
+    starts_with_name: bool = False  # without markers around it other objects are no calls
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         """Read the object."""
@@ -177,6 +178,9 @@ class _JsonCallReading:
 
     def read_member(self, key: str) -> Reading[bool]:
         form, reader = self.format, self.reader
+        first = (form.name_key, form.id_key, "type", "function")
+        if form.starts_with_name and not self.name and key not in first:
+            return False
         if form.is_name_key:
             if self.has_begun or key not in reader.tools:
                 return False

@@ -95,6 +95,7 @@ class HarmonyFormat(AnswerFormat):
 FORMAT = HarmonyFormat(
     calls=_CALLS,
     required_calls=_CALLS,
+    after_thoughts="<|start|>assistant",
     seen_markers=("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
 )
 

@@ -31,6 +31,11 @@ _CALLS = MarkedCalls(
 class MuseFormat(AnswerFormat):
     """Messages to recipients."""
 
+    @property
+    def constrained_calls(self) -> MarkedCalls | None:
+        """None: each call is a message of its own, which no constraint here can say."""
+        return None
+
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read message after message."""
         recipient = {"thoughts": "self", "content": "user"}.get(options.start)
@@ -69,9 +74,7 @@ class MuseFormat(AnswerFormat):
             yield from self._read_calls(reader, found)
 
 
-FORMAT = MuseFormat(
-    calls=_CALLS, required_calls=_CALLS, seen_markers=("<|message|>", "<|start|>", "<|eom|>")
-)
+FORMAT = MuseFormat(calls=_CALLS, seen_markers=("<|message|>", "<|start|>", "<|eom|>"))
 
 
 def detect(template: ChatTemplate) -> AnswerFormat | None:

@@ -1,0 +1,74 @@
+"""LoRA adapters and control vectors change what they should, by their scale, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from numpy.typing import NDArray
+from tests.models import TINY, tiny_llama
+
+from headstart.config import EngineConfig
+from headstart.engine.context import LlamaEngine
+from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
+from headstart.errors import ModelError
+from headstart.types import Batch
+
+RANK = 2
+
+
+def save(writer: GGUFWriter, tensors: dict[str, tuple[int, ...]], path: Path) -> Path:
+    random = np.random.default_rng(1)
+    for name, shape in tensors.items():
+        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    lora = GGUFWriter(folder / "lora.gguf", "llama")
+    lora.add_type("adapter")
+    lora.add_string("adapter.type", "lora")
+    lora.add_float32("adapter.lora.alpha", 2.0)
+    vector = GGUFWriter(folder / "vector.gguf", "controlvector")
+    name, width = "blk.0.attn_q.weight", TINY.width
+    shapes = {f"{name}.lora_a": (RANK, width), f"{name}.lora_b": (width, RANK)}
+    return {
+        "model": tiny_llama(folder / "model.gguf"),
+        "lora": save(lora, shapes, folder / "lora.gguf"),
+        "vector": save(vector, {"direction.1": (width,)}, folder / "vector.gguf"),
+    }
+
+
+def logits(path: Path, **settings: str) -> NDArray[np.float32]:
+    config = EngineConfig(context=256, gpu_layers=0, threads=1, **settings)
+    engine = LlamaEngine(Model(path, config), config, Limits(1, 1, 0))
+    batch = Batch(8)
+    batch.add(0, 0, [1, 2, 3, 4], 1)
+    return engine.decode(batch).copy()
+
+
+@pytest.mark.parametrize(("kind", "flag"), [("lora", "lora"), ("vector", "control_vector")])
+def test_its_scale_says_how_much_it_changes(files: dict[str, Path], kind: str, flag: str) -> None:
+    path, file = files["model"], files[kind]
+    plain, whole = logits(path), logits(path, **{flag: str(file)})
+    none, half, same = (logits(path, **{f"{flag}_scaled": f"{file}:{s}"}) for s in (0, 0.5, 1))
+    np.testing.assert_allclose(none, plain, atol=1e-4)
+    np.testing.assert_array_equal(whole, same)
+    assert 0.1 < np.abs(half - plain).max() < np.abs(whole - plain).max()
+
+
+def test_a_file_of_another_kind_is_named(files: dict[str, Path]) -> None:
+    path = files["model"]
+    with pytest.raises(ModelError, match=r"vector\.gguf is no adapter for model\.gguf"):
+        logits(path, lora=str(files["vector"]))
+    with pytest.raises(ModelError, match=r"lora\.gguf is no control vector .* direction\.1 of 64"):
+        logits(path, control_vector=str(files["lora"]))
