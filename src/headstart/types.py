@@ -80,12 +80,13 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess: tokens that may follow, with the speculator's own score for each.
+    """A guess: tokens that may follow, with a score for each.
 
-    `confidence` has one entry per token, finite and not negative; its meaning belongs to the
-    speculator (a probability, a match length, a share of counts) and `control` learns what it is
-    worth. Empty means no guess; then `reason` may say why, and a model that did not get as far as
-    guessing is not `is_ready`.
+    `confidence[i]` is about token i *given that the tokens before it are right*: never a running
+    product. It is a probability up to 1 (a model's, or a share of counts), or a score above 1 (a
+    match length); finite and not negative. `control` learns what scores are worth and multiplies
+    what comes of them. Empty means no guess; then `reason` may say why, and a model that did not
+    get as far as guessing is not `is_ready`.
     """
 
     tokens: Sequence[int] = ()

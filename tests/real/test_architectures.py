@@ -139,6 +139,20 @@ def test_sequences_in_one_batch_do_not_touch_each_other(model_file: Path, seed: 
             assert probe.engine.rewind(seq_id, len(texts[seq_id])) == len(texts[seq_id])
 
 
+def test_logits_do_not_depend_on_the_rows_of_a_decode(model_file: Path) -> None:
+    """One row and two are computed by other kernels, also behind the last layer."""
+    probe = Probe(model_file)
+    if not probe.is_exact:
+        return
+    answers = []
+    for width in (1, 2, 4, 12):
+        probe.engine.clear(0)
+        rows = [probe.decode(TEXT[at : at + width], at) for at in range(0, 24, width)]
+        answers.append(np.stack([row[-1] for row in rows])[11 // width :: max(1, 12 // width)])
+    for answer in answers[1:]:
+        np.testing.assert_array_equal(answer, answers[0])
+
+
 def test_a_model_that_libllama_gets_wrong_is_served_one_request_at_a_time(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", "plamo2")
     settings = EngineConfig(context=256, gpu_layers=0)

@@ -153,3 +153,13 @@ def test_a_model_is_no_adapter(tmp_path: Path) -> None:
     config = EngineConfig(context=256, gpu_layers=0, lora=str(path))
     with pytest.raises(ModelError, match=r"m\.gguf is no adapter for m\.gguf"):
         LlamaEngine(Model(path, config), config, Limits(1, 1, 0))
+
+
+def test_one_deterministic_sequence_without_drafts_decodes(tmp_path: Path) -> None:
+    settings = EngineConfig(context=256, gpu_layers=0, deterministic=True)
+    engine = LlamaEngine(
+        Model(tiny_llama(tmp_path / "m.gguf"), settings), settings, Limits(1, 1, 0)
+    )
+    batch = Batch(8)
+    batch.add(0, 0, [1, 2, 3], 1)
+    assert len(engine.decode(batch)) == 1

@@ -160,7 +160,7 @@ class LlamaEngine:
             staging.clear()
             for start, end, _ in group:
                 self._stage(batch, start, end, width)
-            logits = self._decode(staging)
+            logits = self._decode_outputs(staging)
             offset = 0
             for start, end, first in group:
                 wanted = int(batch.wants_logits[start:end].sum())
@@ -170,6 +170,15 @@ class LlamaEngine:
                     length = int(batch.positions[end - 1]) + 1
                     api.llama_memory_seq_rm(self._memory, int(batch.seq_ids[start]), length, -1)
         return outputs
+
+    def _decode_outputs(self, batch: Batch) -> Logits:
+        """Decode with two outputs at least: behind the last layer only their rows are computed."""
+        if batch.num_outputs != 1:
+            return self._decode(batch)
+        row = int(batch.wants_logits[: batch.num_rows].argmax())
+        other = row + 1 if row + 1 < batch.num_rows else row - 1
+        batch.wants_logits[other], batch.num_outputs = 1, 2
+        return self._decode(batch)[int(other < row) :][:1]
 
     def _stage(self, batch: Batch, start: int, end: int, width: int) -> None:
         """Copy rows start:end to the staging batch and pad them to `width` rows without output."""

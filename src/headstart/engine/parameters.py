@@ -120,7 +120,8 @@ def context_params(facts: Facts, config: EngineConfig, limits: Limits, context: 
     # For padding rows. One more costs nothing where all sequences share their cells.
     is_shared = not (config.deterministic or facts.is_recurrent or facts.window)
     params.n_seq_max += is_shared and params.n_seq_max < params.n_batch
-    params.n_outputs_max = max(params.n_seq_max, outputs)
+    # Deterministic decodes have two outputs at least.
+    params.n_outputs_max = max(params.n_seq_max, outputs, 1 + config.deterministic)
     # The last tokens of a sequence, one more than there are snapshots, must fit a micro-batch with
     # room to spare: libllama aborts otherwise.
     if limits.num_sequences == 1 or facts.architecture not in _MIXED_SNAPSHOTS:

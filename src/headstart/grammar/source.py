@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -59,13 +60,62 @@ def _convert(constraint: Constraint) -> str:
         case ConstraintKind.JSON_OBJECT:
             return LLMatcher.grammar_from_json_schema('{"type":"object"}', OBJECT_OPTIONS)
         case ConstraintKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(text, SCHEMA_OPTIONS)
+            LLMatcher.grammar_from_json_schema(text, SCHEMA_OPTIONS)  # well-formed, not too deep
+            closed = json.dumps(close_objects(json.loads(text)))
+            return LLMatcher.grammar_from_json_schema(closed, SCHEMA_OPTIONS)
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(text)
         case ConstraintKind.LARK:
             return _lark(text)
         case ConstraintKind.GBNF:
             return LLMatcher.grammar_from_lark(_gbnf_as_lark(text))
+
+
+def close_objects(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` where it lists properties and leaves this open.
+
+    As at llama-server: a model that may write any property more seldom comes to an end. Every such
+    text satisfies the schema. Where schemas are merged, the one might forbid what the other has,
+    so nothing is changed then.
+    """
+    return schema if any(_merges(part) for part in _parts(schema)) else _closed(schema)
+
+
+def _merges(part: dict[str, Any]) -> bool:
+    return "allOf" in part or (
+        "properties" in part and not part.keys().isdisjoint(("$ref", "anyOf", "oneOf"))
+    )
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object in the schema, itself included."""
+    if isinstance(schema, dict):
+        yield schema
+    values = schema.values() if isinstance(schema, dict) else schema
+    for value in values if isinstance(values, Iterable) and not isinstance(values, str) else ():
+        yield from _parts(value)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(value) for value in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {
+        key: value if key in ("const", "enum", "default", "examples") else _closed(value)
+        for key, value in schema.items()
+    }
+    names, required = schema.get("properties"), schema.get("required", [])
+    if (
+        isinstance(names, dict)
+        and isinstance(required, list)
+        and all(name in names for name in required)
+        and "minProperties" not in schema
+        and "patternProperties" not in schema
+        and schema.get("type", "object") == "object"
+    ):
+        result.setdefault("additionalProperties", False)
+    return result
 
 
 def _lark(text: str) -> str:

@@ -30,7 +30,6 @@ from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.ngram_cache_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
 from headstart.speculators.ngram_cache_history import CountedHistory
-from headstart.structures.match_scores import conditional
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
 
@@ -152,7 +151,7 @@ class NgramCacheSpeculator(Speculator):
         context, dynamic, static = history.counts.clearest, self._dynamic, self._static
         tokens: list[int] = []
         scores: list[float] = []
-        score = 1.0
+        survival = 1.0
         weights, has_static = _NONE, len(static) > 0
         for _ in range(min(request.max_tokens, self._options.n_max)):
             if has_static and size >= _STATIC_NGRAM:
@@ -166,13 +165,13 @@ class NgramCacheSpeculator(Speculator):
                 )
             if guess is None:
                 break
-            score *= guess[1]
-            if score < self._options.min_share:
+            survival *= guess[1]
+            if survival < self._options.min_share:
                 break
             tokens.append(guess[0])
-            scores.append(score)
+            scores.append(guess[1])
             key, size = slide(key, guess[0]), min(size + 1, MAX_NGRAM)
-        return Draft(tokens, conditional(scores), self.name, "" if tokens else "no match")
+        return Draft(tokens, scores, self.name, "" if tokens else "no match")
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         history = self._histories.get(seq_id)

@@ -6,8 +6,8 @@ the m tokens after each place and copies the continuation that dominates, or dec
 Each key remembers how far its drafts held in this request. The statistics learn from every step,
 whoever drafted: a miss after a tokens lowers the key's limit to a + 1, a draft that held to its end
 doubles it, and a draft cut short by somebody else says nothing, so a limit can always grow again.
-Scores: n / (n + i) for the i-th token (see `structures/match_scores.py`); for k4v h * n / (h * n +
-1) ... with the h places that agree, times their share of all places.
+Scores: n / (n + 1), (n + 1) / (n + 2) ... (see `structures/match_scores.py`); for k4v h * n
+/ (h * n + 1) ... with the h places that agree, the first times their share of all places.
 
 The options are those of llama.cpp's ngram-map-k and ngram-map-k4v.
 """
@@ -25,7 +25,7 @@ from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.ngram_map_adaptive_length import AdaptiveLength
 from headstart.structures.histories import Histories
-from headstart.structures.match_scores import agreeing, conditional
+from headstart.structures.match_scores import agreeing_scores
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
 
@@ -99,15 +99,11 @@ class _NgramMap(Speculator):
             return Draft(speculator=self.name, reason="no continuation dominates")
         tokens = index.copy(choice.position, min(lengths.of(choice.key), request.max_tokens))
         lengths.watch(choice.key, tokens)
-        share = choice.num_agreeing / choice.num_places
-        scores = agreeing(
-            self._options.size_n * choice.num_agreeing, choice.num_agreeing, len(tokens)
-        )
-        return Draft(
-            tokens,
-            conditional(scores if share == 1.0 else [share * score for score in scores]),
-            self.name,
-        )
+        weight = self._options.size_n * choice.num_agreeing
+        scores = list(agreeing_scores(weight, choice.num_agreeing, len(tokens)))
+        if scores:
+            scores[0] *= choice.num_agreeing / choice.num_places
+        return Draft(tokens, scores, self.name)
 
     _num_places: ClassVar[int]  # that `_choose` wants to see
 

@@ -20,7 +20,6 @@ from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.ngram_mod_table import NgramTable
-from headstart.structures.match_scores import conditional
 from headstart.structures.rolling import key_of, leaving_factor, salt_of, slide
 from headstart.types import Draft, DraftRequest
 
@@ -91,11 +90,10 @@ class NgramModSpeculator(Speculator):
             return Draft(
                 speculator=self.name, reason="shorter than n-min" if tokens else "no match"
             )
-        score, scores = 1.0, []
-        for length, count in enumerate(counts, options.n_match):
-            score *= count / (count + 1 / length)
-            scores.append(score)
-        return Draft(tokens, conditional(scores), self.name)
+        scores = [
+            count / (count + 1 / length) for length, count in enumerate(counts, options.n_match)
+        ]
+        return Draft(tokens, scores, self.name)
 
     def _at(self, request: DraftRequest) -> _Sequence:
         """The state of a sequence; taken anew from the history if they moved apart."""

@@ -1,8 +1,8 @@
 """Prompt lookup: repeat what followed the last n tokens the previous time.
 
 The newest earlier place counts, found by a hash index rather than a scan. In a loop shorter than
-the draft the copy goes round the loop. Score of the i-th token: L / (L + i), where L >= size_n is
-how many tokens before the place agree.
+the draft the copy goes round the loop. Scores: L / (L + 1), (L + 1) / (L + 2) ..., where L >=
+size_n is how many tokens before the place agree.
 
 Source: Saxena, "Prompt Lookup Decoding" (2023), https://github.com/apoorvumang/prompt-lookup-decoding;
 the options are those of llama.cpp's ngram-simple.
@@ -17,7 +17,7 @@ from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.histories import Histories
-from headstart.structures.match_scores import agreeing, conditional
+from headstart.structures.match_scores import agreeing_scores
 from headstart.types import Draft, DraftRequest
 
 
@@ -59,7 +59,7 @@ class NgramSimpleSpeculator(Speculator):
             return Draft(speculator=self.name, reason="no match")
         length, position = places[0]
         tokens = index.copy(position, min(request.max_tokens, self._options.size_m))
-        return Draft(tokens, conditional(agreeing(length, 1, len(tokens))), self.name)
+        return Draft(tokens, agreeing_scores(length, 1, len(tokens)), self.name)
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         self._histories.accept(seq_id, emitted)

@@ -19,7 +19,6 @@ from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.recycling_table import NextTokenTable
-from headstart.structures.match_scores import conditional
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 
 _MAX_NAMESPACES = 16
@@ -69,20 +68,18 @@ class RecyclingSpeculator(Speculator):
             table = self._sequences[request.seq_id]
         tokens: list[int] = []
         scores: list[float] = []
-        token, score = request.tokens[-1], 1.0
+        token, survival = request.tokens[-1], 1.0
         for _ in range(min(request.max_tokens, self._options.n_max)):
             guess = table.likeliest(token)
             if guess is None:
                 break
             token, share = guess
-            score *= share
-            if score < self._options.min_share:
+            survival *= share
+            if survival < self._options.min_share:
                 break
             tokens.append(token)
-            scores.append(score)
-        return Draft(
-            tokens, conditional(scores), self.name, "" if tokens else "no likely successor"
-        )
+            scores.append(share)
+        return Draft(tokens, scores, self.name, "" if tokens else "no likely successor")
 
     def observe(self, decoded: Decoded) -> None:
         for row, (seq_id, token) in enumerate(

@@ -5,10 +5,10 @@ the same few things again and again (see `suffix_alignment.py`).
 
 All places found vote for the next token with the length of their match as weight; of those that win
 the longest match is copied. The others confirm it or speak against it where they part from it: the
-score of a token is the running product of these shares (see `structures/match_scores.py`), and
-their sum the expected number of accepted tokens. The source with the largest sum drafts. The place
-copied from stays a place to look at, so a long copy is not lost in passages that occur everywhere;
-once it is as long as a match can be, no other place is looked at.
+score of a token is its share of the votes (see `structures/match_scores.py`), and the sum of the
+running products the expected number of accepted tokens. The source with the largest sum drafts. The
+place copied from stays a place to look at, so a long copy is not lost in passages that occur
+everywhere; once it is as long as a match can be, no other place is looked at.
 
 Past texts are kept per namespace and only shown to it; the public namespace and added files are
 shown to all. An earlier answer to the very same prompt is not copied: a repeated request drafts as

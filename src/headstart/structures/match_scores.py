@@ -7,12 +7,11 @@ have agreed for w + 1, so a lone match of length L promises its i-th token with
 
 and n places that agree, with lengths that sum to W, use W, W + n, W + 2n ... instead. Places that
 disagree keep their weight in the denominator. The sum of the products is the expected number of
-accepted tokens. A draft carries the factors (`conditional`), which control buckets and calibrates.
+accepted tokens. A draft carries the factors, which control calibrates and multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import mul
@@ -31,24 +30,7 @@ def agreeing_scores(weight: int, num_places: int, count: int) -> tuple[float, ..
 
 
 @lru_cache(maxsize=4096)
-def agreeing(weight: int, num_places: int, count: int) -> tuple[float, ...]:
-    """Scores of `count` tokens that all places agree on; they fall from weight / (weight + 1)."""
-    return tuple(accumulate(agreeing_scores(weight, num_places, count), mul))
-
-
-@lru_cache(maxsize=4096)
 def worth(weight: int, num_places: int, count: int) -> float:
     """Expected accepted tokens of a draft of `count` tokens that all places agree on."""
-    return sum(agreeing(weight, num_places, count))
-
-
-def conditional(scores: Sequence[float]) -> list[float]:
-    """From the probability that a token and all before it are accepted to that of the token given
-    those before.
-    """
-    before = 1.0
-    match_scores = []
-    for score in scores:
-        match_scores.append(score / before)
-        before = score
-    return match_scores
+    survival: list[float] = list(accumulate(agreeing_scores(weight, num_places, count), mul))
+    return sum(survival)

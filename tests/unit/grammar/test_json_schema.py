@@ -1,5 +1,6 @@
-"""JSON schema, keyword by keyword: supported, refused by name, or a note; docs/structured-output.md
-has the same table.
+"""JSON schema, keyword by keyword: supported, refused by name, or an annotation.
+
+The table of docs/structured-output.md is the same.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ REFUSED: dict[str, Any] = {
     "$dynamicRef": {"$dynamicRef": "#a"},
     "$recursiveRef": {"$recursiveRef": "#"},
 }
-NOTES: dict[str, Any] = {
+ANNOTATIONS: dict[str, Any] = {
     "$defs": {},
     "title": "a",
     "description": "a",
@@ -155,9 +156,9 @@ def test_what_is_not_supported_is_refused_by_name(keyword: str) -> None:
         begin("json_schema", REFUSED[keyword])
 
 
-@pytest.mark.parametrize("keyword", NOTES)
-def test_a_note_does_not_change_the_text(keyword: str) -> None:
-    noted = begin("json_schema", {"enum": ["a", 1], keyword: NOTES[keyword]})
+@pytest.mark.parametrize("keyword", ANNOTATIONS)
+def test_an_annotation_does_not_change_the_text(keyword: str) -> None:
+    noted = begin("json_schema", {"enum": ["a", 1], keyword: ANNOTATIONS[keyword]})
     plain = begin("json_schema", {"enum": ["a", 1]})
     assert noted.legal_ids().tolist() == plain.legal_ids().tolist()
 
@@ -168,6 +169,32 @@ def test_what_is_partly_supported_is_refused_where_it_is_not(schema: Any, says: 
         begin("json_schema", schema)
 
 
+def test_listed_properties_are_all_there_are_unless_the_schema_says_otherwise() -> None:
+    listed = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert not accepts(listed, {"a": 1, "b": 2})
+    assert accepts(listed | {"additionalProperties": True}, {"a": 1, "b": 2})
+    assert not accepts({"items": listed}, [{"a": 1, "b": 2}])
+    assert accepts({"type": "object"}, {"b": 2})
+    # a name is no keyword, and a value no schema
+    assert accepts(
+        {"type": "object", "properties": {"properties": {"const": 1}}}, {"properties": 1}
+    )
+    assert accepts({"const": {"properties": {}}}, {"properties": {}})
+
+
+def test_merged_schemas_keep_each_other_s_properties() -> None:
+    one = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    other = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+    merged = [
+        {"allOf": [one, other]},
+        one | {"$ref": "#/$defs/other", "$defs": {"other": other}},
+        one | {"anyOf": [other]},
+    ]
+    for schema in merged:
+        assert accepts(schema, {"a": 1, "b": 2})
+    assert accepts(one | {"required": ["a", "z"]}, {"a": 1, "z": 2})
+
+
 def test_the_table_of_the_docs_is_this_one() -> None:
     documented: dict[str, str] = {}
     section = DOCS.read_text("utf-8").split("## JSON schema")[1].split("\n## ")[0]
@@ -176,10 +203,12 @@ def test_the_table_of_the_docs_is_this_one() -> None:
             keywords, meaning = line.strip("| ").split(" | ")
             documented |= dict.fromkeys(re.findall(r"`([^`]+)`", keywords), meaning)
     refused = {name for name, meaning in documented.items() if meaning == "refused"}
-    notes = {name for name, meaning in documented.items() if meaning.startswith("notes")}
+    annotations = {
+        name for name, meaning in documented.items() if meaning.startswith("annotations")
+    }
     assert refused == REFUSED.keys()
-    assert notes == NOTES.keys() - {"$defs"}
-    assert documented.keys() - refused - notes == SUPPORTED.keys() | {"$defs"}
+    assert annotations == ANNOTATIONS.keys() - {"$defs"}
+    assert documented.keys() - refused - annotations == SUPPORTED.keys() | {"$defs"}
 
 
 NAMES = st.sampled_from(["a", "b", "name", "id"])

@@ -1,0 +1,159 @@
+"""Structured output of the real server: schemas hold, and what cannot be compiled is a 400."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx2
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel
+from tests.server.server_process import Server
+
+MESSAGES = [{"role": "user", "content": "Tell me of a cat."}]
+WIDE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
+
+
+class Cat(BaseModel):
+    """What the client wants to know."""
+
+    name: str
+    kind: Literal["house cat", "lion"]
+    age: int
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(
+        ["-np", "2", "--context", "2048", "--threads", "1"], tmp_path_factory.mktemp("cache")
+    )
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def schema() -> dict[str, object]:
+    made = Cat.model_json_schema()
+    made["properties"]["name"]["maxLength"] = 12
+    made["properties"]["age"] |= {"minimum": 0, "maximum": 30}
+    return made
+
+
+def test_the_sdk_parses_an_answer_into_its_own_class(server: Server) -> None:
+    form = {"name": "cat", "strict": True, "schema": schema()}
+    body: dict[str, Any] = {
+        "model": "any",
+        "messages": MESSAGES,
+        "response_format": {"type": "json_schema", "json_schema": form},
+        "temperature": 1.5,
+        "seed": 4,
+    }
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as sdk:
+        answer = sdk.chat.completions.create(**body)
+    assert answer.choices[0].finish_reason == "stop"
+    cat = Cat.model_validate_json(answer.choices[0].message.content or "")
+    assert 0 <= cat.age <= 30
+    assert answer.choices[0].message.content == json.dumps(cat.model_dump(), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_route_keeps_to_a_regex(client: httpx2.Client, stream: bool) -> None:
+    body = {"regex": "[A-C]{3}-[0-9]{2}", "prompt": "a", "messages": MESSAGES, "stream": stream}
+    for path in ("/completion", "/v1/completions", "/v1/chat/completions"):
+        response = client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        assert re.search("[A-C]{3}-[0-9]{2}", _content(response.text, stream))
+
+
+def _content(text: str, stream: bool) -> str:
+    chunks = (
+        [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
+    )
+    found = []
+    for chunk in map(json.loads, chunks):
+        choice = (chunk.get("choices") or [chunk])[0]
+        said = choice.get("delta") or choice.get("message") or choice
+        found.append(said.get("content") or choice.get("text") or "")
+    return "".join(found)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"json_schema": {"not": {"type": "string"}}}, '"not"'),
+        ({"json_schema": WIDE}, "30000"),
+        ({"regex": "(a"}, "unclosed group"),
+        ({"grammar": "root ::= other"}, "'other' not found"),
+        ({"lark": "start: other"}, "other"),
+    ],
+)
+def test_what_cannot_be_compiled_is_400_before_any_header(
+    client: httpx2.Client, fields: dict[str, object], says: str, stream: bool
+) -> None:
+    response = client.post("/completion", json={"prompt": "a", "stream": stream} | fields)
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_hostile_schema_slows_nobody(client: httpx2.Client) -> None:
+    """While it is compiled, another request goes on: no pause is as long as the compilation."""
+    wide = WIDE | {"title": "not compiled before"}
+    ends: list[float] = []
+    pauses: list[float] = []
+    body = {"prompt": "def f(x):\n", "n_predict": 300, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/completion", json=body) as response:
+        lines = response.iter_lines()
+        for _ in range(20):
+            next(lines)
+        with httpx2.Client(base_url=client.base_url, timeout=60, trust_env=False) as other:
+            started = time.monotonic()
+            assert other.post("/completion", json={"prompt": "a", "json_schema": wide}).is_error
+            ends.append(time.monotonic() - started)
+        last = time.monotonic()
+        for _ in lines:
+            pauses.append(time.monotonic() - last)
+            last = time.monotonic()
+    assert len(pauses) > 100
+    assert max(pauses) < max(1.0, ends[0])
+
+
+def test_a_grammar_can_begin_inside_an_answer(client: httpx2.Client) -> None:
+    body = {
+        "prompt": "Once upon a time",
+        "n_predict": 200,
+        "grammar": 'root ::= "e" [0-9][0-9]',
+        "grammar_lazy": True,
+        "grammar_triggers": [{"type": 1, "value": "e"}],
+        "temperature": 0.8,
+        "seed": 1,
+    }
+    text = client.post("/completion", json=body).json()["content"]
+    assert re.fullmatch(r"[^e]*e[0-9][0-9]", text)
+
+
+def test_choices_of_a_constrained_prompt_all_keep_to_it(client: httpx2.Client) -> None:
+    body = {"messages": MESSAGES, "n": 2, "temperature": 1.5, "json_schema": schema(), "seed": 2}
+    choices = client.post("/v1/chat/completions", json=body).json()["choices"]
+    assert len(choices) == 2
+    for choice in choices:
+        jsonschema.validate(json.loads(choice["message"]["content"]), schema())
+    assert choices[0]["message"]["content"] != choices[1]["message"]["content"]
+
+
+def test_forced_tokens_are_named_in_the_answer_and_counted(client: httpx2.Client) -> None:
+    body = {"prompt": "a", "json_schema": schema(), "provenance": True, "seed": 1}
+    answer = client.post("/completion", json=body).json()
+    assert "grammar" in json.dumps(answer)
+    assert 'speculator="grammar"' in client.get("/metrics").text
