@@ -169,9 +169,10 @@ class Client(threading.Thread):
         """Ask for much, read nothing, go."""
         body = {"prompt": "a", "max_tokens": 400, "stream": True, "n_probs": 20}
         data = json.dumps(body).encode()
-        head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", self._server.port), timeout=30) as connection:
-            connection.sendall(head.encode() + data)
+        head = "POST /completion HTTP/1.1\r\nHost: localhost\r\n"
+        address = ("127.0.0.1", self._server.port)
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
             self._ending.wait(3)
         self._tally.add("unread")
 
