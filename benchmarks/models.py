@@ -236,8 +236,8 @@ def _line(row: Row) -> str:
 
 _NOTES = (
     "- **texts equal**: of the settings, those in which every text was what the model writes "
-    "without speculation. Attention is",
-    "  compared bit for bit; where there are recurrent layers rounding may decide between two "
+    "without speculation. Attention runs",
+    "  in deterministic mode; where there are recurrent layers rounding may decide between two "
     "tokens that are equally likely.",
     "- **next turn**: prompt tokens that a turn reads beyond the new ones, where the history only "
     "grows; **shortened turn**: where",

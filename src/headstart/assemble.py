@@ -304,6 +304,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         defaults=replace(
             request_defaults(config.sampling, model.metadata()),
             cache_prompt=config.scheduler.cache_prompt,
+            is_verbose=config.server.verbose,
         ),
     )
     found = served.answer_format
@@ -312,8 +313,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
-    """Names with commas between them."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    """Names with commas between them; in the order of the alphabet, as llama-server has them."""
+    return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
 
 
 def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:

@@ -64,6 +64,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=_demo())
     parser.add_argument("--out", type=Path, default=Path("outcomes.json"))
     parser.add_argument("-k", default="")
+    parser.add_argument("--passed-in", type=Path, help="only tests that passed in these outcomes")
     parser.add_argument("--compare", type=Path, nargs=2)
     options = parser.parse_args()
     if options.compare:
@@ -92,6 +93,8 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
     if options.llama_server:
         environment["LD_LIBRARY_PATH"] = str(options.llama_server.resolve().parent)
     chosen = ["-k", options.k] if options.k else []
+    if options.passed_in:
+        chosen += _passed(options.passed_in)
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
          f"--junitxml={report}", "-o", "junit_family=xunit1", *chosen],
@@ -100,6 +103,12 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
         check=False,
     )  # fmt: skip
     return _outcomes(report)
+
+
+def _passed(outcomes: Path) -> list[str]:
+    """What pytest calls the tests that passed."""
+    passed = [name for name, kind in json.loads(outcomes.read_text()).items() if kind == "passed"]
+    return [name.replace(".", "/", 1).replace("::", ".py::", 1) for name in passed]
 
 
 def _outcomes(report: Path) -> dict[str, str]:

@@ -32,7 +32,7 @@ def test_completion_has_llama_servers_fields(client):
     assert (answer["tokens_predicted"], answer["tokens_evaluated"], answer["tokens_cached"]) == (
         4,
         5,
-        2,
+        8,  # of four emitted tokens the last is not decoded
     )
     assert (answer["id_slot"], answer["prompt"], answer["model"]) == (2, "ab", "tiny")
     assert answer["generation_settings"]["seed"] == 5
@@ -236,6 +236,14 @@ def test_progress_and_running_timings_come_on_request(client):
     plain = events_of(client.post("/completion", json={"prompt": "a", "stream": True}))
     assert not any("prompt_progress" in part for part in plain)
     assert ["timings" in part for part in plain] == [False] * (len(plain) - 1) + [True]
+
+
+def test_verbose_shows_the_native_answer_on_openais_routes(client):
+    body = {"prompt": "ab", "verbose": True, "logit_bias": {"65": 2}}
+    answer = client.post("/v1/completions", json=body).json()
+    native = answer["__verbose"]
+    assert (native["content"], native["prompt"]) == ("Höi!", "ab")
+    assert native["generation_settings"]["logit_bias"] == [{"token": 65, "bias": 2.0}]
 
 
 def test_response_fields_select_and_flatten(client):

@@ -24,12 +24,21 @@ def test_chat_answers_with_text_usage_and_timings(sdk):
     assert answer.usage.prompt_tokens_details.cached_tokens == 2
     timings = answer.model_extra["timings"]
     assert (timings["draft_n"], timings["draft_n_accepted"]) == (3, 2)
-    assert timings["predicted_per_second"] == 16
+    assert timings["predicted_per_second"] == 12  # 3 steps after the first token, in 0.25 s
     assert (timings["prompt_n"], timings["cache_n"]) == (3, 2)
 
 
 def test_acceptance_is_reported_under_the_names_other_tools_read(sdk):
-    answer = sdk.chat.completions.create(model="m", messages=MESSAGES)
+    short = sdk.chat.completions.create(model="m", messages=MESSAGES)
+    assert short.model_extra["metrics"]["speculative_decoding"] == {
+        "mean_acceptance_length": 2.0,
+        "draft_acceptance_rate": 0.6667,
+        "num_draft_tokens": 3,
+        "num_accepted_draft_tokens": 2,
+    }
+    answer = sdk.chat.completions.create(
+        model="m", messages=MESSAGES, extra_body={"return_metrics": True}
+    )
     metrics = answer.model_extra["metrics"]["speculative_decoding"]
     assert metrics["mean_acceptance_length"] == 2.0
     assert metrics["draft_acceptance_rate"] == pytest.approx(2 / 3)

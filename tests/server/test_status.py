@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -159,13 +160,24 @@ def test_choices_of_a_call_are_summed_up_by_speculator():
 def test_one_answer_that_is_not_valid_marks_the_call():
     valid, measured = RequestStats(), RequestStats(is_valid=False)
     assert (
-        speculative_metrics(sum_stats([valid, measured]))["speculative_decoding"]["output_is_valid"]
+        speculative_metrics(sum_stats([valid, measured]), is_whole=False)["speculative_decoding"][
+            "output_is_valid"
+        ]
         is False
     )
     assert (
         "output_is_valid"
-        not in speculative_metrics(sum_stats([valid, valid]))["speculative_decoding"]
+        not in speculative_metrics(sum_stats([valid, valid]), is_whole=True)["speculative_decoding"]
     )
+
+
+def test_the_model_has_aliases_tags_and_a_file_type():
+    served = replace(served_model(), aliases=("small",), tags=("a", "b"))
+    with serving(model=served) as client:
+        (entry,) = client.get("/v1/models").json()["data"]
+        assert client.get("/v1/models/small").json()["id"] == "tiny"
+    assert (entry["aliases"], entry["tags"]) == (["tiny", "small"], ["a", "b"])
+    assert "ftype" in entry["meta"]
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/props", "/slots", "/metrics"])

@@ -59,6 +59,7 @@ def test_a_body_that_is_not_a_json_object_is_400(client, content, says):
         ("seed", 2**40 + 3, 3),
         ("samplers", ["top_k", "nonsense"], ("top_k",)),
         ("samplers", "kz", ("top_k",)),
+        ("logit_bias", {"999": 1, "5": 2}, {5: 2.0}),
     ],
 )
 def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
@@ -91,7 +92,6 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("samplers", 5, "samplers is 5 but must be a list of names"),
         ("dry_sequence_breakers", [], "at least one"),
         ("logit_bias", {"5": "x"}, "must be a number"),
-        ("logit_bias", {"999": 1}, "ids 0 to 257"),
         ("logit_bias", [[5]], "must be an object"),
         ("logit_bias", [[1.5, 1]], "must name an id or a text"),
         ("logit_bias", 3, "must be an object"),
@@ -165,7 +165,7 @@ def test_logprobs_of_a_native_completion_are_checked(client):
 
 
 def test_unsupported_completion_fields_are_refused(client):
-    for field in ({"best_of": 2}, {"suffix": "x"}, {"echo": True, "logprobs": 1}):
+    for field in ({"suffix": "x"}, {"echo": True, "logprobs": 1}):
         error_of(
             client.post("/v1/completions", json={"prompt": "a"} | field), 400, "not_supported_error"
         )

@@ -1,12 +1,24 @@
 """How many tokens to guess, for whom, by whom: everything the scheduler asks of control.
 
-Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. One step:
+Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. Three
+instruments, in milliseconds and tokens:
 
-    survival = controller.survival(speculator, confidence, seq_id, tokens)  per draft of a text
-    allowances = controller.plan_model(speculator, slots, step)    before a draft model runs
-    lengths = controller.plan(slot_drafts, step)                   before the target runs
-    controller.observe_step(rows, context, milliseconds)           after it
-    controller.record(outcome)                                     when a draft's fate is known
+- acceptance (`calibration`, with `token_odds`): the probability that a draft token is accepted;
+- cost (`cost`, with `cost_samples` and `draft_cost`): what a step of the target takes by its rows,
+  and what a draft model takes;
+- planner: `budget` gives rows to draft tokens, `model_planner` decides how far draft models draft
+  before they do (`forecast` says what to expect of them, `catch_up` what they read first, `probes`
+  when to look again at one that is off), and `asking` who is asked at all.
+
+One step:
+
+    controller.wants_text(speculator, seq_id)                 before a text speculator is asked
+    controller.survival(speculator, confidence, ...)          of each draft of a text
+    controller.plan_model(speculator, slots, step)            before a draft model runs
+    controller.plan(slot_drafts, step)                        before the target runs
+    controller.observe_asking(earned, milliseconds, step)     when the step is planned
+    controller.observe_step(rows, context, milliseconds)      after the target ran
+    controller.record(outcome)                                when a draft's fate is known
 
 Record every draft once, also one that was not verified: when the text disagrees with it, or has
 reached its end, or the request ends. So guesses that cost nothing keep control up to date while

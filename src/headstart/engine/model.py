@@ -75,8 +75,7 @@ class Model:
 
     def info(self, context_size: int = 0, memory: str = "") -> ModelInfo:
         metadata = self.metadata()
-        buffer = ctypes.create_string_buffer(256)
-        api.llama_model_desc(self.handle, buffer, len(buffer))
+        file_type = api.llama_ftype_name(api.llama_model_ftype(self.handle)) or b""
         return ModelInfo(
             path=str(self.path),
             name=metadata.get("general.name") or self.path.stem,
@@ -89,7 +88,7 @@ class Model:
             num_layers=int(api.llama_model_n_layer(self.handle)),
             embedding_size=int(api.llama_model_n_embd(self.handle)),
             memory=memory,
-            file_type=buffer.value.decode("utf-8", "replace"),
+            file_type=file_type.decode("utf-8", "replace"),
             metadata=metadata,
         )
 

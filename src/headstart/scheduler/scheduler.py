@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
@@ -204,6 +205,8 @@ class Scheduler:
                 active.stops = self._stops(active)
             active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
+            if active.request.wants_progress:
+                self._events.append(_progress(active, self.clock()))
         admission.share_prefixes(self.slots, self.running, self.engine)
 
     def _stops(self, active: ActiveRequest) -> list[int]:
@@ -358,6 +361,9 @@ class Scheduler:
                 if active.request.wants_progress:
                     self._events.append(_progress(active, now))
                 continue
+            if active.request.wants_progress and active.first_token is None:
+                done = _progress(active, now)
+                self._events.append(replace(done, num_processed=active.num_prompt))
             width = 1 + len(active.proposal.tokens)
             rows = logits[offset : offset + width]
             offset += width

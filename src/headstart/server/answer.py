@@ -122,16 +122,16 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
             choice.logprobs.clear()  # sent with this piece, and never again
             chunks = _open(dialect, choice)
             if dialect.wants(piece):
-                chunks.append(dialect.delta(choice, piece))
+                chunks += dialect.deltas(choice, piece)
             if dialect.body.timings_per_token and chunks:
                 chunks[-1]["timings"] = timings(choice.stats)
         case FinishEvent():
             rest = choice.end(event)
             chunks = _open(dialect, choice)
             if dialect.wants(rest):
-                chunks.append(dialect.delta(choice, rest))
+                chunks += dialect.deltas(choice, rest)
             chunks += dialect.closing(choice)
-    return b"".join(map(sse.event, chunks))
+    return b"".join(map(dialect.encode, chunks))
 
 
 def _open(dialect: Dialect, choice: Choice) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from headstart.config import ServerConfig
 from headstart.scheduler.worker import Worker
 from headstart.server import (
+    anthropic,
     chat,
     completions,
     errors,
@@ -34,7 +35,7 @@ from headstart.server.routing import Endpoint, Prefixed
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = (status, events, chat, completions, native, infill, text, metrics, slots)
+FAMILIES = (status, events, chat, anthropic, completions, native, infill, text, metrics, slots)
 
 
 def create_app(

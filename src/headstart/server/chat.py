@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
@@ -47,6 +48,25 @@ async def chat_completions(http: HttpRequest) -> Response:
         return ChatDialect(call, body, choices)
 
     return await answer(http, service, prepare)
+
+
+@post(
+    router,
+    "/v1/chat/completions/input_tokens",
+    "/chat/completions/input_tokens",
+    body=ChatBody,
+    answer="`input_tokens`",
+)
+async def input_tokens(http: HttpRequest) -> Response:
+    """Count the tokens of the prompt that chat messages become."""
+    service = service_of(http)
+    body = await read_body(http, ChatBody)
+
+    def count() -> int:
+        model, size = service.served, service.info.context_size
+        return len(read_chat(render_messages(body, model, size), model, size).tokens)
+
+    return JSONResponse({"input_tokens": await run_in_threadpool(count)})
 
 
 def _num_logprobs(body: ChatBody, call: Call) -> int | None:

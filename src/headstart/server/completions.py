@@ -44,10 +44,6 @@ async def completions(http: HttpRequest) -> Response:
 
 
 def _refuse(body: CompletionBody) -> None:
-    if body.best_of != 1:
-        raise not_supported(
-            f"best_of is {body.best_of} but only 1 is supported; use n and choose yourself"
-        )
     if body.suffix:
         raise not_supported("suffix is not supported; leave it out")
     if body.echo and body.logprobs not in (None, False):

@@ -18,6 +18,8 @@ from headstart.scheduler.request import (
     TokenEvent,
     TokenLogprob,
 )
+from headstart.server import sse
+from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.provenance import Emission, provenance
 from headstart.server.results import (
@@ -158,6 +160,14 @@ class Dialect(ABC):
     def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """The chunk that carries a piece."""
 
+    def deltas(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks that carry a piece; one, in most formats."""
+        return [self.delta(choice, piece)]
+
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk as a server-sent event."""
+        return sse.event(chunk)
+
     @abstractmethod
     def closing(self, choice: Choice) -> list[dict[str, Any]]:
         """Chunks that end a choice; after the last choice also those that end the call."""
@@ -264,8 +274,14 @@ class OpenAIDialect(Dialect):
     def _numbers(self) -> dict[str, Any]:
         """What we add to OpenAI's formats: times, acceptance, and the seed to repeat the answer."""
         stats = sum_stats([choice.stats for choice in self.choices])
-        return {
+        numbers = {
             "timings": timings(stats),
-            "metrics": speculative_metrics(stats),
+            "metrics": speculative_metrics(stats, is_whole=self.body.return_metrics),
             "seed": self.choices[0].request.sampling.seed,
         }
+        is_verbose = self.body.verbose
+        if is_verbose or (is_verbose is None and self.call.model.defaults.is_verbose):
+            first = self.choices[0]
+            verbose = native_answer(self.call, self.body, first, first.text, first.tokens)
+            numbers["__verbose"] = verbose
+        return numbers

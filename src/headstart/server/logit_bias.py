@@ -15,7 +15,6 @@ from headstart.server.limits import (
     check_bytes,
     check_length,
 )
-from headstart.server.prompts import check_token
 from headstart.types import Vocab
 
 
@@ -42,7 +41,7 @@ def read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
             check_bytes("logit_bias", token, MAX_BIAS_TEXT_BYTES)
             ids = vocab.tokenize(token, add_special=False, parse_special=False)
         else:
-            ids = [check_token(token, vocab, "logit_bias")]
+            ids = [token] if 0 <= token < vocab.size else []  # others change nothing
         for token_id in ids:
             total = biases.get(token_id, 0.0) + number
             biases[token_id] = total if math.isinf(total) else _clamped(total)

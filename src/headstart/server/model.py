@@ -31,6 +31,7 @@ class RequestDefaults:
     seed: int | None = None  # None: another one for each request
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    is_verbose: bool = False  # OpenAI's formats carry `__verbose`
     cache_prompt: bool = True
 
 

@@ -13,14 +13,12 @@ from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Choice, Dialect, Piece
 from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.model import service_of
+from headstart.server.native_answer import native_answer
 from headstart.server.prompts import read_prompts
-from headstart.server.results import speculative_metrics, timings
 from headstart.server.routing import Router, post
 from headstart.server.schemas import NativeBody, read_body
-from headstart.server.translate import Call, check_num_logprobs, generation_settings
+from headstart.server.translate import Call, check_num_logprobs
 from headstart.types import Vocab
-
-STOP_TYPES = {"eos": "eos", "word": "word", "length": "limit", "cancelled": "none"}
 
 router = Router()
 
@@ -90,41 +88,18 @@ class NativeDialect(Dialect):
         return chunk | self.extras(piece)
 
     def closing(self, choice: Choice) -> list[dict[str, Any]]:
-        return [self._final(choice, "", ())]
+        return [native_answer(self.call, self.body, choice, "", ())]
 
     def whole(self) -> Any:
         finals = []
         for choice in self.choices:
             tokens = choice.tokens if self.body.return_tokens else ()
-            final = self._final(choice, self.full_text(choice), tokens)
+            final = native_answer(self.call, self.body, choice, self.full_text(choice), tokens)
             final |= self.extras(choice.everything(choice.text))
             if choice.logprobs:
                 final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
             finals.append(pick_fields(final, self._fields) if self._fields else final)
         return finals if len(finals) > 1 else finals[0]
-
-    def _final(self, choice: Choice, text: str, tokens: Sequence[int]) -> dict[str, Any]:
-        assert choice.finish
-        stats = choice.stats
-        return {
-            "index": choice.index,
-            "content": text,
-            "tokens": list(tokens),
-            "id_slot": stats.slot_id,
-            "stop": True,
-            "model": self.call.model.alias,
-            "tokens_predicted": stats.num_emitted,
-            "tokens_evaluated": stats.num_prompt,
-            "generation_settings": generation_settings(choice.request, self.body),
-            "prompt": choice.prompt.text,
-            "has_new_line": "\n" in choice.text,
-            "truncated": choice.finish.truncated,
-            "stop_type": STOP_TYPES[choice.finish.reason],
-            "stopping_word": choice.finish.stopping_word,
-            "tokens_cached": stats.num_cached,
-            "timings": timings(stats),
-            "metrics": speculative_metrics(stats),
-        }
 
 
 def pick_fields(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

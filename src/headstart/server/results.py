@@ -33,7 +33,9 @@ def timings(stats: RequestStats) -> dict[str, Any]:
     result = {
         "cache_n": stats.num_cached,
         **_pace("prompt", num_prompt_read, stats.prompt_seconds),
-        **_pace("predicted", stats.num_emitted, stats.generation_seconds),
+        # the time begins with the first token, so its steps are one less
+        **_pace("predicted", max(0, stats.num_emitted - 1), stats.generation_seconds),
+        "predicted_n": stats.num_emitted,
     }
     if num_drafted := stats.drafts.num_drafted:
         result |= {"draft_n": num_drafted, "draft_n_accepted": stats.drafts.num_accepted}
@@ -50,13 +52,26 @@ def _pace(name: str, num_tokens: int, seconds: float) -> dict[str, float]:
     }
 
 
-def speculative_metrics(stats: RequestStats) -> dict[str, Any]:
-    """Acceptance of one answer under vLLM's names, then who drafted and why nobody did."""
+def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any]:
+    """Acceptance of one answer under vLLM's names; the whole also says who drafted and why nobody
+    did.
+    """
     drafts, num_drafted = stats.drafts, stats.drafts.num_drafted
+    rate = drafts.num_accepted / num_drafted if num_drafted else 0.0
+    if not is_whole:
+        return {
+            "speculative_decoding": {
+                "mean_acceptance_length": round(stats.acceptance_length, 3),
+                "draft_acceptance_rate": round(rate, 4),
+                "num_draft_tokens": num_drafted,
+                "num_accepted_draft_tokens": drafts.num_accepted,
+                **({} if stats.is_valid else {"output_is_valid": False}),
+            }
+        }
     return {
         "speculative_decoding": {
             "mean_acceptance_length": stats.acceptance_length,
-            "draft_acceptance_rate": drafts.num_accepted / num_drafted if num_drafted else 0.0,
+            "draft_acceptance_rate": rate,
             "acceptance_histogram": list(drafts.accepted_histogram),
             "num_spec_steps": drafts.num_drafts,
             "num_steps": stats.num_steps,

@@ -143,6 +143,13 @@ class GenerationBody(SamplingBody):
     timings_per_token: bool = False
     return_tokens: bool = False
     return_progress: bool = False
+    return_metrics: bool = Field(
+        default=False, description="the whole block `metrics`: by speculator, and why none drafted"
+    )
+    verbose: bool | None = Field(
+        default=None,
+        description="`__verbose`: the answer as /completion gives it; default: with --verbose",
+    )
     return_draft_info: bool = Field(
         default=False, description="`sources`: which speculator guessed each token"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from typing import Any
 
 import orjson
@@ -49,7 +50,7 @@ async def model(http: HttpRequest) -> Response:
     """Describe the model."""
     service = service_of(http)
     wanted, alias = http.path_params["model_id"], service.served.alias
-    if wanted not in (alias, service.info.target.path):
+    if wanted not in (alias, *service.served.aliases, service.info.target.path):
         raise ApiError(404, f"there is no model {wanted!r} here, only {alias!r}")
     return _json(_model(service))
 
@@ -123,6 +124,8 @@ def _model(service: Service) -> dict[str, Any]:
     target = service.info.target
     return {
         "id": service.served.alias,
+        "aliases": [service.served.alias, *service.served.aliases],
+        "tags": list(service.served.tags),
         "object": "model",
         "created": int(service.started_at),
         "owned_by": "headstart",
@@ -133,6 +136,7 @@ def _model(service: Service) -> dict[str, Any]:
             "n_embd": target.embedding_size,
             "n_params": target.num_params,
             "size": target.size_bytes,
+            "ftype": target.file_type,
         },
     }
 
@@ -175,7 +179,9 @@ def slot_state(slot: SlotReport, service: Service) -> dict[str, Any]:
     left = -1 if slot.max_tokens is None else slot.max_tokens - slot.num_emitted
     return {
         "id": slot.slot_id,
-        "id_task": slot.request_id,
+        # a number, as llama-server's clients expect; the request's own name beside it
+        "id_task": zlib.crc32(slot.request_id.encode()) if slot.request_id else -1,
+        "request_id": slot.request_id,
         "n_ctx": service.info.context_size,
         "speculative": slot.drafts.num_drafted > 0,
         "is_processing": slot.is_processing,

@@ -21,7 +21,7 @@ from headstart.types import Vocab
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 # for calls that a body requires of a model whose own form cannot be demanded, or that has none
-PLAIN_CALLS = MarkedCalls("json", JsonCall(starts_with_name=True), is_parallel=False)
+PLAIN_CALLS = MarkedCalls("json", JsonCall(), is_parallel=False)
 
 
 def prepare_reading(

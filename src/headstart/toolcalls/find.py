@@ -10,7 +10,6 @@ Source of the idea: llama.cpp's common/chat-diff-analyzer.cpp.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -312,8 +311,6 @@ def _marked(
     if not before.strip() and not isinstance(body, JsonCall):
         raise _NotFoundError("nothing stands before a call that would tell it from content")
     after = _without_turn_end(after, probe.message_end)
-    if not before.strip() and isinstance(body, JsonCall):
-        body = dataclasses.replace(body, starts_with_name=True)
     if not is_parallel:
         return MarkedCalls(kind, body, before.lstrip(), after.rstrip(), is_parallel=False)
     call_start = _common_suffix(before, between)

@@ -135,7 +135,6 @@ class JsonCall:
     id_key: str = ""
     is_id_last: bool = False  # the id stands behind the arguments
     is_name_key: bool = False  # {name: arguments}
-    starts_with_name: bool = False  # without markers around it other objects are no calls
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         """Read the object."""
@@ -178,9 +177,6 @@ class _JsonCallReading:
 
     def read_member(self, key: str) -> Reading[bool]:
         form, reader = self.format, self.reader
-        first = (form.name_key, form.id_key, "type", "function")
-        if form.starts_with_name and not self.name and key not in first:
-            return False
         if form.is_name_key:
             if self.has_begun or key not in reader.tools:
                 return False
@@ -188,13 +184,18 @@ class _JsonCallReading:
             return (yield from self._read_arguments())
         if key == form.name_key:
             return (yield from self._read_name())
-        if key == form.arguments_key:
-            return (yield from self._read_arguments())
         if key == form.id_key:
             return (yield from self._read_id())
         if key == "function" and not self.is_nested and (yield from reader.sees("{")):
             self.is_nested = True
             return (yield from read_members(reader, self.read_member))
+        if not self.name:
+            # nothing long may come before the name: until then it may turn out to be content
+            return key == "type" and (yield from read_string(reader, _drop))
+        if key in (form.arguments_key, "arguments", "parameters"):  # models mix them up
+            return (yield from self._read_arguments())
+        if not self.has_begun and (yield from self._is_container()):
+            return False
         return (yield from read_value(reader, _drop))
 
     def begin(self) -> None:
@@ -209,9 +210,15 @@ class _JsonCallReading:
 
     def _read_id(self) -> Reading[bool]:
         value: list[str] = []
+        if (yield from self._is_container()):
+            return False
         is_whole = yield from read_value(self.reader, value.append)
         self.call_id = str(value_or_text("".join(value)))
         return is_whole
+
+    def _is_container(self) -> Reading[bool]:
+        char = yield from self.reader.peek(1)
+        return bool(char) and char in "{["
 
     def _read_arguments(self) -> Reading[bool]:
         reader = self.reader
@@ -222,6 +229,9 @@ class _JsonCallReading:
         read = read_string if is_text else read_value
         is_whole = yield from read(reader, sink)
         self.is_broken = not is_whole
+        if self.is_broken and not self.has_begun:  # it goes on as a call, broken as it is
+            self.begin()
+            reader.arguments("".join(self.held))
         return is_whole
 
 

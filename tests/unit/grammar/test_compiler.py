@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 from typing import Any
@@ -119,4 +121,14 @@ def test_nothing_is_compiled_in_the_caller_s_thread(monkeypatch: pytest.MonkeyPa
     one.compile(constraint("regex", "a")).result(60)
     assert threading.current_thread() not in threads
     assert len(threads) == 1
+    one.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread's niceness is Linux's")
+def test_compiling_gives_way_to_the_model_s_threads() -> None:
+    one = GrammarCompiler(ByteVocab())
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    lowered = one._executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result(60)
+    assert lowered == min(19, own + compiler.LOW_PRIORITY)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
     one.close()

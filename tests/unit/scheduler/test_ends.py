@@ -218,7 +218,23 @@ def test_progress_tells_how_much_of_the_prompt_is_read() -> None:
     while scheduler.has_work:
         scheduler.step()
         events += [e for e in scheduler.take_events() if isinstance(e, ProgressEvent)]
-    assert [(e.num_prompt, e.num_processed) for e in events][:3] == [(30, 8), (30, 16), (30, 24)]
+    assert [(e.num_prompt, e.num_processed) for e in events] == [
+        (30, 0),
+        (30, 8),
+        (30, 16),
+        (30, 24),
+        (30, 30),
+    ]
+
+
+def test_progress_of_a_prompt_read_at_once_has_its_beginning_and_its_end() -> None:
+    scheduler = make_scheduler(Model())
+    scheduler.submit(Request(request_id="r", prompt=[2] * 9, max_tokens=1, wants_progress=True))
+    events = []
+    while scheduler.has_work:
+        scheduler.step()
+        events += [e for e in scheduler.take_events() if isinstance(e, ProgressEvent)]
+    assert [(e.num_cached, e.num_processed) for e in events] == [(0, 0), (0, 9)]
 
 
 def test_stats_agree_with_what_was_emitted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -137,7 +138,8 @@ def test_content_is_not_held_back_longer_than_it_may_be_a_marker():
         '<tool_call>{"name" "get_weather"}</tool_call>',
         "<tool_call>get_weather</tool_call>",
         "text <tool_call> and </tool_call>",
-        '<tool_call>{"arguments": {"city": "Paris"}}</tool_call>',
+        '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>',
+        '<tool_call>{"x": 1, "name": "get_weather"}</tool_call>',
     ],
 )
 def test_what_is_no_call_is_content(text):
@@ -156,17 +158,18 @@ def test_broken_arguments_are_passed_on_as_they_are():
 @pytest.mark.parametrize(
     ("members", "arguments"),
     [
-        ('"arguments": {"city": "Rome"}, "name": "get_weather"', '{"city": "Rome"}'),
+        ('"type": "function", "name": "get_weather", "x": 1, "arguments": {}', "{}"),
+        ('"name": "get_weather", "parameters": {"city": "Rome"}', '{"city": "Rome"}'),
         (
             '"name": "get_weather", "arguments": "{\\"city\\": \\"R\\\\u00f6\\"}"',
             '{"city": "R\\u00f6"}',
         ),
         ('"function": {"name": "get_weather", "arguments": {}}, "type": "function"', "{}"),
         ('"name": "get_weather"', "{}"),
-        ('"x": [1, {"a": "}"}], "name": "get_weather", "arguments": {"a": "}]"}', '{"a": "}]"}'),
+        ('"name": "get_weather", "arguments": {"a": "}]"}, "x": [1]', '{"a": "}]"}'),
     ],
 )
-def test_members_of_a_call_may_come_in_any_order(members, arguments):
+def test_members_that_say_nothing_do_not_matter(members, arguments):
     text = f"<tool_call>{{{members}}}</tool_call>"
     assert read(AnswerFormat(calls=HERMES), list(text)).calls == [
         ToolCall("get_weather", "", arguments)
@@ -235,6 +238,37 @@ def test_deep_nesting_raises_nothing():
     assert read(AnswerFormat(calls=HERMES), [deep]).content == deep
     nested = "<call><f=send><p=to>" + "[" * 100_000 + "</p></f></call>"
     assert read(AnswerFormat(calls=TAGGED), [nested]).calls[0].name == "send"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        '<tool_call>{"arguments": {',
+        '<tool_call>{"name": "get_weather", "arguments": {',
+        '[CALLS][{"name": "send", "arguments": {',
+        "<call><f=send>\n<p=to>",
+        '{"name": "x", "parameters": {',
+        "<|tool_call>call:send{a:[{",
+        "<|tool_call_start|>[send(a=[(",
+        "<|channel|>commentary to=functions.send",
+    ],
+)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_text_that_begins_calls_over_and_over_is_read_in_linear_time(name, begun):
+    parser = AnswerParser(FORMATS[name], Tools(TOOLS), ReadOptions())
+    steps = 0
+
+    def count(*_):
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(count)
+    try:
+        parser.feed(begun * 400)
+        parser.finish()
+    finally:
+        sys.setprofile(None)
+    assert steps < 400 * 2000
 
 
 def test_thoughts_are_events_of_their_own():

@@ -1,0 +1,135 @@
+"""Anthropic's messages API, with its own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from tests.server.fake_worker import FakeWorker, say
+from tests.server.serving import serving
+
+from headstart.server.anthropic_body import MessagesBody, chat_body
+from headstart.server.errors import ApiError
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"name": "look", "description": "Look.", "input_schema": {"type": "object"}}]
+
+
+@contextmanager
+def claude(client: httpx2.Client) -> Iterator[Any]:
+    url = str(client.base_url)
+    with anthropic.Anthropic(base_url=url, api_key="-", max_retries=0) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+def sdk(client: httpx2.Client) -> Iterator[Any]:
+    with claude(client) as sdk:
+        yield sdk
+
+
+def test_a_message_is_answered(sdk: Any) -> None:
+    answer = sdk.messages.create(model="any", max_tokens=9, messages=MESSAGES)
+    assert [(block.type, block.text) for block in answer.content] == [("text", "Höi!")]
+    assert (answer.role, answer.stop_reason, answer.stop_sequence) == (
+        "assistant",
+        "end_turn",
+        None,
+    )
+    usage = answer.usage
+    assert (usage.cache_read_input_tokens, usage.input_tokens, usage.output_tokens) == (2, 3, 4)
+
+
+def test_a_stream_opens_and_closes_its_blocks(sdk: Any) -> None:
+    with sdk.messages.stream(model="any", max_tokens=9, messages=MESSAGES) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start"
+    assert kinds[1] == "content_block_start"
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert final.content[0].text == "Höi!"
+    assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", 4)
+
+
+def test_a_stop_sequence_is_named() -> None:
+    worker = FakeWorker(lambda request: say(request, b"ab", reason="word", stopping_word="!"))
+    with serving(worker) as client, claude(client) as sdk:
+        answer = sdk.messages.create(
+            model="any", max_tokens=9, messages=MESSAGES, stop_sequences=["!"]
+        )
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "!")
+    assert b"!" in worker.requests[0].stop
+
+
+def test_a_required_call_becomes_a_tool_use_block() -> None:
+    said = json.dumps({"name": "look", "arguments": {"at": "it"}}).encode()
+    worker = FakeWorker(lambda request: say(request, said))
+    with serving(worker) as client, claude(client) as sdk:
+        wish = {"model": "any", "max_tokens": 9, "messages": MESSAGES, "tools": TOOLS}
+        answer = sdk.messages.create(**wish, tool_choice={"type": "any"})
+        with sdk.messages.stream(**wish, tool_choice={"type": "any"}) as stream:
+            streamed = stream.get_final_message()
+    for one in (answer, streamed):
+        (block,) = [block for block in one.content if block.type == "tool_use"]
+        assert (block.name, block.input) == ("look", {"at": "it"})
+        assert block.id
+        assert one.stop_reason == "tool_use"
+
+
+def test_tokens_are_counted(client: httpx2.Client, sdk: Any) -> None:
+    count = sdk.messages.count_tokens(model="any", messages=MESSAGES, system="Be.")
+    plain = sdk.messages.count_tokens(model="any", messages=MESSAGES)
+    chat = client.post("/v1/chat/completions/input_tokens", json={"messages": MESSAGES}).json()
+    assert count.input_tokens > plain.input_tokens == chat["input_tokens"] > 0
+
+
+def test_blocks_become_messages_in_their_order() -> None:
+    body = MessagesBody(
+        system=[{"type": "text", "text": "S"}],
+        messages=[
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm"},
+                    {"type": "text", "text": "a"},
+                    {"type": "tool_use", "id": "1", "name": "look", "input": {"x": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "1", "content": "seen"},
+                    {"type": "text", "text": "go on"},
+                ],
+            },
+        ],
+        thinking={"type": "disabled"},
+    )
+    chat = chat_body(body)
+    assert [message["role"] for message in chat.messages] == ["system", "assistant", "user", "tool"]
+    said = chat.messages[1]
+    assert said["reasoning_content"] == "hm"
+    assert said["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"x":1}'}
+    assert chat.messages[3] == {"role": "tool", "tool_call_id": "1", "content": "seen"}
+    assert chat.chat_template_kwargs == {"enable_thinking": False}
+    assert chat.max_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("messages", [{"role": "user", "content": [{"type": "image"}]}], "image input is not"),
+        ("messages", [{"role": "user", "content": [{"type": "x"}]}], "block of type 'x'"),
+        ("tools", [{"name": "web", "type": "web_search"}], "must have a name and an input_schema"),
+        ("tool_choice", {"type": "x"}, "tool_choice.type is 'x'"),
+        ("system", 5, "system must be a text"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> None:
+    with pytest.raises(ApiError, match=says):
+        chat_body(MessagesBody.model_validate({"messages": MESSAGES, field: value}))
