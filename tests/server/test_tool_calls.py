@@ -138,7 +138,9 @@ def test_required_calls_follow_the_thoughts(client, worker):
     single = constraint(client, worker, tool_choice=named, parallel_tool_calls=False)
     assert ")*" not in single.text
     fields = {"chat_template_kwargs": {"enable_thinking": False}, "tool_choice": "required"}
-    assert constraint(client, worker, **fields).triggers == ()
+    found = constraint(client, worker, **fields)
+    assert found.triggers == ()
+    assert "<think>" not in found.text
 
 
 def test_a_schema_holds_for_what_follows_the_thoughts(client, worker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -45,6 +46,7 @@ class RenderedChat:
     text: str
     start: AnswerStart = "answer"  # what the model writes first
     content: str = ""  # of a message that the body wants to be continued
+    may_think: bool = True  # False where the body or the prompt's end forbids it
 
 
 def render_chat(
@@ -75,7 +77,11 @@ def render_chat(
         rendered = _continue(template, messages, tools, arguments, part)
     if adds_bos and template.bos_token:
         text = rendered.text.removeprefix(template.bos_token)
-        return RenderedChat(text, rendered.start, rendered.content)
+        rendered = dataclasses.replace(rendered, text=text)
+    end = template.thinking.end.strip() if template.thinking else ""
+    is_closed = bool(end) and rendered.text.rstrip().endswith(end)
+    if is_closed or arguments.get("enable_thinking") is False:
+        return dataclasses.replace(rendered, may_think=False)
     return rendered
 
 

@@ -107,7 +107,9 @@ def _call_constraint(
     calls = answer_format.constrained_calls
     if calls is None or not is_required:
         return calls_at_a_trigger(calls, rules) if calls else None
-    thinking = None if chat.start == "content" else answer_format.thinking
+    thinking = answer_format.thinking
+    if chat.start != "thoughts" and (chat.start == "content" or not chat.may_think):
+        thinking = None
     return required_calls(
         calls,
         rules,
