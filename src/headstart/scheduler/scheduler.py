@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
-from headstart.errors import (
-    CapacityError,
-    EngineError,
-    HeadstartError,
-    InvalidParameterError,
-)
+from headstart.errors import CapacityError, EngineError, HeadstartError, InvalidParameterError
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_stops
