@@ -49,10 +49,12 @@ class SamplingConfig:
     dry_base: float | None = option(None, "base of DRY's penalty (1.75)")
     dry_allowed_length: int | None = option(None, "repetitions up to this length cost nothing (2)")
     dry_penalty_last_n: int | None = option(
-        None, "tokens that DRY looks back on; 0 is off, -1 the whole context (64)"
+        None, "tokens that DRY looks back on; 0 is off, -1 the whole context (-1)"
     )
     dry_sequence_breaker: str | None = option(
-        None, "text that ends a repetition for DRY, instead of the usual ones; repeatable; none"
+        None,
+        'text that ends a repetition for DRY, instead of \\n, :, " and *; repeatable; none: no '
+        "text ends one",
     )
     samplers: str | None = option(
         None,

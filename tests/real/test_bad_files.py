@@ -34,7 +34,10 @@ def test_a_broken_gguf_is_a_model_error_that_names_the_file_and_the_reason(
     assert Model(demo.path(demo.DRAFT), EngineConfig(gpu_layers=0)).vocab.size == 4096
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_an_empty_one_and_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "nothing.gguf").touch()
+    with pytest.raises(ModelError, match=r"nothing\.gguf is empty; download it again"):
+        Model(tmp_path / "nothing.gguf", EngineConfig())
     with pytest.raises(ModelError, match=r"nowhere\.gguf does not exist"):
         Model(tmp_path / "nowhere.gguf", EngineConfig())
     tiny_llama(tmp_path / "inside.gguf")

@@ -22,6 +22,7 @@ from headstart.speculators import SPECULATORS
 DOCS = ROOT / "docs"
 PAGES: dict[str, str] = runpy.run_path(str(DOCS / "generate.py"))["pages"]()
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES_OF_FOLDERS = [ROOT / folder / "README.md" for folder in ("benchmarks", "training")]
 API = (DOCS / "api.md").read_text("utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8080")
@@ -83,8 +84,8 @@ def test_the_readme_names_the_two_commands() -> None:
 
 def test_links_between_documents_lead_somewhere() -> None:
     broken = [
-        f"{path.name}: {target}"
-        for path in DOCUMENTS
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in [*DOCUMENTS, *PAGES_OF_FOLDERS]
         for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", path.read_text("utf-8"))
         if not (path.parent / target).exists()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
+from headstart.cli.settings import all_settings
 from headstart.config import SamplingConfig, ServerConfig
 from headstart.errors import ConfigError
-from headstart.server.defaults import request_defaults
+from headstart.sampling.params import SamplingParams
+from headstart.server.defaults import SETTINGS, request_defaults
 from headstart.server.listen import serve
 from headstart.server.model import ServedModel
 
@@ -118,3 +121,14 @@ def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
     assert (plain.sampling.seed, plain.max_tokens, plain.stop) == (5, 7, (b"END",))
     assert (own.sampling.temperature, own.stop) == (2, (b"x",))
     assert (props["temperature"], props["top_k"]) == (0.1, 0)
+
+
+def test_the_help_of_a_sampling_flag_ends_with_the_value_that_requests_have_without_it():
+    fields = {setting: field for field, setting in SETTINGS.items()}
+    said, real = {}, {}
+    for one in all_settings():
+        if one.part == "sampling" and (value := re.search(r"\((-?[\d.]+)\)$", one.help)):
+            said[one.flag] = float(value[1])
+            real[one.flag] = getattr(SamplingParams(), fields.get(one.name, one.name))
+    assert len(said) > 15
+    assert said == real

@@ -62,7 +62,7 @@ class Flag:
         """
         verdict = self.judge(value)
         if verdict.kind == "refused":
-            raise ConfigError(f"{origin} is not taken: {verdict.text}")
+            raise ConfigError(f"{origin} is not supported: {verdict.text}")
         return verdict.settings if verdict.kind == "sets" else {}
 
 

@@ -62,7 +62,9 @@ class Controller:
         self._asking: dict[str, Asking] = {}  # by text speculator
 
     def declare_model(self, speculator: str) -> None:
-        """A draft model's scores are probabilities: believe them until counts say otherwise."""
+        """This speculator's scores are probabilities, as a draft model's are: believe them until
+        counts say otherwise.
+        """
         self._models.add(speculator)
         self._calibration.declare_probability(speculator)
 

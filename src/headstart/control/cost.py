@@ -358,19 +358,6 @@ def _nearest_knot(rows: int) -> int:
     return k - 1 if k and rows - KNOTS[k - 1] < KNOTS[k] - rows else k
 
 
-def _isotonic(values: list[float], weights: list[float]) -> list[float]:
-    """The nearest list that never falls, in weighted squares: pool adjacent violators, O(n)."""
-    pools: list[tuple[float, float, int]] = []
-    for value, weight in zip(values, weights, strict=True):
-        size = 1
-        while pools and pools[-1][0] > value:
-            other, other_weight, other_size = pools.pop()
-            value = (value * weight + other * other_weight) / (weight + other_weight)
-            weight, size = weight + other_weight, size + other_size
-        pools.append((value, weight, size))
-    return [value for value, _, size in pools for _ in range(size)]
-
-
 def _read(points: list[tuple[int, float]], rows: int, margin: float) -> float:
     """Interpolate between measured points; `margin` is a row's price when only one is known."""
     first_rows, first = points[0]

@@ -119,6 +119,8 @@ def check_file(path: Path) -> None:
         raise ModelError(f"model file {path} is not readable by this user")
     with path.open("rb") as file:
         head = file.read(24)
+    if not head:
+        raise ModelError(f"{path} is empty; download it again")
     if head[:4] != _GGUF_MAGIC:
         raise ModelError(
             f"{path} is not a GGUF file (it starts with {head[:4]!r}); convert the model to GGUF "

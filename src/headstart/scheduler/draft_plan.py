@@ -193,7 +193,7 @@ class DraftPlan:
 def model_requests(plans: Sequence[DraftPlan]) -> Iterator[list[DraftRequest]]:
     """What a model is asked, for as long as it drafts.
 
-    Where it continues a text draft, that draft stands at the end of the run's own tokens meanwhile:
+    Where it continues a text draft, that draft stands at the end of the request's tokens meanwhile:
     O(draft), where a copy of the history would be O(context) a step.
     """
     lent = [(plan.active.tokens, len(plan.active.tokens)) for plan in plans if plan.continues]

@@ -122,10 +122,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_refused or self.transport.is_closing():
             return
         if self._num_unused > MAX_HEAD_BYTES:
-            self._refuse(
-                431,
-                f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it",
-            )
+            self._refuse(431, _LONG_HEAD)
         elif self._is_reading_body:
             self._set_timer(self._limits.body_seconds, self._body_is_late)
 
@@ -148,10 +145,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(
-                431,
-                f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it",
-            )
+            self._refuse(431, _LONG_HEAD)
             return
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(

@@ -148,8 +148,8 @@ def test_a_flag_means_what_it_means_there(
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--mirostat", "2"], "--mirostat 2 is not taken: Mirostat keeps a state"),
-        (["-lv", "9"], "-lv 9 is not taken: use a number from 0 to 5"),
+        (["--mirostat", "2"], "--mirostat 2 is not supported: Mirostat keeps a state"),
+        (["-lv", "9"], "-lv 9 is not supported: use a number from 0 to 5"),
         (["--control-vector-layer-range", "1", "2"], "control vectors are not supported"),
         (["--model-url", "u"], "name its repository with --hf-repo"),
     ],
