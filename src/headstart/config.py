@@ -91,6 +91,10 @@ class SchedulerConfig:
         "-cms",
     )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
+    share_prompts: bool = option(
+        False,
+        "reuse prompts over API keys too; whoever has a key can then find out what others wrote",
+    )
     cache_ram: int = option(
         8192,
         "maximum MiB of main memory for prompts that lose their place in the cache, and never "

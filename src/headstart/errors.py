@@ -8,6 +8,7 @@ HeadstartError
     ContextLengthError     the prompt does not fit the context; 400 exceed_context_size_error
     NotSupportedError      this server or model cannot do that; 501
   CapacityError            try again later; becomes 503 with Retry-After
+    UnavailableError       the engine starts or restarts, or the server ends; also 503
   EngineError              libllama failed; becomes 500, the requests of that batch fail
   WorkerDeadError          the engine process stopped; requests in flight get 500, then a restart
 """
@@ -54,6 +55,10 @@ class NotSupportedError(RequestError):
 
 class CapacityError(HeadstartError):
     """Too many requests are waiting; try again later."""
+
+
+class UnavailableError(CapacityError):
+    """Nothing can be answered for a while: the engine restarts, or the server ends."""
 
 
 class EngineError(HeadstartError):

@@ -95,7 +95,7 @@ def admit(placement: Placement, active: ActiveRequest, engine: Engine) -> None:
     elif shared < len(slot.kept):
         shared = engine.rewind(slot.slot_id, shared)
     slot.kept = []
-    slot.namespace = active.request.namespace
+    slot.namespace = active.prompt_namespace
     slot.active = active
     active.slot_id = slot.slot_id
     active.num_decoded = shared
@@ -115,7 +115,7 @@ def find_leader(
         return None  # where prefixes cannot be cut anywhere, waiting might be in vain
     best, most = None, active.num_decoded + LEAST_SHARED - 1
     for other in running:
-        if other.is_generating or other.request.namespace != active.request.namespace:
+        if other.is_generating or other.prompt_namespace != active.prompt_namespace:
             continue
         shared = min(_most_shared(active), common_prefix_length(other.tokens, active.tokens))
         if shared > most:
@@ -144,7 +144,7 @@ def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engi
 
 def num_shared(slot: Slot, active: ActiveRequest) -> int:
     """Leading tokens of the request that the slot's cache holds and that it may use."""
-    if slot.namespace != active.request.namespace:
+    if slot.namespace != active.prompt_namespace:
         return 0
     known = min(_most_shared(active), slot.num_cached)
     return min(known, common_prefix_length(slot.cached, active.tokens))

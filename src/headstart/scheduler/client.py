@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headstart import errors
-from headstart.errors import HeadstartError, ModelError, WorkerDeadError
+from headstart.errors import HeadstartError, ModelError, UnavailableError, WorkerDeadError
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
 from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, SlotAction, SlotEvent
@@ -21,7 +21,9 @@ from headstart.scheduler.worker import Deliver
 log = logging.getLogger(__name__)
 
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
-MAX_RESTARTS, RESTART_WINDOW = 3, 60.0  # deaths within so many seconds before the worker gives up
+MAX_RESTARTS = 3  # of engines that answered nothing, before the worker gives up
+STABLE_SECONDS = 60.0  # an engine that was ready for so long counts as one that answers
+FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a row, and later ones
 
 
 class Transport(Protocol):
@@ -48,7 +50,9 @@ class WorkerClient:
         self._closing: Transport | None = None  # being closed, in another thread
         self._report = WorkerReport()
         self._deliver: dict[str, Deliver] = {}  # by request_id
-        self._deaths: list[float] = []
+        self._failures = 0  # engines in a row that ended before they answered anything
+        self._ready_since = 0.0
+        self._launches = 0  # tries in a row that made no process
         self._restarts = 0
 
     async def start(self) -> None:
@@ -65,7 +69,7 @@ class WorkerClient:
     def submit(self, request: Request | SlotAction, deliver: Deliver) -> None:
         """Run a request; see `Worker.submit`."""
         if self.status != "ready" or self._transport is None:
-            raise WorkerDeadError(
+            raise UnavailableError(
                 f"the engine is {self.status}" + (f": {self.failure}" if self.failure else "")
             )
         self._transport.send(request)
@@ -83,7 +87,7 @@ class WorkerClient:
     async def close(self) -> None:
         """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
         self.status = "closed"
-        self._fail_all(WorkerDeadError(_SHUTTING_DOWN))
+        self._fail_all(UnavailableError(_SHUTTING_DOWN))
         transport, self._transport = self._transport, None
         if transport is not None:
             self._closing = transport
@@ -94,19 +98,22 @@ class WorkerClient:
         loop's thread.
         """
         self.status = "closed"  # so that nobody restarts it
-        self._fail_all(WorkerDeadError(_SHUTTING_DOWN))
+        self._fail_all(UnavailableError(_SHUTTING_DOWN))
         for transport in (self._transport, self._closing):
             if transport is not None:
                 transport.kill()
 
     def _launch(self) -> None:
-        self._transport = self._make_transport()
-        self._transport.start(_Relay(self, self._loop))
+        self._transport = None
+        transport = self._make_transport()
+        transport.start(_Relay(self, self._loop))
+        self._transport = transport
 
     def _on_ready(self, info: WorkerInfo) -> None:
         if self.status == "closed":
             return
         self.info, self.status, self.failure = info, "ready", ""
+        self._ready_since = time.monotonic()
         if not self._ready.done():
             self._ready.set_result(None)
         else:
@@ -118,6 +125,8 @@ class WorkerClient:
         for event in message.events:
             if isinstance(event, FinishEvent):  # logged here: nobody hears of a cancelled one's end
                 log_request(event.request_id, event.stats, event.reason)
+                if event.stats.num_emitted:
+                    self._failures = 0
                 deliver = self._deliver.pop(event.request_id, None)
             elif isinstance(event, ErrorEvent):
                 log_error(event)
@@ -132,7 +141,7 @@ class WorkerClient:
     def _on_end(self, error: BaseException | None) -> None:
         if self.status == "closed":
             if not self._ready.done():
-                self._ready.set_exception(WorkerDeadError(_SHUTTING_DOWN))
+                self._ready.set_exception(UnavailableError(_SHUTTING_DOWN))
             return
         self.failure = str(error) if error is not None else "the engine stopped"
         if not self._ready.done():
@@ -144,21 +153,35 @@ class WorkerClient:
                 f"{self.failure} while this request was running; the server restarts it, try again"
             )
         )
-        now = time.monotonic()
-        self._deaths = [t for t in self._deaths if now - t < RESTART_WINDOW] + [now]
-        if len(self._deaths) > MAX_RESTARTS:
+        was_stable = time.monotonic() - self._ready_since >= STABLE_SECONDS
+        self._failures = 1 if self.status == "ready" and was_stable else self._failures + 1
+        if self._failures > MAX_RESTARTS:
             self.status = "failed"
-            log.error(
-                "%s; it died %d times within %d s and stays down",
-                self.failure,
-                len(self._deaths),
-                RESTART_WINDOW,
+            self.failure += (
+                f"; {self._failures} engines in a row answered nothing, so it stays down"
             )
+            log.error("%s", self.failure)
             return
-        log.error("%s; restarting it", self.failure)
         self.status = "restarting"
+        self._restart_after(_delay(self._failures - 1))
+
+    def _restart_after(self, seconds: float) -> None:
+        log.error("%s; restarting it in %g s", self.failure, seconds)
+        self._loop.call_later(seconds, self._restart)
+
+    def _restart(self) -> None:
+        """Make a new engine; where the system has no room for a process, try again and again."""
+        if self.status == "closed":
+            return
+        try:
+            self._launch()
+        except Exception as error:
+            self._launches += 1
+            self.failure = f"no new engine process can be made: {error}"
+            self._restart_after(_delay(self._launches))
+            return
+        self._launches = 0
         self._restarts += 1
-        self._launch()
 
     def _fail_all(self, error: HeadstartError) -> None:
         running, self._deliver = self._deliver, {}
@@ -188,6 +211,11 @@ class _Relay:
             self._loop.call_soon_threadsafe(function, argument)
         except RuntimeError:
             log.debug("the asyncio loop is closed; %s was dropped", function.__name__)
+
+
+def _delay(number: int) -> float:
+    """Seconds before a restart after so many failed ones."""
+    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (number - 1)) if number else 0.0
 
 
 def _load_error(error: BaseException | None, failure: str) -> HeadstartError:

@@ -21,6 +21,7 @@ from headstart.scheduler.slot import Slot
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25  # between reports while requests run
+MAX_FAILED_DECODES = 3  # in a row; a context that fails once may be broken for good
 SAVE_SECONDS = 60.0  # between two writes of what control learned
 
 
@@ -81,6 +82,9 @@ def run_loop(
 ) -> None:
     """Serve until a Stop command.
 
+    Raises:
+        EngineError: decoding fails again and again.
+
     Args:
         receive: returns waiting commands; if there are none, waits for one for so many seconds
             (None: for ever).
@@ -116,6 +120,10 @@ def run_loop(
             last_report = now
         if events or is_due:
             send(Message(events, make_report(scheduler) if is_due else None))
+        if scheduler.num_failed_decodes >= MAX_FAILED_DECODES:
+            raise EngineError(
+                f"{scheduler.num_failed_decodes} decodes in a row failed; the engine begins anew"
+            )
         saver.note(now, has_worked=has_work, is_idle=not scheduler.has_work)
 
 

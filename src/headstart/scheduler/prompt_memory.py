@@ -91,7 +91,7 @@ class PromptMemory:
         """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
         if not active.request.cache_prompt or not len(self.store):
             return None
-        stored, length = self.store.find(active.request.namespace, active.tokens)
+        stored, length = self.store.find(active.prompt_namespace, active.tokens)
         num_gained = min(length, len(active.tokens) - 1) - num_cached
         if stored is None or num_gained < LEAST_TOKENS:
             return None

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
-from headstart.errors import (
-    CapacityError,
-    EngineError,
-    HeadstartError,
-    InvalidParameterError,
-)
+from headstart.errors import CapacityError, EngineError, HeadstartError, InvalidParameterError
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_pauses
@@ -88,6 +83,7 @@ class Scheduler:
         self._num_padding = 0  # rows of this step that nobody needs
         self._max_prompt_rows = 0  # of this step
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
+        self.num_failed_decodes = 0  # since the last one that worked
         self._events: list[Event] = []
         self._committer = Committer(engine, vocab, drafting)
         store = PromptStore(config.cache_ram * 2**20)
@@ -124,7 +120,8 @@ class Scheduler:
                 f"{num_waiting} requests are waiting and --max-queue is "
                 f"{self.config.max_queue}; try again later"
             )
-        active = ActiveRequest(request, self.clock())
+        namespace = "" if self.config.share_prompts else request.namespace
+        active = ActiveRequest(request, self.clock(), namespace)
         if request.constraint is None:
             self.waiting.append(active)
         else:
@@ -160,6 +157,7 @@ class Scheduler:
         decoded = self.clock()
         if logits is None:
             return StepStats()
+        self.num_failed_decodes = 0
         self._observe_cost(1000.0 * (decoded - drafted))
         if self.drafting.observes:
             self.drafting.observe(batching.output_rows(self._batch, logits))
@@ -301,6 +299,7 @@ class Scheduler:
     def _fail(self, error: EngineError) -> None:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
         log.error("decode failed: %s", error)
+        self.num_failed_decodes += 1
         self._num_padding = 0
         for active in self._in_batch:
             self._fail_request(active, error)

@@ -32,6 +32,7 @@ class ActiveRequest:
 
     request: Request
     submitted: float  # clock readings, seconds
+    prompt_namespace: str = ""  # whose cached text it may use, and whose its own is
     sampler: Sampler = field(init=False)  # made when it is admitted
     compiled: Compiled | None = None  # the request's constraint
     legality: GrammarState | None = None  # where its text stands in it

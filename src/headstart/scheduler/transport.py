@@ -22,6 +22,7 @@ from headstart.errors import HeadstartError, WorkerDeadError
 from headstart.scheduler.loop import Command, Message, Stop, run_loop
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.sender import Sender
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class ProcessTransport:
         """`prepare` is called first in the process; picklable, as `build`."""
         self._build = build
         self._prepare = prepare
-        self._lock = threading.Lock()
+        self._sender: Sender | None = None
         self._process: Any = None
         self._pipe: Connection | None = None
         self._is_ready = False
@@ -117,25 +118,38 @@ class ProcessTransport:
             name="headstart-engine",
             daemon=True,
         )
-        self._process.start()
-        theirs.close()
+        try:
+            self._process.start()
+        except BaseException:  # as if it had never been
+            self._pipe.close()
+            self._process = self._pipe = None
+            raise
+        finally:
+            theirs.close()
 
     def start(self, receiver: Receiver) -> None:
         if self._process is None:
             self.launch()
-        threading.Thread(
-            target=self._listen, args=(receiver,), name="headstart-events", daemon=True
-        ).start()
+        assert self._pipe is not None
+        self._sender = Sender(self._pipe)
+        try:
+            self._sender.start()
+            threading.Thread(
+                target=self._listen, args=(receiver,), name="headstart-events", daemon=True
+            ).start()
+        except BaseException:  # nobody listens to it
+            self._sender.close()
+            self.kill()
+            raise
 
     def send(self, command: Command) -> None:
-        """Hand over a command; lost without notice if the process is dead (`on_end` tells that)."""
-        data = pickle.dumps(command, protocol=5)
-        with self._lock:
-            try:
-                if self._pipe is not None:
-                    self._pipe.send_bytes(data)
-            except OSError:
-                log.debug("the engine process is gone; a command was dropped")
+        """Hand over a command; lost without notice if the process is dead (`on_end` tells that).
+
+        Raises:
+            CapacityError: the engine takes nothing and too many requests wait for it.
+        """
+        if self._sender is not None:
+            self._sender.send(command)
 
     def close(self) -> None:
         """Stop the engine between two steps; one that takes too long, or still loads, is killed."""
@@ -181,6 +195,8 @@ class ProcessTransport:
             error = WorkerDeadError(
                 f"the engine process ended with {_exit_words(self._process.exitcode)}"
             )
+        if self._sender is not None:
+            self._sender.close()
         receiver.on_end(error)
 
 

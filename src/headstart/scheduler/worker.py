@@ -36,7 +36,8 @@ class Worker(Protocol):
         honoured), an EngineError (decoding failed) or a WorkerDeadError (the engine ended).
 
         Raises:
-            WorkerDeadError: the engine is not ready.
+            UnavailableError: the engine is not ready.
+            CapacityError: it takes nothing, and too many requests wait for it.
         """
 
     def cancel(self, request_id: str) -> None:

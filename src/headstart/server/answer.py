@@ -21,6 +21,8 @@ from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.threads import ClientGoneError, unless_left
 
+FEW_PROBABILITIES = 2000  # in an answer that is written sooner than a thread takes over
+
 
 async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dialect]) -> Response:
     """Run a call; `prepare` reads and tokenizes the prompt, off the event loop.
@@ -40,7 +42,7 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
         )
         try:
             if not dialect.body.stream:
-                return await _whole(dialect, events)
+                return await _whole(dialect, events, service)
             # an early failure still gets its own status
             first = await _next(events, pings)
         except ClientGoneError:
@@ -49,10 +51,14 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
         return StreamingResponse(chunks, media_type="text/event-stream", headers=sse.HEADERS)
 
 
-async def _whole(dialect: Dialect, events: EventStream) -> Response:
+async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Response:
     while not events.is_over:
         _take(dialect, *await events.next())
-    return Response(orjson.dumps(dialect.whole()), media_type="application/json")
+    if sum(1 + len(one.top) for c in dialect.choices for one in c.logprobs) <= FEW_PROBABILITIES:
+        body = orjson.dumps(dialect.whole())
+    else:
+        body = await service.prompt_threads.run(lambda: orjson.dumps(dialect.whole()))
+    return Response(body, media_type="application/json")
 
 
 async def _next(events: EventStream, timeout: float | None) -> tuple[int, Event] | None:
@@ -113,6 +119,7 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
                 chunks = [*_open(dialect, choice), dialect.progress(choice, event)]
         case TokenEvent():
             piece = choice.add(event)
+            choice.logprobs.clear()  # sent with this piece, and never again
             chunks = _open(dialect, choice)
             if dialect.wants(piece):
                 chunks += dialect.deltas(choice, piece)

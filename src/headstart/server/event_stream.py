@@ -13,10 +13,13 @@ from types import TracebackType
 
 from starlette.types import Receive
 
-from headstart.errors import HeadstartError
-from headstart.scheduler.request import Event, FinishEvent, Request
+from headstart.errors import CapacityError, HeadstartError
+from headstart.scheduler.request import Event, FinishEvent, Request, TokenEvent
 from headstart.scheduler.worker import Worker
 from headstart.server.threads import ClientGoneError
+
+# Tokens and alternatives that wait for a client that does not read; some 40 MB.
+MAX_UNREAD = 1 << 18
 
 
 class EventStream:
@@ -32,6 +35,7 @@ class EventStream:
         self._queue: asyncio.Queue[tuple[int, Event] | Exception] = asyncio.Queue()
         self._watcher: asyncio.Task[None] | None = None
         self._num_running = len(requests)
+        self._num_unread = 0  # tokens and alternatives that lie in the queue
 
     async def __aenter__(self) -> EventStream:
         try:
@@ -69,12 +73,32 @@ class EventStream:
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
+        self._num_unread -= _weight(item[1])
         if isinstance(item[1], FinishEvent):
             self._num_running -= 1
         return item
 
     def _deliver(self, index: int, event: Event | HeadstartError) -> None:
-        self._queue.put_nowait(event if isinstance(event, HeadstartError) else (index, event))
+        if isinstance(event, HeadstartError):
+            self._queue.put_nowait(event)
+            return
+        self._num_unread += _weight(event)
+        if self._num_unread > MAX_UNREAD and not isinstance(event, FinishEvent):
+            self._drop_reader()
+            return
+        self._queue.put_nowait((index, event))
+
+    def _drop_reader(self) -> None:
+        """Nobody reads: give up what lies here and what would still come."""
+        self._cancel()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._num_unread = 0
+        self._queue.put_nowait(
+            CapacityError(
+                "the answer was not read for too long and is given up; read it as it comes"
+            )
+        )
 
     def _cancel(self) -> None:
         """Cancel the requests; the worker ignores those that are over."""
@@ -87,3 +111,9 @@ class EventStream:
             pass
         self._cancel()
         self._queue.put_nowait(ClientGoneError())
+
+
+def _weight(event: Event) -> int:
+    if not isinstance(event, TokenEvent):
+        return 1
+    return 1 + len(event.tokens) + sum(len(one.top) for one in event.logprobs)

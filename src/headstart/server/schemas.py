@@ -295,6 +295,7 @@ class DetokenizeBody(Body):
 
 B = TypeVar("B", bound=Body)
 _parsing = threading.Lock()
+MAX_DEPTH = 250
 SHORT_BODY = 1 << 16  # bytes that are parsed sooner than a thread takes over
 
 
@@ -337,6 +338,13 @@ def _parse(body: bytes, schema: type[B]) -> B:
         raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
     if not isinstance(data, dict):
         raise ApiError(400, f"the body must be a JSON object, not {type(data).__name__}")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        try:
+            orjson.dumps(data)  # which takes no more than that, as do templates and schemas
+        except TypeError as error:
+            raise ApiError(
+                400, f"the body is nested deeper than {MAX_DEPTH} levels; send a flatter one"
+            ) from error
     check_length("the body", data, MAX_FIELDS, "fields")
     for field, value in data.items():
         if field not in ANY_LENGTH and isinstance(value, list):

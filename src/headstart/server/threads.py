@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from headstart.errors import CapacityError
+from headstart.server.errors import ApiError
 from headstart.structures.interruption import watched
 
 T = TypeVar("T")
@@ -40,10 +41,13 @@ class _Job:
         self.is_abandoned = False
 
     def run(self) -> None:
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         try:
             with watched(self._check):
                 result = self.function()
+        except RecursionError:  # only a body makes anything here so deep
+            error = ApiError(400, "the body is nested too deep to be read; send less")
         except Exception as caught:
             error = caught
         try:

@@ -1,0 +1,320 @@
+"""The engine dies, stops, cannot be made, fails: clients are told, and it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx2
+import pytest
+from tests.harness import Model, make_requests, make_scheduler, renamed, run
+from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
+from tests.server.server_process import Server
+from tests.server.serving import serving
+
+from headstart.errors import CapacityError, EngineError, UnavailableError, WorkerDeadError
+from headstart.scheduler import client as client_module
+from headstart.scheduler.client import WorkerClient
+from headstart.scheduler.loop import Cancel, Message, run_loop
+from headstart.scheduler.request import FinishEvent, Request, RequestStats
+from headstart.scheduler.sender import MAX_REQUESTS, Sender
+from headstart.scheduler.transport import ProcessTransport
+from headstart.server import event_stream
+from headstart.testing import FakeEngine
+
+REQUEST = Request(request_id="r", prompt=(1, 2, 3))
+
+
+# The prompt cache of one tenant
+
+
+def cached(scheduler, request: Request, namespace: str, **changes) -> int:
+    one = replace(request, namespace=namespace, request_id=namespace + str(changes), **changes)
+    return run(scheduler, [one])[one.request_id].finish.stats.num_cached
+
+
+def test_nobody_is_told_how_much_of_a_guess_another_tenant_wrote():
+    secret = Request(request_id="", prompt=list(range(20)), max_tokens=8)
+    for changes in ({}, {"slot_id": 0}, {"slot_id": 1}):
+        scheduler = make_scheduler(Model())
+        assert cached(scheduler, secret, "victim", slot_id=0) == 0
+        assert cached(scheduler, secret, "stranger", **changes) == 0
+        assert cached(scheduler, secret, "stranger") == 19  # his own, by now
+        assert cached(scheduler, secret, "") == 0
+
+
+def test_who_owns_all_keys_may_share_prompts():
+    secret = Request(request_id="", prompt=list(range(20)), max_tokens=8)
+    scheduler = make_scheduler(Model(), share_prompts=True)
+    assert cached(scheduler, secret, "one") == 0
+    assert cached(scheduler, secret, "other") == 19
+
+
+# Commands to the engine
+
+
+def send_many(sender: Sender) -> None:
+    for number in range(500):  # the pipe itself takes some
+        sender.send(Request(request_id=f"x{number}", prompt=(1,)))
+
+
+def test_a_reader_that_stopped_holds_up_nobody_who_sends():
+    pipe, theirs = multiprocessing.Pipe()
+    sender = Sender(pipe)
+    sender.start()
+    started = time.monotonic()
+    for number in range(MAX_REQUESTS):
+        sender.send(Request(request_id=str(number), prompt=(1,) * 2000))
+    assert time.monotonic() - started < 2
+    with pytest.raises(CapacityError, match=r"wait for the engine.*try again later"):
+        send_many(sender)
+    for number in range(100, 400):  # a client that leaves makes room, and is never sent
+        sender.send(Cancel(str(number)))
+    sender.send(Request(request_id="last", prompt=(1,)))
+    received = []
+    while not received or received[-1] != "last":
+        received.append(pickle.loads(theirs.recv_bytes()).request_id)
+    assert received == sorted({*received}, key=received.index)
+    assert not {str(number) for number in range(100, 400)} & {*received}
+    sender.close()
+    pipe.close()
+    theirs.close()
+
+
+def test_a_single_prompt_of_any_length_is_sent():
+    pipe, theirs = multiprocessing.Pipe()
+    sender = Sender(pipe)
+    sender.send(Request(request_id="long", prompt=range(1 << 23)))
+    with pytest.raises(CapacityError):
+        sender.send(Request(request_id="second", prompt=(1,)))
+    pipe.close()
+    theirs.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    running = Server(["--context", "2048", "--threads", "1"], tmp_path_factory.mktemp("cache"))
+    yield running
+    running.stop()
+
+
+def test_health_answers_while_the_engine_is_stopped_and_a_hundred_prompts_come(server):
+    pid = server.engine_pid()
+    body = {"prompt": "abc " * 300, "max_tokens": 1}
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with (
+            httpx2.Client(base_url=server.url, trust_env=False) as client,
+            ThreadPoolExecutor(100) as pool,
+        ):
+            answers = [
+                pool.submit(httpx2.post, f"{server.url}/completion", json=body, timeout=60)
+                for _ in range(100)
+            ]
+            delays = []
+            for _ in range(40):
+                started = time.perf_counter()
+                assert client.get("/health", timeout=10).status_code == 200
+                delays.append(time.perf_counter() - started)
+                threading.Event().wait(0.05)
+            os.kill(pid, signal.SIGCONT)
+            assert {answer.result().status_code for answer in answers} == {200}
+        assert sorted(delays)[len(delays) // 2] < 0.5  # 13 s; the machine may be busy
+        assert max(delays) < 3
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+# Restarts
+
+
+class FakeTransport:
+    """Fails to start as often as it is told; what happens to the engine is the test's to say."""
+
+    made: list[FakeTransport]
+    errors: list[Exception]
+
+    def __init__(self) -> None:
+        self.receiver = None
+
+    def start(self, receiver) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.receiver = receiver
+        self.made.append(self)
+
+    def send(self, command) -> None: ...
+
+    def close(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@pytest.fixture
+def transports(monkeypatch):
+    monkeypatch.setattr(client_module, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(client_module, "LONGEST_DELAY", 0.05)
+    FakeTransport.made, FakeTransport.errors = [], []
+    return FakeTransport
+
+
+async def ready(transports, number: int) -> FakeTransport:
+    """The transport of this number, its engine just loaded."""
+    for _ in range(200):
+        if len(transports.made) >= number:
+            transports.made[-1].receiver.on_ready(INFO)
+            await asyncio.sleep(0.01)
+            return transports.made[-1]
+        await asyncio.sleep(0.01)
+    raise AssertionError("no new engine was made")
+
+
+async def started_client(transports) -> WorkerClient:
+    client = WorkerClient(transports)
+    starting = asyncio.create_task(client.start())
+    await ready(transports, 1)
+    await starting
+    return client
+
+
+async def test_an_engine_that_cannot_be_made_is_tried_again_and_health_says_why(transports):
+    client = await started_client(transports)
+    transports.errors = [OSError(24, "Too many open files"), OSError(12, "Cannot allocate memory")]
+    transports.made[0].receiver.on_end(WorkerDeadError("killed"))
+    await asyncio.sleep(0.01)
+    assert client.status == "restarting"
+    assert "Too many open files" in client.failure
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        client.submit(REQUEST, lambda event: None)
+    await ready(transports, 2)
+    assert (client.status, client.failure) == ("ready", "")
+    await client.close()
+
+
+async def test_engines_that_answer_nothing_are_counted_however_long_they_load(transports):
+    client = await started_client(transports)
+    for number in range(2, 5):
+        transports.made[-1].receiver.on_end(WorkerDeadError("killed"))
+        await ready(transports, number)
+        client._ready_since -= 20  # as if loading had taken so long; no answer in between
+        assert client.status == "ready"
+    transports.made[-1].receiver.on_end(WorkerDeadError("killed"))
+    await asyncio.sleep(0.02)
+    assert client.status == "failed"
+    assert "stays down" in client.failure
+    await client.close()
+
+
+async def test_an_answer_in_between_makes_deaths_no_row(transports):
+    client = await started_client(transports)
+    for number in range(2, 12):
+        answered = FinishEvent("r", "eos", RequestStats(num_emitted=1))
+        transports.made[-1].receiver.on_message(Message([answered]))
+        await asyncio.sleep(0.01)
+        transports.made[-1].receiver.on_end(WorkerDeadError("killed"))
+        await ready(transports, number)
+    assert client.status == "ready"
+    await client.close()
+
+
+def test_a_process_that_cannot_be_made_leaves_nothing_open(monkeypatch):
+    def no_room(self) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", no_room)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(OSError, match="Too many"):
+            ProcessTransport(print).start(None)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_decode_that_keeps_failing_ends_the_loop_for_a_restart():
+    def fail(batch) -> None:
+        raise EngineError("the device is gone")
+
+    scheduler = make_scheduler(FakeEngine(32, fail=fail))
+    requests, sent = make_requests(4), []
+
+    def receive(seconds):
+        return [requests.pop()] if requests else []
+
+    with pytest.raises(EngineError, match="3 decodes in a row failed"):
+        run_loop(scheduler, receive, sent.append)
+    failed = [event.request_id for message in sent for event in message.events]
+    assert len(failed) >= 3  # they were told before
+
+
+def test_a_decode_that_failed_once_does_not():
+    failures = [EngineError("once"), EngineError("twice")]
+
+    def fail(batch) -> None:
+        if failures:
+            raise failures.pop()
+
+    scheduler = make_scheduler(FakeEngine(32, fail=fail))
+    for number in range(3):
+        scheduler.submit(renamed(make_requests(1)[0], str(number)))
+        while scheduler.has_work:
+            scheduler.step()
+    assert scheduler.num_failed_decodes == 0
+
+
+# Answers
+
+
+def test_the_end_of_the_server_is_503():
+    worker = FakeWorker(lambda request: [UnavailableError("the server is shutting down")])
+    with serving(worker) as client:
+        response = client.post("/completion", json={"prompt": "a"})
+        assert response.status_code == 503
+        assert response.headers["retry-after"]
+
+
+def test_a_request_in_flight_hears_503_when_the_server_ends(transports):
+    async def ask() -> list:
+        client = await started_client(transports)
+        heard: list = []
+        client.submit(REQUEST, heard.append)
+        await client.close()
+        return heard
+
+    [error] = asyncio.run(ask())
+    assert isinstance(error, UnavailableError)
+
+
+def test_a_stream_that_is_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr(event_stream, "MAX_UNREAD", 5000)
+    worker = FakeWorker(lambda request: [*say(request, *[b"x" * 512] * 2000)[:-1], HOLD])
+    with serving(worker) as client:
+        body = {"prompt": "a", "stream": True, "return_draft_info": True}
+        with client.stream("POST", "/completion", json=body) as response:
+            assert response.status_code in (200, 503)
+            assert worker.cancelled.get(timeout=20)
+
+
+def test_probabilities_of_a_long_answer_do_not_hold_up_health():
+    worker = FakeWorker(lambda request: say(request, *[b"x" * 100] * 300))
+    with serving(worker) as client:
+        body = {"prompt": "a", "n_probs": 100}
+        done: list[int] = []
+
+        def post() -> None:
+            done.append(len(client.post("/completion", json=body).json()["content"]))
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        worst = 0.0
+        while thread.is_alive():
+            started = time.perf_counter()
+            assert client.get("/health").status_code == 200
+            worst = max(worst, time.perf_counter() - started)
+        assert done == [30_000]
+        assert worst < 1.5
