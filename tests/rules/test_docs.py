@@ -76,6 +76,15 @@ def test_every_speculator_has_its_line() -> None:
     assert [name for name in SPECULATORS if f"`{name}`" not in text] == []
 
 
+def test_every_reason_for_no_draft_has_its_line() -> None:
+    folders = [ROOT / "src/headstart" / name for name in ("scheduler", "speculators")]
+    code = "\n".join(p.read_text("utf-8") for folder in folders for p in folder.glob("*.py"))
+    reasons = set(re.findall(r'\b(?:reason=|reason = |DraftLimit\(.*, |ILLEGAL = )"(\w.+?)"', code))
+    assert {"no match", "batch full", "off", "illegal under the constraint"} <= reasons
+    text = (DOCS / "speculators.md").read_text("utf-8").partition("## Why a step had no draft")[2]
+    assert [reason for reason in sorted(reasons) if reason not in text] == []
+
+
 def test_the_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert "make serve" in text
