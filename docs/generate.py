@@ -45,9 +45,11 @@ def flags_page() -> str:
         "on or off has a",
         "`--no-` form.",
         "",
-        "An unknown `HEADSTART_` name in the environment is refused. llama-server's variables are "
-        "taken where its flags",
-        "are; ours win. What becomes of each of its flags: "
+        "`HEADSTART_CONFIG` names a config file as `--config` does, and `HEADSTART_CACHE` the "
+        "folder for what the server learns",
+        "(default: `~/.cache/headstart`). Any other `HEADSTART_` name that is not in a table is "
+        "refused. llama-server's variables",
+        "are taken where its flags are; ours win. What becomes of each of its flags: "
         "[from-llama-server.md](from-llama-server.md).",
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):

@@ -61,7 +61,7 @@ class SamplingConfig:
         "samplers in order, with semicolons between them "
         "(penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)",
     )
-    sampler_seq: str | None = option(None, "the same with one letter for each (edskypmxt)")
+    sampler_seq: str | None = option(None, "--samplers with one letter for each (edskypmxt)")
     ignore_eos: bool = option(False, "continue where the model would end")
     logit_bias: str | None = option(
         None, "logit biases as ID+BIAS or ID-BIAS, with commas between them; repeatable", "-l"

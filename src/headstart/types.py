@@ -75,7 +75,7 @@ class DraftRequest:
     min_confidence: float = 0.0  # a model drafter stops before the first token below this
     # models only; None for text speculators and for greedy requests (draft the argmax)
     choose: Choose | None = None
-    namespace: str = ""  # tenant: shared corpora must not cross it
+    namespace: str = ""  # hash of the API key: text must not cross it
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Request:
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
     constraint: Constraint | None = None  # which texts the answer may have; None: any
     shown_tokens: frozenset[int] = frozenset()  # control tokens whose spelling is text
-    namespace: str = ""  # tenant of shared corpora
+    namespace: str = ""  # hash of the API key: text does not cross it
     wants_progress: bool = False  # ProgressEvents while the prompt is read
     wants_provenance: bool = False  # `TokenEvent.step`
 

@@ -85,7 +85,7 @@ class SuffixSpeculator(Speculator):
         # a draft ends before its expected acceptance (0 to 1) falls below this
         min_share: float = 0.1
         max_places: int = 3  # places that vote on the next token
-        corpus_tokens: int = 2_000_000  # tokens of past texts kept, over all namespaces; 0: none
+        corpus_tokens: int = 2_000_000  # tokens of past texts kept, of all users; 0: none
         file: str | None = option(
             None,
             "file that keeps the corpus of past texts over restarts",
