@@ -101,6 +101,17 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_the_readme_leads_to_every_document() -> None:
+    reached, left = set(), [ROOT / "README.md"]
+    while left:
+        path = left.pop()
+        if path.suffix == ".md" and path.exists() and path not in reached:
+            reached.add(path)
+            targets = re.findall(r"\]\(([^):#\s]+)", path.read_text("utf-8"))
+            left += [(path.parent / target).resolve() for target in targets]
+    assert [path.name for path in DOCUMENTS if path not in reached] == []
+
+
 @pytest.mark.parametrize(("name", "code"), [pytest.param(n, c, id=n) for n, c in code_blocks()])
 def test_a_python_block_of_the_documents_runs(
     name: str, code: str, tmp_path: Path, request: pytest.FixtureRequest
