@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
@@ -71,6 +71,11 @@ def _convert(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_lark(_gbnf_as_lark(text))
 
 
+_LITERALS = ("const", "enum", "default", "examples")  # no schemas
+# names to schemas: a property may have the name of a keyword
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+
 def close_objects(schema: Any) -> Any:
     """The schema with `additionalProperties: false` where it lists properties and leaves this open.
 
@@ -88,12 +93,19 @@ def _merges(part: dict[str, Any]) -> bool:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object in the schema, itself included."""
-    if isinstance(schema, dict):
-        yield schema
-    values = schema.values() if isinstance(schema, dict) else schema
-    for value in values if isinstance(values, Iterable) and not isinstance(values, str) else ():
-        yield from _parts(value)
+    """Every object of the schema that is a schema, itself included."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _parts(one)
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            for one in value.values():
+                yield from _parts(one)
+        elif key not in _LITERALS:
+            yield from _parts(value)
 
 
 def _closed(schema: Any) -> Any:
@@ -101,10 +113,12 @@ def _closed(schema: Any) -> Any:
         return [_closed(value) for value in schema]
     if not isinstance(schema, dict):
         return schema
-    result = {
-        key: value if key in ("const", "enum", "default", "examples") else _closed(value)
-        for key, value in schema.items()
-    }
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            result[key] = {name: _closed(one) for name, one in value.items()}
+        else:
+            result[key] = value if key in _LITERALS else _closed(value)
     names, required = schema.get("properties"), schema.get("required", [])
     if (
         isinstance(names, dict)
