@@ -36,7 +36,10 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     unread = [name for name in names if name.startswith(LLAMA_SERVERS) and name not in known]
     if not unread:
         return None
-    hint = closest(unread[0], known) if len(unread) == 1 else ""
+    # compared without the prefix, which would make any two of them alike
+    ends = [name.removeprefix(LLAMA_SERVERS) for name in known if name.startswith(LLAMA_SERVERS)]
+    word = unread[0].removeprefix(LLAMA_SERVERS)
+    hint = closest(word, ends, LLAMA_SERVERS) if len(unread) == 1 else ""
     return f"not read: {', '.join(unread)}; llama-server has no such variable{hint}"
 
 

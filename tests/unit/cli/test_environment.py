@@ -35,6 +35,12 @@ def test_a_name_that_llama_server_does_not_have_is_told(
     )
 
 
+def test_a_name_of_llama_servers_that_is_near_to_none_gets_no_guess() -> None:
+    assert check({"LLAMA_ARG_FOO": "1"}) == (
+        "not read: LLAMA_ARG_FOO; llama-server has no such variable"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
