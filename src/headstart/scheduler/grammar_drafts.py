@@ -1,8 +1,8 @@
 """Drafts under a constraint: cut where they are illegal, with forced tokens in between.
 
-Tokens that must come are drafts that cost nothing and are never wrong. They belong to nobody's
-merit: they stand in the draft under a name of their own, and what speculators are worth beside them
-is learned apart from what they are worth in free text.
+Tokens that must come are drafts that cost nothing and are never wrong. No speculator gets credit
+for them: they have a name of their own in the draft, and what speculators are worth next to them is
+learned apart from what they are worth in free text.
 """
 
 from __future__ import annotations
