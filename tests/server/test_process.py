@@ -260,6 +260,7 @@ def test_slots_props_metrics_and_answers_agree_on_what_was_drafted(tmp_path: Pat
                 "prompt": f"def f{number}(x):\n    return x\n" * 3,
                 "n_predict": 30,
                 "temperature": number % 2,
+                "return_metrics": True,
             }
             answer = client.post(
                 "/completion", json=body | {"speculative": wishes[number % 4]}
