@@ -140,7 +140,7 @@ def test_thoughts_are_folded_and_tool_calls_shown(window: Window) -> None:
         assert not thought.is_visible()
         answer.get_by_text("Thoughts").click()
         thought.wait_for()
-        assert thought.inner_text() == "look"
+        assert thought.text_content() == "look"
 
 
 def test_a_text_file_becomes_part_of_the_message(window: Window, tmp_path: Path) -> None:
