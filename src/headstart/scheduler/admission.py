@@ -108,6 +108,8 @@ def find_leader(
 ) -> ActiveRequest | None:
     """The request that is reading most of what this one has to read; None if few tokens agree.
 
+    `active.num_awaited` says how far, so that no step compares the texts again.
+
     `running` holds requests in the order of their admission, without `active`: so none waits for
     one that waits for it.
     """
@@ -120,6 +122,7 @@ def find_leader(
         shared = min(_most_shared(active), common_prefix_length(other.tokens, active.tokens))
         if shared > most:
             best, most = other, shared
+    active.num_awaited = most
     return best
 
 
@@ -129,8 +132,8 @@ def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engi
         leader = active.leader
         if leader is None:
             continue
-        shared = min(_most_shared(active), common_prefix_length(leader.tokens, active.tokens))
-        if slots[leader.slot_id].active is leader and leader.num_decoded < shared:
+        is_reading = slots[leader.slot_id].active is leader
+        if is_reading and leader.num_decoded < active.num_awaited:
             continue
         active.leader = None
         others = (slot for slot in slots if slot.active is not active)

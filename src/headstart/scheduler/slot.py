@@ -39,6 +39,7 @@ class ActiveRequest:
     tokens: list[int] = field(init=False)
     slot_id: int = NO_SLOT  # also its seq_id
     num_decoded: int = 0
+    num_awaited: int = 0  # tokens that the leader has to read before they are shared
     leader: ActiveRequest | None = None  # reads the same prefix; this one waits and shares it
     proposal: Proposal = NO_PROPOSAL
     # that its tokens are accepted, as control expects it; only where the request wants provenance
