@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from headstart.grammar.state import GrammarState
+if TYPE_CHECKING:  # llguidance is imported where a constraint is compiled, and only then
+    from collections.abc import Sequence
+
+    from llguidance import LLMatcher
+
+    from headstart.grammar.state import GrammarState
 
 
 class MatcherLegality:
