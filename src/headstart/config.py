@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.config_chat import ChatConfig as ChatConfig
+from headstart.config_embedding import POOLINGS as POOLINGS
+from headstart.config_embedding import EmbeddingConfig as EmbeddingConfig
 from headstart.config_engine import CACHE_TYPES as CACHE_TYPES
 from headstart.config_engine import LEAST_CONTEXT as LEAST_CONTEXT
 from headstart.config_engine import PLAIN_CACHE_TYPES as PLAIN_CACHE_TYPES
@@ -272,6 +274,7 @@ class Config:
     speculation: SpeculationConfig = SpeculationConfig()
     chat: ChatConfig = field(default_factory=ChatConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
 

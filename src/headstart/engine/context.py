@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
+from headstart.engine.c_batch import c_batch
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
 from headstart.engine.model import Model
@@ -125,10 +126,10 @@ class LlamaEngine:
     def _decode(self, batch: Batch) -> Logits:
         known = self._batches.get(id(batch))
         if known is None:
-            known = self._batches[id(batch)] = (batch, *_c_batch(batch))
-        c_batch = known[1]
-        c_batch.n_tokens = batch.num_rows
-        status = api.llama_decode(self.handle, c_batch)
+            known = self._batches[id(batch)] = (batch, *c_batch(batch))
+        rows = known[1]
+        rows.n_tokens = batch.num_rows
+        status = api.llama_decode(self.handle, rows)
         if status == 1:
             raise ContextFullError
         if status != 0:
@@ -237,26 +238,6 @@ class LlamaEngine:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _c_batch(batch: Batch) -> tuple[Any, Any]:
-    """A llama_batch over the arrays of `batch`, and the arrays that it points to besides."""
-    counts = np.ones(batch.capacity, np.int32)
-    pointers = (ctypes.POINTER(ctypes.c_int32) * batch.capacity)()
-    base = batch.seq_ids.ctypes.data
-    for row in range(batch.capacity):
-        pointers[row] = ctypes.cast(base + 4 * row, ctypes.POINTER(ctypes.c_int32))
-    c_batch = api.llama_batch()
-    c_batch.token = _pointer(batch.tokens, ctypes.c_int32)
-    c_batch.pos = _pointer(batch.positions, ctypes.c_int32)
-    c_batch.n_seq_id = _pointer(counts, ctypes.c_int32)
-    c_batch.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
-    c_batch.logits = _pointer(batch.wants_logits, ctypes.c_int8)
-    return c_batch, (counts, pointers)
-
-
-def _pointer(array: NDArray[Any], kind: Any) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
 def _runs(batch: Batch) -> list[tuple[int, int, int]]:

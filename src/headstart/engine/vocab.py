@@ -33,6 +33,9 @@ class LlamaVocab:
             file=_optional(api.llama_vocab_fim_sep(vocab)),
         )
         self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab))
+        self.add_eos: bool = bool(api.llama_vocab_get_add_eos(vocab))
+        self.add_sep: bool = bool(api.llama_vocab_get_add_sep(vocab))
+        self.sep_id = _optional(api.llama_vocab_sep(vocab))
         self.type: int = api.llama_vocab_type(vocab)
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
