@@ -276,7 +276,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     from headstart.engine.model import Model
     from headstart.server.conversation import chat_defaults
     from headstart.server.defaults import request_defaults
-    from headstart.server.model import ServedModel
+    from headstart.server.model import RerankForm, ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
@@ -307,10 +307,12 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         vocab=vocab,
         template=template,
         chat=chat_defaults(config.chat),
+        rerank=RerankForm(model.rerank_template, *vocab.pair_marks),
         defaults=replace(
             request_defaults(config.sampling, model.metadata()),
             cache_prompt=config.scheduler.cache_prompt,
             is_verbose=config.server.verbose,
+            embd_normalize=config.embedding.embd_normalize,
         ),
     )
     found = served.answer_format

@@ -7,8 +7,8 @@ one micro-batch, unless the pooling takes the last token's vector of a causal mo
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from ctypes import POINTER, c_bool, c_char_p, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
-from headstart.engine.adapters import apply_adapters
+from headstart.engine.adapters import apply_adapters, tensor_names
 from headstart.engine.c_batch import c_batch
-from headstart.engine.library import api, ggml_base_library, prototype, take_errors
+from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
 from headstart.errors import EngineError, ModelError
@@ -150,28 +150,12 @@ class LlamaEmbedder:
         self.close()
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = (("no_alloc", c_bool), ("context", POINTER(c_void_p)))
-
-
 def _has_head(path: Path) -> bool:
     """Whether the model has what makes a score; of the later parts of a split file nothing is
     known, so such a file is believed.
     """
-    names = list(_tensor_names(path))
+    names = tensor_names(path)
     return not names or "-of-" in path.name or any(head in names for head in _HEADS)
-
-
-def _tensor_names(path: Path) -> Iterator[str]:
-    base = ggml_base_library()
-    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, _InitParams)
-    count = prototype(base, "gguf_get_n_tensors", c_int64, c_void_p)
-    name_at = prototype(base, "gguf_get_tensor_name", c_char_p, c_void_p, c_int64)
-    file = read(str(path).encode(), _InitParams(True, None))
-    if not file:
-        return
-    yield from [name_at(file, i).decode("utf-8", "replace") for i in range(count(file))]
-    prototype(base, "gguf_free", None, c_void_p)(file)
 
 
 __all__ = ["LlamaEmbedder"]

@@ -42,7 +42,7 @@ class EmbeddingEngine(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Texts:
     """A request while it is served."""
 
     request: EmbeddingRequest
@@ -69,8 +69,8 @@ class EmbeddingQueue:
         self.engine = engine
         self._counters = counters
         self._clock = clock
-        self._jobs: deque[_Job] = deque()
-        self._long: _Job | None = None  # whose next text is read in pieces
+        self._jobs: deque[_Texts] = deque()
+        self._long: _Texts | None = None  # whose next text is read in pieces
 
     @property
     def has_work(self) -> bool:
@@ -90,7 +90,7 @@ class EmbeddingQueue:
         num_waiting = sum(job.request.num_tokens for job in self._jobs)
         if num_waiting and num_waiting + request.num_tokens > MAX_WAITING:
             raise CapacityError(f"{num_waiting} tokens wait to be embedded; try again later")
-        self._jobs.append(_Job(request, self._clock()))
+        self._jobs.append(_Texts(request, self._clock()))
 
     def _check(self, index: int, text: Sequence[int]) -> None:
         if not text or min(text) < 0 or max(text) >= self.engine.vocab_size:
@@ -109,7 +109,7 @@ class EmbeddingQueue:
         for job in [one for one in self._jobs if one.request.request_id == request_id]:
             self._drop(job)
 
-    def _drop(self, job: _Job) -> None:
+    def _drop(self, job: _Texts) -> None:
         self._jobs.remove(job)
         if self._long is job:
             self._long = None
@@ -133,9 +133,9 @@ class EmbeddingQueue:
             self._jobs.rotate(-1)
         return self._finished()
 
-    def _group(self, room: int) -> list[tuple[_Job, int]]:
+    def _group(self, room: int) -> list[tuple[_Texts, int]]:
         """Texts for one decode, in turns from each request; none if one is read in pieces."""
-        group: list[tuple[_Job, int]] = []
+        group: list[tuple[_Texts, int]] = []
         jobs = deque(job for job in self._jobs if not job.is_taken)
         while jobs and not self._long and len(group) < self.engine.max_batch_texts:
             job = jobs.popleft()
@@ -152,13 +152,13 @@ class EmbeddingQueue:
             job.num_taken += 1
         return group
 
-    def _embed(self, group: Sequence[tuple[_Job, int]]) -> int:
+    def _embed(self, group: Sequence[tuple[_Texts, int]]) -> int:
         texts = [job.request.texts[index] for job, index in group]
         for (job, index), vectors in zip(group, self.engine.embed(texts), strict=True):
             job.vectors[index] = vectors
         return sum(map(len, texts))
 
-    def _read(self, job: _Job) -> int:
+    def _read(self, job: _Texts) -> int:
         """Decode the next piece of a text that is too long for one decode."""
         index = job.num_taken - 1
         text, start = job.request.texts[index], job.position

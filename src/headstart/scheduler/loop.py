@@ -133,9 +133,7 @@ def _has_work(scheduler: Scheduler) -> bool:
     return scheduler.has_work or bool(scheduler.embeddings and scheduler.embeddings.has_work)
 
 
-def _obey(
-    scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message], None]
-) -> None:
+def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message], None]) -> None:
     if isinstance(command, Cancel):
         scheduler.cancel(command.request_id)
         if scheduler.embeddings:

@@ -36,8 +36,8 @@ from headstart.scheduler.warm_up import NEEDED_ROWS, time_decodes
 from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
 if TYPE_CHECKING:
-    from headstart.scheduler.embedding import EmbeddingQueue
     from headstart.grammar.compiler import GrammarCompiler
+    from headstart.scheduler.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
 
