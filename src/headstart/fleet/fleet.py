@@ -74,7 +74,7 @@ class Fleet:
     def wait_seconds(self) -> float:
         """Expected wait of a request for a first slot, at the replica where it is shortest."""
         ask = Ask(num_prompt=0, num_answer=0)
-        waits = [wait_seconds(ask, one.load(), one.learned.speed()) for one in self.available()]
+        waits = [wait_seconds(ask, one.load(), one.learned.prices()) for one in self.available()]
         return min(waits, default=0.0)
 
     def is_full(self, max_waiting: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.fleet.policy import Speed
+from headstart.fleet.policy import Prices
 
 DECAY = 0.9  # of what older answers weigh, per answer
 MIN_READ = 16  # prompt tokens; reading fewer tells more about the step than about a token
@@ -94,9 +94,9 @@ class Timings:
 class Learned:
     """Prices of one replica, as its answers show them."""
 
-    prompt_token: Mean = field(default_factory=lambda: Mean(Speed().prompt_token, 64))
-    token: Line = field(default_factory=lambda: Line(Speed().token, Speed().neighbour))
-    request: Mean = field(default_factory=lambda: Mean(Speed().request))
+    prompt_token: Mean = field(default_factory=lambda: Mean(Prices().prompt_token, 64))
+    token: Line = field(default_factory=lambda: Line(Prices().token, Prices().neighbour))
+    request: Mean = field(default_factory=lambda: Mean(Prices().request))
     tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
     answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
 
@@ -111,9 +111,9 @@ class Learned:
         if timings.num_answer > 1 and timings.answer_seconds:
             self.token.add(num_beside, timings.answer_seconds / (timings.num_answer - 1))
 
-    def speed(self) -> Speed:
+    def prices(self) -> Prices:
         """What the policy reckons with."""
-        return Speed(
+        return Prices(
             prompt_token=self.prompt_token.value,
             token=self.token.start + self.token.slope,
             neighbour=self.token.slope,

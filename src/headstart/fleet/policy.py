@@ -33,7 +33,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class Prices:
     """What a replica takes for things, in seconds."""
 
     prompt_token: float = 1e-3  # reading one
@@ -57,7 +57,7 @@ class Candidate:
 
     name: str
     load: Load = Load()
-    speed: Speed = Speed()
+    prices: Prices = Prices()
     num_known: float = 0.0  # tokens of the prompt that it has read before
     corpus_share: float = 0.0  # of the text's passages that occur in its corpora, 0 to 1
 
@@ -79,21 +79,21 @@ def cost_of(ask: Ask, candidate: Candidate) -> Cost:
     """What the request is expected to cost there."""
     uncached = max(0.0, ask.num_prompt - candidate.num_known)
     # the text of an answer takes at least what its tokens cost when all are drafted
-    saved = ask.num_answer * candidate.speed.token * candidate.corpus_share * CORPUS_GAIN
+    saved = ask.num_answer * candidate.prices.token * candidate.corpus_share * CORPUS_GAIN
     return Cost(
-        wait=wait_seconds(ask, candidate.load, candidate.speed),
-        prompt=uncached * candidate.speed.prompt_token,
+        wait=wait_seconds(ask, candidate.load, candidate.prices),
+        prompt=uncached * candidate.prices.prompt_token,
         saved=saved,
     )
 
 
-def wait_seconds(ask: Ask, load: Load, speed: Speed) -> float:
+def wait_seconds(ask: Ask, load: Load, prices: Prices) -> float:
     """What others cost this request: before it starts, and while it runs."""
     num_busy = load.num_running + load.num_waiting
     num_before = max(0, num_busy - load.num_slots + 1)
-    in_queue = num_before * speed.request / load.num_slots
-    reading = load.prompt_tokens_ahead * speed.prompt_token
-    beside = min(num_busy, load.num_slots - 1) * speed.neighbour * ask.num_answer
+    in_queue = num_before * prices.request / load.num_slots
+    reading = load.prompt_tokens_ahead * prices.prompt_token
+    beside = min(num_busy, load.num_slots - 1) * prices.neighbour * ask.num_answer
     return in_queue + reading + beside
 
 

@@ -88,7 +88,7 @@ class Replica:
         return Candidate(
             name=self.name,
             load=self.load(),
-            speed=self.learned.speed(),
+            prices=self.learned.prices(),
             num_known=self.tree.match(asked.text) * tokens_per_byte,
             corpus_share=digest.share_of(tail()) if digest else 0.0,
         )
@@ -151,7 +151,7 @@ class Replica:
     def describe(self) -> dict[str, Any]:
         """For people, as JSON."""
         load = self.load()
-        speed = self.learned.speed()
+        prices = self.learned.prices()
         return {
             "name": self.name,
             "url": self.url,
@@ -167,8 +167,8 @@ class Replica:
             "num_in_flight": len(self.flights),
             "num_sent": self.num_sent,
             "num_failed": self.num_failed,
-            "prompt_token_ms": 1000 * speed.prompt_token,
-            "token_ms": 1000 * speed.token,
+            "prompt_token_ms": 1000 * prices.prompt_token,
+            "token_ms": 1000 * prices.token,
             "prefix_bytes": self.tree.num_bytes,
         }
 

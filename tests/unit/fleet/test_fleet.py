@@ -124,11 +124,11 @@ def test_prices_follow_what_answers_say():
         learned.add(
             Timings(num_read=1000, prompt_seconds=0.2, num_answer=101, answer_seconds=5), 3000, 0
         )
-    speed = learned.speed()
-    assert abs(speed.prompt_token - 2e-4) < 2e-5
-    assert abs(speed.token - 0.05) < 0.005
+    prices = learned.prices()
+    assert abs(prices.prompt_token - 2e-4) < 2e-5
+    assert abs(prices.token - 0.05) < 0.005
     assert abs(learned.tokens_per_byte.value - 1 / 3) < 0.02
-    assert abs(speed.request - 5.2) < 0.2
+    assert abs(prices.request - 5.2) < 0.2
 
 
 def test_the_price_of_a_neighbour_is_learned_where_their_number_varies():

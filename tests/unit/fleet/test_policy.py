@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.fleet.policy import Ask, Candidate, Load, Speed, cost_of, ranking
+from headstart.fleet.policy import Ask, Candidate, Load, Prices, cost_of, ranking
 
 ASK = Ask(num_prompt=2000, num_answer=100, conversation="c")
 
@@ -77,9 +77,9 @@ def test_what_is_known_beyond_the_prompt_saves_nothing():
 def test_affinity_yields_where_waiting_costs_more_than_reading_anew():
     knows = Candidate(name="knows", num_known=2000, load=Load(num_slots=4, num_running=4))
     free = Candidate(name="free", load=Load(num_slots=4))
-    dear, cheap = (Speed(prompt_token=price, request=1.0) for price in (1e-3, 1e-4))
-    assert names(ranking(ASK, [replace(one, speed=dear) for one in (knows, free)]))[0] == "knows"
-    assert names(ranking(ASK, [replace(one, speed=cheap) for one in (knows, free)]))[0] == "free"
+    dear, cheap = (Prices(prompt_token=price, request=1.0) for price in (1e-3, 1e-4))
+    assert names(ranking(ASK, [replace(one, prices=dear) for one in (knows, free)]))[0] == "knows"
+    assert names(ranking(ASK, [replace(one, prices=cheap) for one in (knows, free)]))[0] == "free"
 
 
 def test_a_hot_replica_changes_nothing_for_those_who_ask_another():
@@ -115,6 +115,6 @@ def test_every_router_breaks_ties_alike_and_conversations_spread():
 
 def test_a_slow_replica_gets_less():
     """Costs are seconds of that replica, so machines of several kinds can stand side by side."""
-    slow = Candidate(name="slow", speed=Speed(prompt_token=1e-2))
+    slow = Candidate(name="slow", prices=Prices(prompt_token=1e-2))
     fast = Candidate(name="fast", load=Load(num_slots=4, num_running=3))
     assert names(ranking(ASK, [slow, fast]))[0] == "fast"
