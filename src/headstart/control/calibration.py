@@ -28,7 +28,7 @@ from itertools import pairwise
 from math import exp
 from typing import Any
 
-from headstart.control.codec import Fields, Flag, Number, Table, Values, check_parts
+from headstart.control.codec import Fields, Number, Table, Values, YesNo, check_parts
 from headstart.control.token_odds import TokenPair, TokenTables
 from headstart.control.values import Outcome
 
@@ -254,7 +254,7 @@ CALIBRATION = Fields(
         Fields(
             LabelCounts,
             _check_counts,
-            is_probability=Flag(),
+            is_probability=YesNo(),
             n=_COUNT,
             m=_COUNT,
             confidence_n=Values(NUM_CONFIDENCES, _COUNT),

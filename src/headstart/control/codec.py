@@ -68,7 +68,7 @@ class Count(Codec[int]):
         return int(Number(0.0).decode(state))
 
 
-class Flag(Codec[bool]):
+class YesNo(Codec[bool]):
     """Yes or no."""
 
     def encode(self, value: bool) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headstart.control.codec import Codec, Count, Fields, Flag, Maybe, Number, Table, Values
+from headstart.control.codec import Codec, Count, Fields, Maybe, Number, Table, Values, YesNo
 
 
 class Pair:
@@ -22,7 +22,7 @@ PAIR = Fields(Pair, left=Number(0.0, 10.0), _right=Count())
     [
         (Number(0.0, 1.0), 0.25),
         (Count(), 7),
-        (Flag(), True),
+        (YesNo(), True),
         (Maybe(Number()), None),
         (Maybe(Number()), 2.0),
         (Values(2, Count()), [1, 2]),
