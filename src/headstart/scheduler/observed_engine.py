@@ -8,8 +8,11 @@ engine itself, and nobody pays for any of this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
@@ -56,11 +59,11 @@ class ObservedEngine:
             reader.observe_states(decoded)
         return logits
 
-    def publish_states(self, layers: Iterable[int]) -> None:
-        self._engine.publish_states(frozenset(layers))
+    def publish_states(self, layers: Collection[int]) -> None:
+        self._engine.publish_states(layers)
 
-    def hidden_states(self) -> dict[int, Logits]:
-        return dict(self._engine.hidden_states())
+    def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
+        return self._engine.hidden_states()
 
     def truncate(self, seq_id: int, length: int) -> bool:
         if not self._engine.truncate(seq_id, length):
