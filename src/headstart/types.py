@@ -242,6 +242,10 @@ class Legality(Protocol):
 
     is_over: bool  # the text is complete and nothing may follow
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the text is constrained now, rather than free until a trigger appears."""
+
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
 
