@@ -166,6 +166,12 @@ class SilentEngine:
         logits.fill(0.0)
         return logits
 
+    def publish_states(self, layers: Collection[int]) -> None:
+        pass
+
+    def hidden_states(self) -> Mapping[int, Logits]:
+        return {}
+
     def truncate(self, seq_id: int, length: int) -> bool:
         return True
 
