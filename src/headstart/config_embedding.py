@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from headstart.config_fields import check_at_least, option
 from headstart.errors import ConfigError
 
-__all__ = ["EmbeddingConfig", "POOLINGS"]
-
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 
 

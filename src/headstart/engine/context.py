@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
 from headstart.engine import sequence_files
