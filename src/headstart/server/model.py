@@ -33,6 +33,8 @@ class RequestDefaults:
     stop: tuple[str, ...] = ()
     is_verbose: bool = False  # OpenAI's formats carry `__verbose`
     cache_prompt: bool = True
+    cache_reuse: int = 0
+    num_keep: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
