@@ -11,6 +11,7 @@ HeadstartError
     UnavailableError       the engine starts or restarts, or the server ends; also 503
   EngineError              libllama failed; becomes 500, the requests of that batch fail
   WorkerDeadError          the engine process stopped; requests in flight get 500, then a restart
+  BackendError             a server that requests are passed to failed; becomes 502
 """
 
 from __future__ import annotations
@@ -67,3 +68,11 @@ class EngineError(HeadstartError):
 
 class WorkerDeadError(HeadstartError):
     """The engine process ended while the request was in flight."""
+
+
+class BackendError(HeadstartError):
+    """Another server, which was to answer, did not; `was_sent` if it may have read the request."""
+
+    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent

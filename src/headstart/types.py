@@ -76,6 +76,8 @@ class DraftRequest:
     # models only; None for text speculators and for greedy requests (draft the argmax)
     choose: Choose | None = None
     namespace: str = ""  # hash of the API key: text must not cross it
+    # models only; of a constrained request: illegal tokens are cut off later, so pick legal ones
+    legality: DraftLegality | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +202,27 @@ class Vocab(Protocol):
         """Whether the token is a marker that users should not see."""
 
 
+class DraftLegality(Protocol):
+    """Which tokens the text may have where a draft stands; it follows the draft, token by token.
+
+    Where it cannot follow any more it says that nothing is legal.
+    """
+
+    def legal_mask(self, token: int) -> NDArray[np.bool_] | None:
+        """None if `token` may come next, else a mask of the tokens that may, perhaps of none."""
+
+    def read(self, token: int) -> None:
+        """The draft grew by this token."""
+
+
 class Legality(Protocol):
     """Which tokens a request's constraint leaves, at the place where its text stands."""
 
     is_over: bool  # the text is complete and nothing may follow
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the text is constrained now, rather than free until a trigger appears."""
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""

@@ -116,6 +116,10 @@ class GrammarState:
             if not is_back or self._matcher.is_error():
                 self._rebuild()
 
+    def fork(self) -> LLMatcher | None:
+        """A matcher of its own that stands here; None where the text is not constrained now."""
+        return None if self._matcher is None or self.is_over else self._matcher.deep_copy()
+
     def _consume(self, tokens: Sequence[int]) -> None:
         assert self._matcher is not None
         # what stays forced needs no new tokenizing: it would give the same tokens

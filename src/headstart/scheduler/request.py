@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from headstart.errors import InvalidParameterError
 from headstart.grammar.constraint import Constraint
 from headstart.sampling.params import SamplingParams
+from headstart.sampling.thoughts import ThoughtLimit
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import SequenceMode
 
@@ -62,6 +63,7 @@ class Request:
     max_seconds: float | None = None
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
     constraint: Constraint | None = None  # which texts the answer may have; None: any
+    thoughts: ThoughtLimit | None = None  # after which they are ended; None: no limit
     shown_tokens: frozenset[int] = frozenset()  # control tokens whose spelling is text
     namespace: str = ""  # hash of the API key: text does not cross it
     wants_progress: bool = False  # ProgressEvents while the prompt is read

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
 from headstart.errors import CapacityError, EngineError, HeadstartError, InvalidParameterError
-from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
@@ -214,10 +213,7 @@ class Scheduler:
         Not at submission: hundreds of waiting requests would hold memory for nothing.
         """
         try:
-            active.sampler = Sampler(active.request.sampling, self.engine, self.vocab.eog_ids)
-            active.sampler.read(active.tokens)
-            if active.compiled is not None:
-                active.legality = active.sampler.legality = active.compiled.begin()
+            active.begin(self.engine, self.vocab)
         except HeadstartError as error:
             self._events.append(error_event(active.request.request_id, error))
             return False

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headstart.sampling.sampler import Sampler
+from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.request import Request, RequestStats
 from headstart.scheduler.speculation_policy import SpeculationPolicy
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
+from headstart.types import Engine, Vocab
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import Compiled
@@ -67,6 +69,19 @@ class ActiveRequest:
         self.stop = StopStrings(self.request.stop)
         self.indent = Indentation(self.request.min_indent)
 
+    def begin(self, engine: Engine, vocab: Vocab) -> None:
+        """Make what chooses its tokens.
+
+        Raises:
+            InvalidParameterError: its constraint cannot be followed.
+        """
+        self.sampler = Sampler(self.request.sampling, engine, vocab.eog_ids)
+        self.sampler.read(self.tokens)
+        if self.compiled is not None:
+            self.legality = self.sampler.legality = self.compiled.begin()
+        if self.request.thoughts is not None:
+            self.sampler.thoughts = ThoughtCounter(self.request.thoughts, vocab.token_text)
+
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt)
@@ -95,6 +110,12 @@ class ActiveRequest:
         """Tokens this request may still emit; huge without max_tokens."""
         limit = self.request.max_tokens
         return 2**30 if limit is None else limit - self.num_emitted
+
+    @property
+    def num_free(self) -> int:
+        """Tokens that may come before its thoughts must end; huge without such a limit."""
+        thoughts = self.sampler.thoughts
+        return NO_LIMIT if thoughts is None else thoughts.num_free
 
     def summarize(self, now: float) -> RequestStats:
         """Counts and times so far."""

@@ -169,10 +169,18 @@ class GenerationBody(SamplingBody):
     adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
     lora: Any = Field(default=None, description="only an empty list, or scales of 0")
     reasoning_budget_tokens: Int | None = Field(
-        default=None, description="-1 is no limit, 0 no thoughts; others are refused"
+        default=None,
+        ge=-1,
+        description="of chats: tokens after which thoughts are ended; -1 is no limit, 0 no "
+        "thoughts",
     )
     thinking_budget_tokens: Int | None = Field(
-        default=None, description="the same as reasoning_budget_tokens"
+        default=None, ge=-1, description="the same as reasoning_budget_tokens"
+    )
+    reasoning_budget_message: str | None = Field(
+        default=None,
+        max_length=4096,
+        description="text in front of the end of thoughts that were too long",
     )
     response_format: dict[str, Any] | None = Field(
         default=None, description="type text, json_object or json_schema"

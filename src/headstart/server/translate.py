@@ -219,12 +219,6 @@ def _refuse(body: GenerationBody) -> None:
         raise not_supported(
             f"adaptive_target is {body.adaptive_target} but only less than 0, off, is supported"
         )
-    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
-        if getattr(body, name) not in (None, -1, 0):
-            raise not_supported(
-                f"{name} is {getattr(body, name)} but only -1, no limit, and 0, no thoughts, are "
-                "supported"
-            )
     if body.lora and not _is_without_adapters(body.lora):
         raise not_supported(
             f"lora is {shorten(body.lora)} but adapters are not supported; leave it out"
