@@ -8,7 +8,7 @@ script as well as they can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -38,6 +38,12 @@ class WrappedEngine:
 
     def decode(self, batch: Batch) -> Logits:
         return self._engine.decode(batch)
+
+    def publish_states(self, layers: Collection[int]) -> None:
+        self._engine.publish_states(layers)
+
+    def hidden_states(self) -> Mapping[int, Logits]:
+        return self._engine.hidden_states()
 
     def truncate(self, seq_id: int, length: int) -> bool:
         return self._engine.truncate(seq_id, length)
@@ -164,6 +170,12 @@ class SilentEngine:
         logits = self._logits[: batch.num_outputs]
         logits.fill(0.0)
         return logits
+
+    def publish_states(self, layers: Collection[int]) -> None:
+        pass
+
+    def hidden_states(self) -> Mapping[int, Logits]:
+        return {}
 
     def truncate(self, seq_id: int, length: int) -> bool:
         return True

@@ -8,7 +8,7 @@ unified cache.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from headstart.config import EngineConfig
 from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
 from headstart.engine.filters import LlamaFilters
+from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -77,6 +78,8 @@ class LlamaEngine:
             Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes),
         )
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
+        self._published = HiddenStates(self.handle, model.handle, model.facts)
+        self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
         if self.deterministic:
             use_reference_kernels(self.handle)
             self._staging = Batch(self.max_batch_tokens)
@@ -119,6 +122,8 @@ class LlamaEngine:
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
         logits = self._decode_invariant(batch) if self.deterministic else self._decode(batch)
+        if self._published.layers and not self.deterministic:
+            self._states = self._published.of(batch.num_rows)
         if self.memory is not MemoryKind.CUT:
             for start, end, _ in _runs(batch):
                 length = int(batch.positions[end - 1]) + 1
@@ -157,6 +162,7 @@ class LlamaEngine:
         """
         runs = _runs(batch)
         outputs = np.empty((batch.num_outputs, self.vocab_size), np.float32)
+        self._states = {}
         for group in _groups(runs, self.max_batch_tokens):
             width = max(2, max(end - start for start, end, _ in group))
             staging = self._staging
@@ -164,6 +170,8 @@ class LlamaEngine:
             for start, end, _ in group:
                 self._stage(batch, start, end, width)
             logits = self._decode_outputs(staging)
+            if self._published.layers:
+                self._keep_states(batch, group, width)
             offset = 0
             for start, end, first in group:
                 wanted = int(batch.wants_logits[start:end].sum())
@@ -173,6 +181,15 @@ class LlamaEngine:
                     length = int(batch.positions[end - 1]) + 1
                     api.llama_memory_seq_rm(self._memory, int(batch.seq_ids[start]), length, -1)
         return outputs
+
+    def _keep_states(self, batch: Batch, group: Sequence[tuple[int, int, int]], width: int) -> None:
+        """Copy the states of a group's rows, without those of its padding."""
+        for layer, rows in self._published.of(self._staging.num_rows).items():
+            if layer not in self._states:
+                self._states[layer] = np.empty((batch.num_rows, rows.shape[1]), np.float32)
+            for index, (start, end, _) in enumerate(group):
+                first = index * width
+                self._states[layer][start:end] = rows[first : first + end - start]
 
     def _decode_outputs(self, batch: Batch) -> Logits:
         """Decode with two outputs at least: behind the last layer only their rows are computed."""
@@ -191,6 +208,12 @@ class LlamaEngine:
         staging.add(seq_id, position, [*batch.tokens[start:end].tolist(), *padding], 0)
         staging.wants_logits[first : first + end - start] = batch.wants_logits[start:end]
         staging.num_outputs += int(batch.wants_logits[start:end].sum())
+
+    def publish_states(self, layers: Collection[int]) -> None:
+        self._published.publish(layers)
+
+    def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
+        return self._states
 
     def truncate(self, seq_id: int, length: int) -> bool:
         return self._sequences.truncate(seq_id, length)

@@ -18,6 +18,7 @@ from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_memory import PromptMemory
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
@@ -67,7 +68,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         compiler: GrammarCompiler | None = None,
     ) -> None:
-        self.engine = engine
+        self.engine = engine = observed(engine, drafting.speculators.values())
         self.vocab = vocab
         self.drafting = drafting
         self.config = config
