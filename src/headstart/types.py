@@ -296,7 +296,7 @@ class Engine(Protocol):
     padding_sequence: int | None
     memory: MemoryKind
     max_rollback: int  # tokens of one decode that `truncate` may drop; huge for attention only
-    can_shift: bool  # whether `shift` is possible at all
+    can_shift: bool  # whether `shift` is possible
 
     def decode(self, batch: Batch) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,6 @@ from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Engine, Logits, Vocab
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +38,7 @@ class Committer:
         self._engine = engine
         self._vocab = vocab
         self._drafting = drafting
-        self._shifts_context = shifts_context and engine.can_shift
-        if shifts_context and not engine.can_shift:
-            log.warning("--context-shift has no effect: the cache of this model cannot be moved")
+        self._shifts_context = shifts_context
         self.target_ms = self.draft_ms = 0.0  # of the step that is being committed
 
     def commit(

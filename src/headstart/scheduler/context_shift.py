@@ -3,7 +3,8 @@
 A context shift makes room for a text that is longer than the context. Cache reuse takes pieces of a
 kept prompt for a new one in which they stand further in front. In both cases the cells that moved
 were computed behind other tokens than those that now stand before them: an approximation, which
-only those get who asked for it (`ActiveRequest.num_exact`).
+only those get who asked for it (`ActiveRequest.num_exact`). Where a cache cannot be moved, what is
+left of a text is read again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.slot import ALL_EXACT, ActiveRequest
 from headstart.types import Engine, Vocab
 
 LEAST_MOVED = 4  # tokens at the end of the context that a shift always leaves
@@ -37,16 +38,23 @@ def shift_context(active: ActiveRequest, engine: Engine, vocab: Vocab) -> bool:
     num_discard = min(request.num_discard or num_left // 2, num_left - 1)
     if num_discard <= 0:
         return False
-    is_moved = engine.shift(active.slot_id, num_keep, num_keep + num_discard)
+    active.num_decoded = _cut(active, engine, num_keep, num_discard)
+    if active.num_exact >= active.num_decoded:
+        active.num_exact = ALL_EXACT
     del active.tokens[num_keep : num_keep + num_discard]
     active.num_dropped += num_discard
     active.sampler.num_dropped += num_discard
-    if is_moved:
-        active.num_decoded -= num_discard
-        active.num_exact = min(active.num_exact, num_keep)
-    else:  # there was no room to move in: what is left is read again
-        active.num_decoded, active.num_exact = 0, len(active.tokens)
     return True
+
+
+def _cut(active: ActiveRequest, engine: Engine, start: int, num_tokens: int) -> int:
+    """Take tokens out of the cache; returns how many are left. Others are read again."""
+    if not engine.can_shift:
+        return engine.rewind(active.slot_id, start)
+    if not engine.shift(active.slot_id, start, start + num_tokens):  # no room to do it in
+        return 0
+    active.num_exact = min(active.num_exact, start)
+    return active.num_decoded - num_tokens
 
 
 def find_chunks(

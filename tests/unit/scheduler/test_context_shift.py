@@ -104,15 +104,18 @@ def test_the_log_of_a_shifted_request_counts_all_of_its_tokens() -> None:
     assert (stats.num_prompt, stats.num_emitted) == (len(request.prompt), 150)
 
 
-@pytest.mark.parametrize("memory", [MemoryKind.WINDOW, MemoryKind.ROLLBACK])
-def test_a_cache_that_cannot_be_moved_ends_the_text(
-    memory: MemoryKind, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("memory", list(MemoryKind))
+def test_a_cache_that_cannot_be_moved_is_read_again(memory: MemoryKind) -> None:
     engine = Model(context_size=CONTEXT, memory=memory)
-    scheduler = make_scheduler(engine, context_shift=True)
-    assert "--context-shift has no effect" in caplog.text
-    requests = [replace(r, max_tokens=None) for r in long_requests(0.8)[:2]]
-    check(engine, requests, run(scheduler, requests))
+    engine.can_shift = False
+    drafts = make_speculators(("draft-model",), lambda: Model(skew=0.3, context_size=CONTEXT))
+    requests = long_requests(0.8)
+    unusable = memory is MemoryKind.CHECKPOINT  # nothing is drafted then
+    scheduler = make_scheduler(engine, [] if unusable else drafts, fixed(3), context_shift=True)
+    answers = run(scheduler, requests)
+    for request in requests:
+        assert answers[request.request_id].tokens == shifted(engine, request)
+    assert all(slot.num_exact > CONTEXT for slot in scheduler.slots)
 
 
 def test_what_a_shift_moved_is_not_used_for_other_requests() -> None:
