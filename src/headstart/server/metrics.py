@@ -283,9 +283,9 @@ METRICS = (
         _now("memory_bytes"),
     ),
     Metric(
-        "headstart_proposals_total",
+        "headstart_speculator_calls_total",
         "counter",
-        "Times a speculator was asked",
+        "Times a speculator was asked for a draft, per request and step",
         _each(lambda one: one.stats.num_calls),
         _SPECULATOR,
     ),
