@@ -323,10 +323,7 @@ class Engine(Protocol):
         """Keep the first `length` tokens. False (and nothing changed) if this memory cannot."""
 
     def shift(self, seq_id: int, start: int, end: int) -> bool:
-        """Drop the tokens from `start` to `end` (not included) and move later ones forward.
-
-        False, and the sequence is empty, where there is no room to do it in.
-        """
+        """Drop tokens `start` to `end`, move later ones forward; False: no room, it is empty."""
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         """How many of the first `length` tokens `rewind` would keep, or `copy_prefix` can copy."""
