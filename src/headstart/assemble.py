@@ -311,6 +311,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         defaults=replace(
             request_defaults(config.sampling, model.metadata()),
             cache_prompt=config.scheduler.cache_prompt,
+            cache_reuse=config.scheduler.cache_reuse,
+            num_keep=config.scheduler.keep,
             is_verbose=config.server.verbose,
             embd_normalize=config.embedding.embd_normalize,
         ),

@@ -97,6 +97,19 @@ class SchedulerConfig:
         False,
         "reuse prompts over API keys too; whoever has a key can then find out what others wrote",
     )
+    cache_reuse: int = option(
+        0,
+        "smallest piece of a kept prompt, in tokens, that is moved to where a new prompt has it; "
+        "faster, but such an answer may differ a little; 0 moves none",
+    )
+    context_shift: bool = option(
+        False,
+        "where a text fills the context, drop its older half and go on; without it the text ends "
+        "there",
+    )
+    keep: int = option(
+        0, "tokens at the beginning of a text that --context-shift never drops; -1: its prompt"
+    )
     cache_ram: int = option(
         8192,
         "maximum MiB of main memory for prompts that lose their place in the cache, and never "
@@ -107,6 +120,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)
         check_at_least(self, "cache_ram", 0)
+        check_at_least(self, "cache_reuse", 0)
+        check_at_least(self, "keep", -1)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
         check_at_least(self, "prefill_ms", 0)

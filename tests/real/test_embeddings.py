@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from headstart.engine.parameters import Limits
 from headstart.errors import ConfigError, ModelError
 
 TEXTS = [[1, 2, 3], [4, 5], [9] * 20, [7]]
-WRITERS = {
+WRITERS: dict[str, Callable[[Path], Path]] = {
     "llama": tiny_llama,
     "bert": tiny_bert,
     "hybrid": tiny_hybrid,

@@ -68,6 +68,9 @@ class LlamaEngine:
         )
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        self.can_shift = rules.kind is MemoryKind.CUT and bool(
+            api.llama_memory_can_shift(self._memory)
+        )
         has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self._sequences = Sequences(
@@ -215,6 +218,9 @@ class LlamaEngine:
 
     def truncate(self, seq_id: int, length: int) -> bool:
         return self._sequences.truncate(seq_id, length)
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        return self._sequences.shift(seq_id, start, end)
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         return self._sequences.reusable(seq_id, length, by_copy=by_copy)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.errors import EngineError, NotSupportedError
+from headstart.errors import EngineError, ModelError, NotSupportedError
 from headstart.sampling.params import SamplingParams
 from headstart.types import Batch, Filters, Logits, MemoryKind
 
@@ -33,6 +36,12 @@ class EncoderEngine:
 
     def decode(self, batch: Batch) -> Logits:
         raise EngineError(self.why_no_text)
+
+    def publish_states(self, layers: Collection[int]) -> None:
+        raise ModelError(self.why_no_text)
+
+    def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
+        return {}
 
     def truncate(self, seq_id: int, length: int) -> bool:
         return length == 0

@@ -58,6 +58,9 @@ class Request:
     num_logprobs: int | None = None  # alternatives per token; None: no log probabilities
     post_sampling_probs: bool = False  # probabilities after the filters instead of before
     cache_prompt: bool = True
+    cache_reuse: int = 0  # least tokens of a piece of a kept prompt that is moved; 0: none is
+    num_keep: int = 0  # tokens at the beginning that no context shift drops; -1: the prompt
+    num_discard: int = 0  # tokens that a context shift drops; 0: half of those it may drop
     slot_id: int | None = None  # a wish; served by this slot if it is free
     # of generation, after the first token; then the text ends with its line
     max_seconds: float | None = None
@@ -154,7 +157,7 @@ class FinishEvent:
     reason: str
     stats: RequestStats
     stopping_word: str = ""
-    truncated: bool = False  # ended because the context was full
+    truncated: bool = False  # the context was full: the text ended, or lost what stood in front
 
 
 @dataclass(frozen=True, slots=True)

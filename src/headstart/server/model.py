@@ -33,6 +33,7 @@ class RequestDefaults:
     stop: tuple[str, ...] = ()
     is_verbose: bool = False  # OpenAI's formats carry `__verbose`
     cache_prompt: bool = True
+<<<<<<< HEAD
     embd_normalize: int = 2
 
 
@@ -44,6 +45,10 @@ class RerankForm:
     start: tuple[int, ...] = ()  # tokens around the two, where there is no template
     middle: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
+=======
+    cache_reuse: int = 0
+    num_keep: int = 0
+>>>>>>> main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
