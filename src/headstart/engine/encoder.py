@@ -21,6 +21,7 @@ class EncoderEngine:
     padding_sequence: int | None = None
     memory = MemoryKind.CUT
     max_rollback = 0
+    can_shift = False
     max_outputs = 1
 
     def __init__(self, model: Model, max_tokens: int) -> None:
@@ -45,6 +46,9 @@ class EncoderEngine:
 
     def truncate(self, seq_id: int, length: int) -> bool:
         return length == 0
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        return False
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         return 0

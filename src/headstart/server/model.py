@@ -33,8 +33,9 @@ class RequestDefaults:
     stop: tuple[str, ...] = ()
     is_verbose: bool = False  # OpenAI's formats carry `__verbose`
     cache_prompt: bool = True
-<<<<<<< HEAD
     embd_normalize: int = 2
+    cache_reuse: int = 0
+    num_keep: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,6 @@ class RerankForm:
     start: tuple[int, ...] = ()  # tokens around the two, where there is no template
     middle: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
-=======
-    cache_reuse: int = 0
-    num_keep: int = 0
->>>>>>> main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
