@@ -27,6 +27,7 @@ from headstart.engine.sequences import CacheRules, Sequences
 from headstart.errors import EngineError, InvalidParameterError, ModelError
 from headstart.sampling.params import SamplingParams
 from headstart.structures.checkpoints import Checkpoints
+from headstart.structures.feature_batch import FeatureBatch
 from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
 
 _UNLIMITED = 2**30
@@ -48,6 +49,8 @@ class LlamaEngine:
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
         params = context_params(model.facts, config, limits, context)
+        self._adjust(params)
+        self.params = params
         self.max_batch_tokens: int = params.n_batch
         self.max_outputs: int = params.n_outputs_max
         take_errors()
@@ -77,6 +80,9 @@ class LlamaEngine:
         if self.deterministic:
             use_reference_kernels(self.handle)
             self._staging = Batch(self.max_batch_tokens)
+
+    def _adjust(self, params: Any) -> None:
+        """Change libllama's parameters before the context is made; for other kinds of contexts."""
 
     def _rules(self, config: EngineConfig) -> CacheRules:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
@@ -123,11 +129,7 @@ class LlamaEngine:
         return logits
 
     def _decode(self, batch: Batch) -> Logits:
-        known = self._batches.get(id(batch))
-        if known is None:
-            known = self._batches[id(batch)] = (batch, *_c_batch(batch))
-        c_batch = known[1]
-        c_batch.n_tokens = batch.num_rows
+        c_batch = self._c_batch_of(batch)
         status = api.llama_decode(self.handle, c_batch)
         if status == 1:
             raise ContextFullError
@@ -144,6 +146,14 @@ class LlamaEngine:
             batch.num_outputs, self.vocab_size
         )
         return logits
+
+    def _c_batch_of(self, batch: Batch) -> Any:
+        """The same batch for libllama."""
+        known = self._batches.get(id(batch))
+        if known is None:
+            known = self._batches[id(batch)] = (batch, *_c_batch(batch))
+        known[1].n_tokens = batch.num_rows
+        return known[1]
 
     def _decode_invariant(self, batch: Batch) -> Logits:
         """Decode so that a row's logits do not depend on what else is in the batch.
@@ -247,7 +257,10 @@ def _c_batch(batch: Batch) -> tuple[Any, Any]:
     for row in range(batch.capacity):
         pointers[row] = ctypes.cast(base + 4 * row, ctypes.POINTER(ctypes.c_int32))
     c_batch = api.llama_batch()
-    c_batch.token = _pointer(batch.tokens, ctypes.c_int32)
+    if not isinstance(batch, FeatureBatch):
+        c_batch.token = _pointer(batch.tokens, ctypes.c_int32)
+    if (states := getattr(batch, "states", None)) is not None:  # of a batch that carries them
+        c_batch.embd = _pointer(states, ctypes.c_float)
     c_batch.pos = _pointer(batch.positions, ctypes.c_int32)
     c_batch.n_seq_id = _pointer(counts, ctypes.c_int32)
     c_batch.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
