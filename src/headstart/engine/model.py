@@ -72,7 +72,15 @@ class Model:
 
     @property
     def chat_template(self) -> str | None:
-        template = api.llama_model_chat_template(self.handle, None)
+        return self._template(None)
+
+    @property
+    def rerank_template(self) -> str | None:
+        """How a query and a document become a prompt, with {query} and {document}."""
+        return self._template(b"rerank")
+
+    def _template(self, name: bytes | None) -> str | None:
+        template = api.llama_model_chat_template(self.handle, name)
         return template.decode("utf-8", "replace") if template else None
 
     def metadata(self) -> dict[str, str]:
