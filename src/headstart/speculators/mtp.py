@@ -52,6 +52,7 @@ class MtpSpeculator(Speculator):
     needs = frozenset({Capability.HIDDEN_STATES})
     scores_are_probabilities = True
     is_model = True
+    needs_heads = True
     continues_drafts = False  # the target has no states of tokens that it did not decode
 
     @dataclass(frozen=True, slots=True)
