@@ -1,4 +1,4 @@
-"""Unloads the model when nobody has asked for anything for a while; the next request loads it again.
+"""Unloads the model when nobody has asked for anything for a while; the next request loads it.
 
 Only what is posted counts and wakes: /health, /props, /metrics and the lists answer from what is
 known, so that whoever watches a server does not keep it awake.
