@@ -79,7 +79,10 @@ def wanted_types(
         else:
             names = (*AUTO_TYPES, *models)
     else:
-        names = _named_types(config.spec_type, has_draft_model=has_draft_model)
+        may_be_heads = has_heads is None and needs_heads(type_names(config.spec_type))
+        names = _named_types(
+            config.spec_type, has_draft_model=has_draft_model, may_be_unused=may_be_heads
+        )
         if has_heads is False and needs_heads(names):
             raise ConfigError(
                 f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or "
@@ -110,7 +113,7 @@ def capped_options(config: SpeculationConfig) -> list[str]:
     ]
 
 
-def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
+def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) -> tuple[str, ...]:
     names = type_names(spec_type)
     if not names or NONE in names:
         raise ConfigError(
@@ -136,7 +139,7 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
             f"--spec-type names {' and '.join(users)}, but the draft model has one cache and one "
             "of them can use it; leave out the others"
         )
-    if has_draft_model and not users:
+    if has_draft_model and not (users or may_be_unused):
         raise ConfigError(
             f"a draft model is given but --spec-type does not name {WITH_DRAFT_MODEL}; add it "
             "there or leave out one of them"

@@ -25,7 +25,7 @@ from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.followed_caches import CONTEXT_FULL, FollowedCaches
-from headstart.structures.state_batch import HeadContext
+from headstart.structures.state_batch import MERGED_ROWS, HeadContext
 from headstart.structures.target_states import TargetStates
 from headstart.types import (
     LAST_STATE,
@@ -38,7 +38,6 @@ from headstart.types import (
 )
 from headstart.vocabulary.draft_tokenizer import DraftBuilder, make_draft_tokenizer
 
-MERGED = 8  # verified rows read together with the first draft row; more are read without outputs
 _READING = 256  # rows read in one call before a draft, so that others do not wait
 _SAMPLE, _SAMPLES = 64, 2  # rows read to time reading, and how often
 _MIB = 2**20
@@ -183,10 +182,10 @@ class MtpSpeculator(Speculator):
 
     def _catch_up(self, drafts: Sequence[_DraftInProgress]) -> None:
         """Whoever has a long text to read does not hold up the others: it drafts another time."""
-        room = max(_READING, 2 * MERGED * len(drafts))
+        room = max(_READING, 2 * MERGED_ROWS * len(drafts))
         waiting = [(d.num_unread(0), d) for d in drafts if d.is_active]
         for num_rows, draft in sorted(waiting, key=lambda pair: pair[0]):
-            if num_rows <= MERGED:
+            if num_rows <= MERGED_ROWS:
                 continue
             if room > 0:
                 self.caches.read(draft.request.seq_id, 0, room)
@@ -198,7 +197,11 @@ class MtpSpeculator(Speculator):
         """One decode: the next token of each draft."""
         head = step if self.heads.num_heads > 1 else 0
         batch, is_first = self.caches.batch, step == 0 or head > 0
-        most = MERGED if len(drafts) * (MERGED + 1 + head) <= self.heads.engine.max_outputs else 0
+        most = (
+            MERGED_ROWS
+            if len(drafts) * (MERGED_ROWS + 1 + head) <= self.heads.engine.max_outputs
+            else 0
+        )
         for draft in drafts if is_first else ():
             if (num_rows := draft.num_unread(head)) > most:
                 self.caches.read(draft.request.seq_id, head, num_rows)

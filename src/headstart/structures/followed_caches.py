@@ -94,7 +94,9 @@ class FollowedCaches:
         self.cut(seq_id)
         parts = [states.to_bytes()]
         for head, read in enumerate(states.read):
-            own = self._engine.save_sequence(self.id_of(seq_id, head)) if read > states.first else b""
+            own = (
+                self._engine.save_sequence(self.id_of(seq_id, head)) if read > states.first else b""
+            )
             parts.append(bytes(own))
         sizes = np.array([len(part) for part in parts], np.int64)
         return b"".join((sizes.tobytes(), *parts))

@@ -4,8 +4,11 @@ have the right state before them, whatever happens to the target's cache, and al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.harness import (
     AUTO,
     EOS,
@@ -32,7 +35,7 @@ KINDS = [MemoryKind.CUT, MemoryKind.WINDOW, MemoryKind.ROLLBACK]
 class Sure(Model):
     """At temperature 0, with no end."""
 
-    def logits_after(self, tokens):  # type: ignore[no-untyped-def]
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         logits = super().logits_after(tokens).copy()
         logits[EOS] = -100.0
         return logits
@@ -174,6 +177,7 @@ def test_verified_rows_take_no_decode_of_their_own() -> None:
     scheduler = make_scheduler(engine, [speculator], fixed(3))
     ask(scheduler, engine, greedy("r", prompt_of(1, 8), 33))
     stats = scheduler.drafting.speculators["mtp"].stats
+    assert isinstance(speculator.heads, FakeHeads)
     assert speculator.heads.num_calls == 3 * stats.num_calls
     num_read = len(prompt_of(1, 8)) + 33
     assert speculator.caches.num_decoded <= num_read + 2 * stats.num_calls
@@ -207,7 +211,9 @@ def test_texts_are_the_same_in_a_mixture_of_everything(seed: int) -> None:
     engine = Model(2, num_cells=300, context_size=128, memory=KINDS[seed % 2])
     chain = [*make_speculators(["suffix"], Model), mtp(engine, 1 + seed % 3)]
     chain += make_speculators(["draft-model"], lambda: Model(2, skew=0.3))
-    requests = make_requests(16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50)))
+    requests = make_requests(
+        16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50))
+    )
     scheduler = make_scheduler(engine, chain, AUTO, RandomController(seed), parallel=3, cache_ram=1)
     check(engine, requests, run(scheduler, requests))
     assert scheduler.drafting.speculators["mtp"].describe()["missing_states"] == 0
