@@ -15,6 +15,7 @@ from headstart import errors
 from headstart.cli import llama_server
 from headstart.cli.generate import GenerateOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
+from headstart.fleet.options import RouterOptions
 from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS
 
@@ -54,7 +55,8 @@ def flags_page() -> str:
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
-    lines += ["", "## Only `headstart generate`", "", *_flag_table(settings_of(GenerateOptions))]
+    for command, options in (("generate", GenerateOptions), ("router", RouterOptions)):
+        lines += ["", f"## Only `headstart {command}`", "", *_flag_table(settings_of(options))]
     return _page(lines)
 
 

@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
         "process",
     },
     "local": BOTTOM | {"assemble", "scheduler"},
-    "cli": CORE | {"assemble", "local", "text", "hub", "demo"},
+    "cli": CORE | {"assemble", "local", "text", "hub", "demo", "fleet", "logs"},
     "__main__": {"cli"},
 }
 # `Engine.make_filters` takes SamplingParams; `headstart devices` prints what the engine measured.

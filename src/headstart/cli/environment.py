@@ -67,8 +67,9 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
 def _all_commands() -> list[Setting]:
     """The settings of all commands: what is set for one must not stop another."""
     from headstart.cli.generate import GenerateOptions  # reads its flags with this module's help
+    from headstart.fleet.options import RouterOptions
 
-    return [*all_settings(), *settings_of(GenerateOptions)]
+    return [*all_settings(), *settings_of(GenerateOptions), *settings_of(RouterOptions)]
 
 
 def _stem(setting: Setting) -> str:

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "start the server",
     "generate": "continue a prompt and show which tokens were guessed",
     "devices": "list what libllama can compute on",
+    "router": "pass requests to several servers",
     "corpus": "add texts that answers may be guessed from",
 }
 
