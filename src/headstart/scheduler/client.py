@@ -13,8 +13,8 @@ from headstart import errors
 from headstart.errors import HeadstartError, ModelError, UnavailableError, WorkerDeadError
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
-from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, SlotAction, SlotEvent
-from headstart.scheduler.request_log import log_error, log_request
+from headstart.scheduler.request import EmbeddingEvent, ErrorEvent, FinishEvent, SlotEvent, Work
+from headstart.scheduler.request_log import log_embedding, log_error, log_request
 from headstart.scheduler.transport import Receiver
 from headstart.scheduler.worker import Deliver
 
@@ -66,7 +66,7 @@ class WorkerClient:
         self._launch()
         await asyncio.shield(self._ready)
 
-    def submit(self, request: Request | SlotAction, deliver: Deliver) -> None:
+    def submit(self, request: Work, deliver: Deliver) -> None:
         """Run a request; see `Worker.submit`."""
         if self.status != "ready" or self._transport is None:
             raise UnavailableError(
@@ -131,7 +131,10 @@ class WorkerClient:
             elif isinstance(event, ErrorEvent):
                 log_error(event)
                 deliver = self._deliver.pop(event.request_id, None)
-            elif isinstance(event, SlotEvent):
+            elif isinstance(event, SlotEvent | EmbeddingEvent):
+                if isinstance(event, EmbeddingEvent):
+                    log_embedding(event)
+                    self._failures = 0
                 deliver = self._deliver.pop(event.request_id, None)
             else:
                 deliver = self._deliver.get(event.request_id)

@@ -70,8 +70,8 @@ class Drafting:
         self.stats = self._counts.stats
         for speculator in speculators:
             if speculator.speculator.scores_are_probabilities:
-                controller.declare_model(speculator.name)
-                controller.declare_model(constrained_name(speculator.name))
+                controller.trust_scores(speculator.name)
+                controller.trust_scores(constrained_name(speculator.name))
 
     def time_models(self, clock: Callable[[], float]) -> None:
         """Measure what draft models cost, before the first request."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from headstart.errors import HeadstartError
 from headstart.scheduler.report import WorkerInfo, WorkerReport
-from headstart.scheduler.request import Event, Request, SlotAction
+from headstart.scheduler.request import Event, Work
 
 Deliver = Callable[[Event | HeadstartError], None]
 """Takes the events of one request, in the asyncio loop."""
@@ -27,10 +27,11 @@ class Worker(Protocol):
             ConfigError, ModelError: they cannot be loaded.
         """
 
-    def submit(self, request: Request | SlotAction, deliver: Deliver) -> None:
+    def submit(self, request: Work, deliver: Deliver) -> None:
         """Run a request; `deliver` is called with each event, last a FinishEvent or an exception.
 
-        A slot action is answered by one SlotEvent, or an exception.
+        A slot action is answered by one SlotEvent, texts to embed by one EmbeddingEvent, or by an
+        exception.
 
         The exception may be a CapacityError (the queue is full), a RequestError (a value cannot be
         honoured), an EngineError (decoding failed) or a WorkerDeadError (the engine ended).

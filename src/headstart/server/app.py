@@ -18,11 +18,13 @@ from headstart.server import (
     anthropic,
     chat,
     completions,
+    embeddings,
     errors,
     events,
     infill,
     metrics,
     native,
+    rerank,
     slots,
     status,
     text,
@@ -35,7 +37,10 @@ from headstart.server.routing import Endpoint, Prefixed
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = (status, events, chat, anthropic, completions, native, infill, text, metrics, slots)
+FAMILIES = (
+    status, events, chat, anthropic, completions, native, infill, embeddings, rerank, text,
+    metrics, slots,
+)  # fmt: skip
 
 
 def create_app(
