@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": BOTTOM | {"structures", "vocabulary"},
     "server": BOTTOM | {"structures", "text", "toolcalls", "sampling", "grammar", "scheduler"},
     "router": BOTTOM | {"structures", "server"},
-    "fleet": BOTTOM | {"structures", "server", "router"},
+    "fleet": BOTTOM | {"config_fields", "structures", "server", "router"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,
