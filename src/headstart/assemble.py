@@ -42,10 +42,16 @@ def libllama_version() -> str:
     return library.version()
 
 
-def list_devices() -> list[Device]:
-    """All devices libllama can compute on."""
-    from headstart.engine.devices import list_devices as devices
+def list_devices(config: EngineConfig) -> list[Device]:
+    """All devices libllama can compute on, those of `--rpc` too.
 
+    Raises:
+        ConfigError, RpcWorkerError: a worker cannot be used.
+    """
+    from headstart.engine.devices import list_devices as devices
+    from headstart.remote import connect_workers
+
+    connect_workers(config)
     return devices()
 
 
@@ -104,6 +110,7 @@ def build_scheduler(
     from headstart.engine.model import Model
     from headstart.grammar.compiler import GrammarCompiler
     from headstart.loading import fit_models, load_draft
+    from headstart.remote import connect_workers, notice_lost_workers
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -119,12 +126,14 @@ def build_scheduler(
         log.warning("%s", remark)
     learned = _learned(config, models, types)
     draft = models.draft if needs_draft_model(types) else None
+    connect_workers(config.engine)
     fitted = fit_models(config, models.target, draft)
     for remark in fitted.remarks:
         log.warning("%s", remark)
     model = Model(models.target, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
     drafter = load_draft(config, draft, fitted) if draft else None
+    notice_lost_workers(config.engine)
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
