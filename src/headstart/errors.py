@@ -12,6 +12,7 @@ HeadstartError
   EngineError              libllama failed; becomes 500, the requests of that batch fail
   RpcWorkerError           a machine of --rpc does not answer or does not fit; it is asked again
   WorkerDeadError          the engine process stopped; requests in flight get 500, then a restart
+  BackendError             a server that requests are passed to failed; becomes 502
 """
 
 from __future__ import annotations
@@ -72,3 +73,11 @@ class RpcWorkerError(HeadstartError):
 
 class WorkerDeadError(HeadstartError):
     """The engine process ended while the request was in flight."""
+
+
+class BackendError(HeadstartError):
+    """Another server, which was to answer, did not; `was_sent` if it may have read the request."""
+
+    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent

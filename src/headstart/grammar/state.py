@@ -74,10 +74,6 @@ class GrammarState:
         bits = np.frombuffer(self._ask(LLMatcher.compute_bitmask), np.uint8)
         return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
 
-    def legal_ids(self) -> NDArray[np.intp]:
-        """The tokens that may come next, in order of their ids; slow for a large vocabulary."""
-        return self.legal_mask().nonzero()[0]
-
     def forced(self) -> list[int]:
         """Tokens that must follow, as far as the model's tokenizer could not write them otherwise.
 
@@ -115,6 +111,10 @@ class GrammarState:
             is_back = not ahead.num_read or self._matcher.rollback(ahead.num_read)
             if not is_back or self._matcher.is_error():
                 self._rebuild()
+
+    def fork(self) -> LLMatcher | None:
+        """A matcher of its own that stands here; None where the text is not constrained now."""
+        return None if self._matcher is None or self.is_over else self._matcher.deep_copy()
 
     def _consume(self, tokens: Sequence[int]) -> None:
         assert self._matcher is not None

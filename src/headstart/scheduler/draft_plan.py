@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from headstart.control.controller import Controller
 from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, ModelSlot, SlotDraft
+from headstart.grammar.draft_legality import MatcherLegality
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name, splice
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal
@@ -94,7 +95,16 @@ class DraftPlan:
             confidence,
             choose,
             active.request.namespace,
+            self._draft_legality(),
         )
+
+    def _draft_legality(self) -> MatcherLegality | None:
+        """What a model may pick from, where the request is constrained."""
+        legality = self.active.legality
+        if legality is None:
+            return None
+        before = self.proposal.tokens if self.continues else ()
+        return MatcherLegality.behind(legality, before, self.active.sampler.vocab_size)
 
     @property
     def continues(self) -> bool:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headstart.errors import (
+    BackendError,
     CapacityError,
     ContextLengthError,
     HeadstartError,
@@ -62,6 +63,11 @@ ANSWERS = (
         501,
         "not_supported_error",
         "this server or model cannot do it: `/slots` off, no markers to fill in the middle",
+    ),
+    (
+        502,
+        "server_error",
+        "behind a router: the process of the model ended before or while it answered; try again",
     ),
     (
         503,
@@ -116,6 +122,8 @@ def error_body(error: Exception) -> dict[str, Any]:
             return _shape(400, str(error))
         case CapacityError():
             return _shape(503, str(error))
+        case BackendError():
+            return _shape(502, str(error))
         case HeadstartError():
             return _shape(500, str(error))
         case _:

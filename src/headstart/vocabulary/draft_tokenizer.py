@@ -134,20 +134,33 @@ class DirectBuilder(DraftBuilder):
         self._choices: list[TokenChoice] = []
 
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
-        if self.request.choose is None:
-            token, probability = best_of(logits)
-            choice = TokenChoice(token, probability, token, probability)
-        else:
-            choice = self.request.choose(logits, len(self.request.tokens) + len(self.tokens))
-        token, confidence = choice.argmax, choice.argmax_probability
-        if self._couples:
-            token, confidence = choice.coupled, choice.coupled_probability
+        choice = self._choose(logits)
+        token, confidence = self._preferred(choice)
+        legality = self.request.legality
+        if legality is not None and (legal := legality.legal_mask(token)) is not None:
+            if not legal.any():  # the text is complete
+                return None
+            choice = self._choose(_legal_logits(logits, legal))
+            token, confidence = self._preferred(choice)
         if confidence < min_confidence:
             return None
+        if legality is not None:
+            legality.read(token)
         self.tokens.append(token)
         self._confidence.append(confidence)
         self._choices.append(choice)
         return token
+
+    def _choose(self, logits: NDArray[np.float32]) -> TokenChoice:
+        if self.request.choose is None:
+            token, probability = best_of(logits)
+            return TokenChoice(token, probability, token, probability)
+        return self.request.choose(logits, len(self.request.tokens) + len(self.tokens))
+
+    def _preferred(self, choice: TokenChoice) -> tuple[int, float]:
+        if self._couples:
+            return choice.coupled, choice.coupled_probability
+        return choice.argmax, choice.argmax_probability
 
     def finish(self) -> tuple[list[int], list[float]]:
         return self.tokens, self._confidence
@@ -291,6 +304,14 @@ class TranslatingBuilder(DraftBuilder):
         for num_before, choice in self._choices:
             if num_before <= num_right and num_before < len(emitted):
                 self._preference.compare(choice, emitted[num_before])
+
+
+def _legal_logits(logits: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """A row with the illegal tokens banned; vocabularies may differ in their padding."""
+    size = min(len(logits), len(legal))
+    masked = np.full_like(logits, -np.inf)
+    masked[:size] = np.where(legal[:size], logits[:size], -np.inf)
+    return masked
 
 
 def best_of(logits: NDArray[np.float32]) -> tuple[int, float]:

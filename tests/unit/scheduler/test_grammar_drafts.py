@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from tests.harness import AUTO, Answer, fixed
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
@@ -20,11 +22,14 @@ from tests.unit.scheduler.constrained import (
 from headstart.config import SpeculationConfig
 from headstart.grammar.compiler import Compiled
 from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.grammar.draft_legality import MatcherLegality
 from headstart.grammar.state import GrammarState
 from headstart.scheduler.grammar_drafts import GRAMMAR, splice
 from headstart.scheduler.request import SpeculativeParams
 from headstart.speculators import Speculator
+from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.types import Draft, DraftRequest, SequenceMode
+from headstart.vocabulary.draft_tokenizer import DirectBuilder, Preference
 
 SCHEMA = CONSTRAINTS["json_schema"]
 
@@ -171,3 +176,29 @@ def test_control_learns_constrained_text_apart() -> None:
         scheduler.drafting.controller.record = note  # type: ignore[method-assign]
         run(scheduler, [request])
         assert {outcome.speculator for outcome in known} == {name}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize("kind", ["json_schema", "gbnf", "lark", "list", "regex"])
+def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
+    kind: str, temperature: float
+) -> None:
+    engine = bytes_engine()
+    model = DraftModelSpeculator(bytes_engine(), DraftModelSpeculator.Options("coupled"))
+    requests = make_constrained(3, CONSTRAINTS[kind], temperature)  # the fourth bans the end
+    answers = run(make_scheduler(engine, [model]), requests)
+    check(engine, requests, answers)
+    drafts = [answer.finish.stats.by_speculator["draft-model"] for answer in answers.values()]
+    assert sum(d.num_drafted for d in drafts) > 5
+    assert [d.num_accepted for d in drafts] == [d.num_drafted for d in drafts]
+
+
+def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
+    legality = MatcherLegality.behind(state(b'{"name": "'), [*b"An"], TOKENS.size)
+    request = DraftRequest(0, [1], 9, legality=legality)
+    builder = DirectBuilder(request, 9, Preference("argmax"))
+    logits = np.zeros(TOKENS.size, np.float32)
+    logits[[ord("x"), ord("t"), ord("n")]] = 3.0, 2.0, 1.0
+    assert builder.extend(logits, 0.0) == ord("t")
+    assert builder.extend(logits, 0.0) == ord("o")
+    assert builder.finish()[1][1] == 1.0
