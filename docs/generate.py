@@ -14,6 +14,8 @@ from pathlib import Path
 from headstart import errors
 from headstart.cli import llama_server
 from headstart.cli.generate import GenerateOptions
+from headstart.cli.rpc_build import RpcBuildOptions
+from headstart.cli.rpc_worker import RpcWorkerOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.fleet.options import RouterOptions
 from headstart.server.errors import ANSWERS
@@ -55,7 +57,13 @@ def flags_page() -> str:
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
-    for command, options in (("generate", GenerateOptions), ("router", RouterOptions)):
+    own = {
+        "generate": GenerateOptions,
+        "router": RouterOptions,
+        "rpc-worker": RpcWorkerOptions,
+        "rpc-build": RpcBuildOptions,
+    }
+    for command, options in own.items():
         lines += ["", f"## Only `headstart {command}`", "", *_flag_table(settings_of(options))]
     return _page(lines)
 
