@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headstart import errors
 from headstart.cli import llama_server
+from headstart.cli.devices import DevicesOptions
 from headstart.cli.generate import GenerateOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.server.errors import ANSWERS
@@ -55,6 +56,7 @@ def flags_page() -> str:
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
     lines += ["", "## Only `headstart generate`", "", *_flag_table(settings_of(GenerateOptions))]
+    lines += ["", "## Only `headstart devices`", "", *_flag_table(settings_of(DevicesOptions))]
     return _page(lines)
 
 
