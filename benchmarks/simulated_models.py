@@ -100,12 +100,9 @@ class AutoModel:
     def __init__(self, simulation: ModelSimulation, controller: Controller) -> None:
         self.simulation, self.controller = simulation, controller
         self.context, self.num_drafts = CONTEXT, 0
-        controller.declare_model("model")
-        if not controller.knows_draft_costs("model"):
-            plain, model = simulation.cost(1), simulation.model
-            controller.learn_draft_costs(
-                "model", model.round_share * plain, model.read_share * plain
-            )
+        controller.trust_scores("model")
+        plain, model = simulation.cost(1), simulation.model
+        controller.learn_draft_costs("model", model.round_share * plain, model.read_share * plain)
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
         self.context = self.simulation.context(slots)

@@ -79,8 +79,13 @@ class Tally:
             if self.known.setdefault(body, text) != text:
                 self.counts["changed"] += 1
 
-    def was_killed_since(self, moment: float) -> bool:
-        return any(moment - 1 <= kill for kill in self.kills)
+    def lose(self, since: float, what: str) -> None:
+        """A request that began then did not end as it should, and this is what was seen of it."""
+        # a request may be sent to an engine whose end nobody has noticed yet
+        was_killed = "SIGKILL" in what or any(since - 1 <= kill for kill in self.kills)
+        self.add("lost to a kill" if was_killed else "lost")
+        if not was_killed:
+            print(f"lost: {what}", file=sys.stderr, flush=True)
 
 
 class Client(threading.Thread):
@@ -100,10 +105,8 @@ class Client(threading.Thread):
             started = time.monotonic()
             try:
                 self._random.choice(kinds)()
-            except (OSError, http.client.HTTPException, ValueError):
-                self._tally.add(
-                    "lost to a kill" if self._tally.was_killed_since(started) else "lost"
-                )
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self._tally.lose(started, repr(error))
                 time.sleep(0.2)
 
     def _post(self, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
@@ -139,8 +142,7 @@ class Client(threading.Thread):
             text = "".join(chunk["content"] for chunk in chunks)
             self._tally.compare(json.dumps(body), text)
         else:
-            was_killed = self._tally.was_killed_since(started)
-            self._tally.add("lost to a kill" if was_killed else "lost")
+            self._tally.lose(started, f"a stream of {len(chunks)} pieces; the last: {lines[-1:]}")
 
     def _chat(self) -> None:
         question = f"Repeat `{self._random.randrange(1000)}`."

@@ -10,6 +10,7 @@ Source: llama.cpp, tests/test-llama-archs.cpp
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import POINTER, byref, c_bool, c_char_p, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ CONTEXT = 2048
 WINDOW = 32
 Setting = int | float | bool | str | list[int] | list[bool] | list[float]
 Settings = dict[str, Setting]
+Values = Callable[[str, tuple[int, ...]], NDArray[np.float64] | None]
 
 # latent attention: keys and values of all heads share one compressed row
 _LATENT: Settings = {
@@ -128,23 +130,40 @@ ARCHITECTURES: dict[str, Settings] = {
 
 
 def write_model(
-    path: Path, architecture: str, *, seed: int = 0, changes: Settings | None = None
+    path: Path,
+    architecture: str,
+    *,
+    seed: int = 0,
+    changes: Settings | None = None,
+    values: Values | None = None,
+    keeps: Callable[[str], bool] = lambda name: True,
 ) -> Path:
-    """Write a tiny model of this architecture; equal seeds give equal files."""
-    settings = _settings(architecture) | (changes or {})
+    """Write a tiny model of this architecture; equal seeds give equal files.
+
+    `values` may give tensors other than random values, `keeps` leaves tensors out.
+    """
+    settings = sizes(architecture, changes or {})
     probe = Writer(path, architecture, merges=MERGES, seed=seed)
     _add(probe.gguf, architecture, settings | {"vocab_size": probe.vocab_size})
     probe.save()
     shapes = _tensors_of(path)
+    if "nextn_predict_layers" in settings:
+        # libllama counts the scales of heads as missing where it is told to leave heads out
+        shapes = {n: s for n, s in shapes.items() if not n.endswith((".scale", ".input_scale"))}
+        shapes = _fused(shapes) if architecture == "mimo2" else shapes
     writer = Writer(path, architecture, merges=MERGES, seed=seed)
     _add(writer.gguf, architecture, settings | {"vocab_size": writer.vocab_size})
     for name, shape in shapes.items():
-        writer.tensor(name, _values(name, shape, writer.random))
+        random = _values(name, shape, writer.random)
+        chosen = values(name, shape) if values else None
+        if keeps(name):
+            writer.tensor(name, random if chosen is None else chosen)
     return writer.save()
 
 
-def _settings(architecture: str) -> Settings:
-    own = ARCHITECTURES[architecture]
+def sizes(architecture: str, changes: Settings) -> Settings:
+    """The metadata of a tiny model, without its vocabulary."""
+    own = ARCHITECTURES.get(architecture, {}) | changes
     width = int(own.get("embedding_length", 128))  # type: ignore[call-overload]
     heads = own.get("attention.head_count", 2)
     head_count = max(heads) if isinstance(heads, list) else int(heads)
@@ -223,6 +242,18 @@ def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> N
     return values * (0.5 if name == "token_embd.weight" else shape[-1] ** -0.5)
 
 
+def _fused(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """One tensor for queries, keys and values of a block: heads of mimo2 know no other form."""
+    fused: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        block, _, part = name.partition(".attn_")
+        if part in ("q.weight", "k.weight", "v.weight"):
+            name = f"{block}.attn_qkv.weight"
+            shape = (shape[0] + fused.get(name, (0,))[0], shape[1])
+        fused[name] = shape
+    return fused
+
+
 class _InitParams(ctypes.Structure):
     _fields_ = (("no_alloc", c_bool), ("context", c_void_p))
 
@@ -258,7 +289,7 @@ def _tensors_of(path: Path) -> dict[str, tuple[int, ...]]:
 
     callback = api.llama_model_set_tensor_data_t(note)
     params = api.llama_model_default_params()
-    params.n_gpu_layers = 0
+    params.n_gpu_layers, params.load_mtp = 0, True
     metadata = open_file(str(path).encode(), _InitParams(True, None))
     library.take_errors()
     model = api.llama_model_init_from_user(metadata, callback, None, params)

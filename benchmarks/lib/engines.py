@@ -8,7 +8,7 @@ script as well as they can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -33,13 +33,23 @@ class WrappedEngine:
         self.max_outputs: int = engine.max_outputs
         self.memory: MemoryKind = engine.memory
         self.max_rollback: int = engine.max_rollback
+        self.can_shift: bool = engine.can_shift
         self.padding_sequence: int | None = engine.padding_sequence
 
     def decode(self, batch: Batch) -> Logits:
         return self._engine.decode(batch)
 
+    def publish_states(self, layers: Collection[int]) -> None:
+        self._engine.publish_states(layers)
+
+    def hidden_states(self) -> Mapping[int, Logits]:
+        return self._engine.hidden_states()
+
     def truncate(self, seq_id: int, length: int) -> bool:
         return self._engine.truncate(seq_id, length)
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        return self._engine.shift(seq_id, start, end)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return self._engine.copy_prefix(source, target, length)
@@ -145,6 +155,7 @@ class SilentEngine:
     max_batch_tokens = 4096
     memory = MemoryKind.CUT
     max_rollback = 2**30
+    can_shift = True
     padding_sequence: int | None = 10_000
 
     def __init__(
@@ -160,7 +171,16 @@ class SilentEngine:
         logits.fill(0.0)
         return logits
 
+    def publish_states(self, layers: Collection[int]) -> None:
+        pass
+
+    def hidden_states(self) -> Mapping[int, Logits]:
+        return {}
+
     def truncate(self, seq_id: int, length: int) -> bool:
+        return True
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
         return True
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:

@@ -31,7 +31,12 @@ class ChatConfig:
         "reasoning_content",
         choices=("none", "auto", "deepseek", "deepseek-legacy"),
     )
-    reasoning_budget: int = option(-1, "tokens of thoughts: -1 for no limit, 0 for none")
+    reasoning_budget: int = option(
+        -1, "tokens after which thoughts are ended: -1 for no limit, 0 for no thoughts"
+    )
+    reasoning_budget_message: str = option(
+        "", "text in front of the end of thoughts that were too long"
+    )
     reasoning_effort: str | None = option(
         None, "how much to think, in the template's words; default keeps the template's"
     )
@@ -41,10 +46,10 @@ class ChatConfig:
 
     def __post_init__(self) -> None:
         _ = self.template_arguments  # raises
-        if self.reasoning_budget not in (-1, 0):
+        if self.reasoning_budget < -1:
             raise ConfigError(
-                f"--reasoning-budget is {self.reasoning_budget} but only -1, no limit, and 0, no "
-                "thoughts, are supported"
+                f"--reasoning-budget is {self.reasoning_budget} but must be a number of tokens, 0 "
+                "for no thoughts, or -1 for no limit"
             )
 
     @property

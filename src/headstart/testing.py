@@ -6,7 +6,7 @@ sequence, so a missed rollback, a wrong position or a mix-up of slots changes th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,7 @@ class FakeEngine:
             MemoryKind.ROLLBACK: 4,
             MemoryKind.CHECKPOINT: 0,
         }[memory]
+        self.can_shift = memory is MemoryKind.CUT
         self.cache: dict[int, list[int]] = {}
         self.num_decodes = 0
         self.num_rows = 0
@@ -119,6 +120,8 @@ class FakeEngine:
         self._window = 16
         self._oldest: dict[int, int] = {}  # first token that all layers still hold, of WINDOW
         self._last_rows: dict[int, int] = {}
+        self.state_layers: tuple[int, ...] = ()  # whose states are published
+        self._states: dict[int, list[NDArray[np.float32]]] = {}  # of the last decode
 
     def decode(self, batch: Batch) -> Logits:
         if self.fail is not None:
@@ -132,6 +135,7 @@ class FakeEngine:
         self.num_decodes += 1
         self.num_rows += batch.num_rows
         self._last_rows = {}
+        self._states = {layer: [] for layer in self.state_layers}
         out = []
         for row in range(batch.num_rows):
             seq_id, position = int(batch.seq_ids[row]), int(batch.positions[row])
@@ -148,6 +152,8 @@ class FakeEngine:
                 )
             cached.append(int(batch.tokens[row]))
             self._last_rows[seq_id] = self._last_rows.get(seq_id, 0) + 1
+            for layer, rows in self._states.items():
+                rows.append(self.state_after(cached, layer))
             if batch.wants_logits[row]:
                 out.append(self.logits_after(cached))
         return np.stack(out) if out else np.zeros((0, self.vocab_size), np.float32)
@@ -155,14 +161,23 @@ class FakeEngine:
     def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The model: logits of the token that follows `tokens`."""
         seen = tokens if self._order is None else tokens[-self._order :]
-        state = 0xCBF29CE484222325
-        for token in seen:
-            state = ((state ^ (token + 1)) * 0x100000001B3) & _MASK
         return (
-            np.random.default_rng(state)
+            np.random.default_rng(_hash(seen))
             .normal(0.0, self.sharpness, self.vocab_size)
             .astype(np.float32)
         )
+
+    def publish_states(self, layers: Collection[int]) -> None:
+        self.state_layers = tuple(sorted({*self.state_layers, *layers}))
+
+    def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
+        return {layer: np.array(rows, np.float32) for layer, rows in self._states.items()}
+
+    @staticmethod
+    def state_after(tokens: Sequence[int], layer: int) -> NDArray[np.float32]:
+        """The hidden state of the last of these tokens: a hash of all of them and of the layer."""
+        state = _hash((layer + 1, *tokens))
+        return np.array([state >> shift & 0xFFFF for shift in (0, 16, 32, 48)], np.float32)
 
     def cells_used(self) -> int:
         """Tokens in the cache; shared prefixes count once per sequence here."""
@@ -176,6 +191,12 @@ class FakeEngine:
             self._last_rows[seq_id] = 0
             del cached[length:]
             self.checkpoints.cut(seq_id, length)
+        return True
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        assert self.can_shift, "this memory cannot be moved"
+        assert 0 <= start < end <= len(self.cache[seq_id]), "no tokens of this sequence"
+        del self.cache[seq_id][start:end]
         return True
 
     def _can_cut(self, seq_id: int, length: int) -> bool:
@@ -261,6 +282,13 @@ class FakeEngine:
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)
+
+
+def _hash(tokens: Sequence[int]) -> int:
+    state = 0xCBF29CE484222325
+    for token in tokens:
+        state = ((state ^ (token + 1)) * 0x100000001B3) & _MASK
+    return state
 
 
 def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 64) -> tuple[int, int]:

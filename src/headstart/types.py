@@ -6,7 +6,7 @@ KV cache. Token ids are plain ints; text is bytes, because a token may end insid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -30,6 +30,13 @@ class Capability(Enum):
     """What a speculator may ask the scheduler to provide."""
 
     LOGITS = "logits"  # `observe` receives the logits of every verified row
+    # `observe_states` receives hidden states of every row that the target decodes, prompts
+    # included, and the speculator is told what becomes of the target's sequences
+    HIDDEN_STATES = "hidden_states"
+
+
+LAST_STATE = -1
+"""Among numbers of layers: the state that a model's own multi-token heads continue."""
 
 
 class MemoryKind(Enum):
@@ -115,6 +122,21 @@ class Decoded:
     positions: NDArray[np.int32]
     tokens: NDArray[np.int32]
     logits: Logits  # (rows, vocab_size), a read-only view: copy what must outlive the call
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStates:
+    """All rows of the last target decode with their hidden states, for `observe_states`.
+
+    All arrays have one entry per row, rows of one sequence are adjacent and in order. They are
+    views that the next decode overwrites: copy what must outlive the call.
+    """
+
+    seq_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    # (rows, width) by layer: what enters the layer, or LAST_STATE
+    states: Mapping[int, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +242,10 @@ class Legality(Protocol):
 
     is_over: bool  # the text is complete and nothing may follow
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the text is constrained now, rather than free until a trigger appears."""
+
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
 
@@ -270,6 +296,7 @@ class Engine(Protocol):
     padding_sequence: int | None
     memory: MemoryKind
     max_rollback: int  # tokens of one decode that `truncate` may drop; huge for attention only
+    can_shift: bool  # whether `shift` is possible
 
     def decode(self, batch: Batch) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
@@ -279,8 +306,24 @@ class Engine(Protocol):
             EngineError: the engine failed.
         """
 
+    def publish_states(self, layers: Collection[int]) -> None:
+        """Keep hidden states in all decodes from now on: inputs of layers, or LAST_STATE.
+
+        Raises:
+            ModelError: this model or this libllama cannot show them.
+        """
+
+    def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
+        """By layer, of all rows of the last decode in their order, shape (rows, width).
+
+        Views that the next decode overwrites; nothing unless `publish_states` asked for it.
+        """
+
     def truncate(self, seq_id: int, length: int) -> bool:
         """Keep the first `length` tokens. False (and nothing changed) if this memory cannot."""
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        """Drop tokens `start` to `end`, move later ones forward; False: no room, it is empty."""
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         """How many of the first `length` tokens `rewind` would keep, or `copy_prefix` can copy."""

@@ -308,7 +308,7 @@ def test_slots_props_metrics_and_answers_agree_on_what_was_drafted(tmp_path: Pat
     for one in speculators:
         by_name = [answer["by_speculator"].get(one["name"], {}) for answer in answers]
         for count in (
-            "num_proposals",
+            "num_calls",
             "num_drafts",
             "num_draft_tokens",
             "num_accepted_draft_tokens",

@@ -57,7 +57,7 @@ def test_slots_show_what_runs(client):
     assert (first["id"], first["is_processing"], first["next_token"][0]["n_remain"]) == (0, True, 7)
     assert first["by_speculator"] == {
         "ngram-simple": {
-            "num_proposals": 4,
+            "num_calls": 4,
             "num_drafts_offered": 2,
             "num_drafts": 1,
             "num_drafts_accepted": 1,
@@ -84,9 +84,11 @@ def test_props_name_model_template_and_defaults(client):
     assert props["speculation"]["mode"] == "auto"
     speculator = props["speculation"]["speculators"][0]
     assert speculator["name"] == "ngram-simple"
-    assert [
-        speculator[f"num_{count}"] for count in ("proposals", "draft_tokens", "rows_wasted")
-    ] == [5, 10, 3]
+    assert [speculator[f"num_{count}"] for count in ("calls", "draft_tokens", "rows_wasted")] == [
+        5,
+        10,
+        3,
+    ]
     assert speculator["accepted_draft_tokens_by_position"] == [4, 3, 0, 0]
     assert (speculator["num_drafts_offered"], speculator["reasons_not_drafted"]) == (
         4,

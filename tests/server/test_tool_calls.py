@@ -115,6 +115,18 @@ def test_a_budget_of_no_thoughts_ends_them_in_the_prompt(client, worker):
     assert bytes(worker.requests[-1].prompt).endswith(b"<assistant><think></think>")
 
 
+def test_a_budget_of_thoughts_becomes_their_limit(client, worker):
+    ask(client, reasoning_budget_tokens=5, reasoning_budget_message="Enough.")
+    limit = worker.requests[-1].thoughts
+    assert (limit.max_tokens, limit.start, limit.end) == (5, b"<think>", b"</think>")
+    assert bytes(limit.closing) == b"Enough.</think>"
+    assert limit.is_thinking
+    ask(client)
+    assert worker.requests[-1].thoughts is None
+    bad = client.post(CHAT, json=ASKED | {"reasoning_budget_tokens": -2})
+    assert "reasoning_budget_tokens" in error_of(bad, 400)
+
+
 def constraint(client, worker, **fields):
     client.post(CHAT, json=ASKED | fields).raise_for_status()
     return worker.requests[-1].constraint

@@ -136,8 +136,6 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
         {"lora": "adapter.gguf"},
         {"adaptive_target": 0.5},
         {"adaptive_target": 0},
-        {"reasoning_budget_tokens": 5},
-        {"thinking_budget_tokens": 128},
         {"speculative": {"types": ["suffix", "draft-mtp"]}},
         {"speculative.type": "draft-eagle3"},
         {

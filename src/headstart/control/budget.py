@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from headstart.control.codec import Count, Fields, Number, Table
 from headstart.control.cost import CostTable
-from headstart.control.state import floats
 from headstart.control.values import BatchPlan, SlotDraft, Step
 
 # A draft must gain this share more than it costs, if on / if off, with 1, 2, ... slots: several win
@@ -40,7 +40,6 @@ EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measure
 # drafting (or not) is tried again after so many steps, at this cost
 REVISIT_AFTER, REVISIT_SHARE = 12, 0.01
 REVISIT_PADDING = 200  # a step is not padded after so many that were
-EXPERIENCED = 1000  # steps that saved averages stand for
 # but drafting only if it is expected to lose no more than this share of a plain step
 NEAR_MISS = 0.15
 EXPLORE_START, EXPLORE_LIMIT = 1.0, 12.0  # savings for that, in plain steps
@@ -66,12 +65,18 @@ class SpeedupAverage:
         return self.speedup * (1.0 + (if_on if self.is_on else if_off))
 
 
+AVERAGES = Table(
+    int,
+    Fields(SpeedupAverage, tokens=Number(0.01, 1000.0), time=Number(0.01, 1000.0), steps=Count()),
+)
+
+
 class Budget:
     """Gives draft tokens to slots. Owns the speedup reached and the savings for exploration."""
 
-    def __init__(self, cost: CostTable) -> None:
+    def __init__(self, cost: CostTable, averages: dict[int, SpeedupAverage] | None = None) -> None:
         self._cost = cost
-        self._averages: dict[int, SpeedupAverage] = {}
+        self.averages = {} if averages is None else averages  # by number of slots
         self._savings = EXPLORE_START
         self._padded = 0  # steps
 
@@ -126,24 +131,8 @@ class Budget:
         """Speedup and state per number of slots, JSON-ready."""
         return {
             str(n): {"speedup": average.speedup, "is_on": average.is_on}
-            for n, average in sorted(self._averages.items())
+            for n, average in sorted(self.averages.items())
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything learned."""
-        return {str(n): [average.tokens, average.time] for n, average in self._averages.items()}
-
-    def from_json(self, state: dict[str, Any]) -> None:
-        """Take over saved averages.
-
-        Raises:
-            ValueError, TypeError, AttributeError: damaged; nothing was changed.
-        """
-        averages = {}
-        for n, saved in state.items():
-            tokens, time = floats(saved, 2, 0.01, 1000.0)
-            averages[int(n)] = SpeedupAverage(tokens, time, steps=EXPERIENCED)
-        self._averages = averages
 
     def _saved(
         self, slots: Sequence[SlotDraft], given: Sequence[int], curve: Sequence[float], step: Step
@@ -224,15 +213,15 @@ class Budget:
         """What the nearest number of slots reached, to begin with; soon replaced by what is found
         here.
         """
-        if not self._averages:
+        if not self.averages:
             return SpeedupAverage()
-        nearest = self._averages[min(self._averages, key=lambda n: abs(n - num_slots))]
+        nearest = self.averages[min(self.averages, key=lambda n: abs(n - num_slots))]
         return SpeedupAverage(nearest.tokens, nearest.time, nearest.is_on)
 
     def _average(self, num_slots: int) -> SpeedupAverage:
-        average = self._averages.get(num_slots)
+        average = self.averages.get(num_slots)
         if average is None:
-            average = self._averages[num_slots] = self._like_nearest(num_slots)
+            average = self.averages[num_slots] = self._like_nearest(num_slots)
         return average
 
 

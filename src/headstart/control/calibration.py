@@ -28,7 +28,7 @@ from itertools import pairwise
 from math import exp
 from typing import Any
 
-from headstart.control.state import floats
+from headstart.control.codec import Fields, Number, Table, Values, YesNo, check_parts
 from headstart.control.token_odds import TokenPair, TokenTables
 from headstart.control.values import Outcome
 
@@ -49,7 +49,7 @@ LEAST, MOST = 0.002, 0.998
 SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.001, 0.998, 4.0
 
 
-class _Table:
+class LabelCounts:
     """Counts of one speculator: per level, labelled tokens (n) and accepted ones (m)."""
 
     __slots__ = (
@@ -64,7 +64,7 @@ class _Table:
         "position_n",
     )
 
-    def __init__(self, *, is_probability: bool) -> None:
+    def __init__(self, *, is_probability: bool = False) -> None:
         self.is_probability = is_probability
         self.m = self.n = 0.0
         self.confidence_m, self.confidence_n = [0.0] * NUM_CONFIDENCES, [0.0] * NUM_CONFIDENCES
@@ -151,14 +151,14 @@ class Calibration:
     """Acceptance of all speculators, for the average text and for each running request."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, _Table] = {}
+        self.tables: dict[str, LabelCounts] = {}
         self._biases: dict[int, dict[str, RequestBias]] = {}
         self._namespaces: dict[int, str] = {}  # of the running requests
         self._tokens = TokenTables()
 
-    def declare_probability(self, speculator: str) -> None:
+    def trust_scores(self, speculator: str) -> None:
         """Believe this speculator's scores, as probabilities, until counts say otherwise."""
-        self._tables.setdefault(speculator, _Table(is_probability=True)).is_probability = True
+        self.tables.setdefault(speculator, LabelCounts(is_probability=True)).is_probability = True
 
     def survival(
         self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
@@ -222,45 +222,47 @@ class Calibration:
         """Acceptance per speculator, JSON-ready."""
         return {
             name: {"acceptance": table.overall(), "labels": table.n}
-            for name, table in self._tables.items()
+            for name, table in self.tables.items()
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """What is worth keeping: the counts, not the running requests."""
-        return {
-            speculator: {name: getattr(table, name) for name in _Table.__slots__}
-            for speculator, table in self._tables.items()
-        }
-
-    def from_json(self, state: dict[str, Any]) -> None:
-        """Take over saved counts.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: damaged; nothing was changed.
-        """
-        tables = {}
-        for speculator, saved in state.items():
-            table = tables[str(speculator)] = _Table(is_probability=saved["is_probability"] is True)
-            table.m, table.n = floats([saved["m"], saved["n"]], 2, least=0.0)
-            if table.m > table.n + 1e-6:
-                raise ValueError(f"more accepted than labelled tokens for {speculator!r}")
-            for level in ("confidence", "position", "cell"):
-                size = len(getattr(table, f"{level}_n"))
-                n, m = (
-                    floats(saved[f"{level}_n"], size, least=0.0),
-                    floats(saved[f"{level}_m"], size, least=0.0),
-                )
-                if any(a > b + 1e-6 for a, b in zip(m, n, strict=True)):
-                    raise ValueError(f"more accepted than labelled tokens for {speculator!r}")
-                setattr(table, f"{level}_n", n)
-                setattr(table, f"{level}_m", m)
-        self._tables = tables
 
     def _token_pair(self, speculator: str, seq_id: int) -> TokenPair:
         return self._tokens.of(self._namespaces.get(seq_id, ""), speculator)
 
-    def _table(self, speculator: str) -> _Table:
-        table = self._tables.get(speculator)
+    def _table(self, speculator: str) -> LabelCounts:
+        table = self.tables.get(speculator)
         if table is None:
-            table = self._tables[speculator] = _Table(is_probability=False)
+            table = self.tables[speculator] = LabelCounts(is_probability=False)
         return table
+
+
+def _check_counts(counts: LabelCounts) -> None:
+    for n, m in (
+        ([counts.n], [counts.m]),
+        (counts.confidence_n, counts.confidence_m),
+        (counts.position_n, counts.position_m),
+        (counts.cell_n, counts.cell_m),
+    ):
+        check_parts(n, m, "accepted than labelled tokens")
+
+
+_COUNT = Number(0.0)
+# What is worth keeping are the counts, not what belongs to running requests or to tokens.
+CALIBRATION = Fields(
+    Calibration,
+    tables=Table(
+        str,
+        Fields(
+            LabelCounts,
+            _check_counts,
+            is_probability=YesNo(),
+            n=_COUNT,
+            m=_COUNT,
+            confidence_n=Values(NUM_CONFIDENCES, _COUNT),
+            confidence_m=Values(NUM_CONFIDENCES, _COUNT),
+            position_n=Values(NUM_POSITIONS, _COUNT),
+            position_m=Values(NUM_POSITIONS, _COUNT),
+            cell_n=Values(NUM_CONFIDENCES * NUM_POSITIONS, _COUNT),
+            cell_m=Values(NUM_CONFIDENCES * NUM_POSITIONS, _COUNT),
+        ),
+    ),
+)

@@ -20,7 +20,7 @@ One step:
     controller.observe_step(rows, context, milliseconds)      after the target ran
     controller.record(outcome)                                when a draft's fate is known
 
-Record every draft once, also one that was not verified: when the text disagrees with it, or has
+Fields every draft once, also one that was not verified: when the text disagrees with it, or has
 reached its end, or the request ends. So guesses that cost nothing keep control up to date while
 speculation is off.
 """
@@ -32,12 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from headstart.control.asking import Asking
-from headstart.control.budget import Budget
-from headstart.control.calibration import Calibration
+from headstart.control.budget import AVERAGES, Budget
+from headstart.control.calibration import CALIBRATION, Calibration
 from headstart.control.choice import best_draft
-from headstart.control.cost import CostTable
+from headstart.control.cost import COST_TABLE, CostTable
 from headstart.control.cost_samples import Sample
 from headstart.control.model_planner import ModelDraftPlanner
+from headstart.control.model_state import DRAFT_MODELS
 from headstart.control.state import read_state, write_state
 from headstart.control.values import (
     Allowance,
@@ -54,19 +55,19 @@ class Controller:
     """Calibration, costs and the budget of one worker. One thread at a time."""
 
     def __init__(self) -> None:
-        self._models: set[str] = set()
+        self._trusted: set[str] = set()
         self._calibration = Calibration()
         self._cost = CostTable()
         self._budget = Budget(self._cost)
-        self._drafting = ModelDraftPlanner(self._cost, self._budget, self._calibration)
+        self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._asking: dict[str, Asking] = {}  # by text speculator
 
-    def declare_model(self, speculator: str) -> None:
+    def trust_scores(self, speculator: str) -> None:
         """This speculator's scores are probabilities, as a draft model's are: believe them until
         counts say otherwise.
         """
-        self._models.add(speculator)
-        self._calibration.declare_probability(speculator)
+        self._trusted.add(speculator)
+        self._calibration.trust_scores(speculator)
 
     def survival(
         self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
@@ -106,13 +107,13 @@ class Controller:
         if not all(
             (asking := self._asking.get(name)) is not None and asking.sleeps(seq_ids)
             for name in texts
-        ) or not all(self._drafting.sleeps(name) for name in models):
+        ) or not all(self._model_planner.sleeps(name) for name in models):
             return False
         for name in texts:
             for seq_id in seq_ids:
                 self._asking[name].wants(seq_id)
         for name in models:
-            self._drafting.wants(name)
+            self._model_planner.wants(name)
         return True
 
     def observe_asking(
@@ -132,17 +133,17 @@ class Controller:
 
     def wants_model(self, speculator: str) -> bool:
         """Whether to plan for a draft model in this step; call it once a step."""
-        return self._drafting.wants(speculator)
+        return self._model_planner.wants(speculator)
 
     def observe_model_planning(self, speculator: str, milliseconds: float, step: Step) -> None:
         """Planning for a draft model took so long."""
-        self._drafting.planned(speculator, milliseconds, step)
+        self._model_planner.planned(speculator, milliseconds, step)
 
     def plan_model(
         self, speculator: str, slots: Sequence[ModelSlot], step: Step
     ) -> list[Allowance]:
         """How far a draft model may draft for each slot."""
-        return self._drafting.plan(speculator, slots, step)
+        return self._model_planner.plan(speculator, slots, step)
 
     def prompt_rows(self, least: int, most: int, step: Step, milliseconds: float) -> int:
         """Prompt rows that a step may have beside its base rows: as many as the time allows.
@@ -173,32 +174,28 @@ class Controller:
 
     def observe_draft(self, run: ModelDraftCall, step: Step) -> None:
         """A draft model ran."""
-        self._drafting.observe(run, step)
-
-    def knows_draft_costs(self, speculator: str) -> bool:
-        """Whether a draft model was ever timed."""
-        return self._drafting.knows_costs(speculator)
+        self._model_planner.observe(run, step)
 
     def learn_draft_costs(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """What a draft model's rounds and reading a token take, before its first request."""
-        self._drafting.calibrate(speculator, round_ms, token_ms)
+        self._model_planner.calibrate(speculator, round_ms, token_ms)
 
     def record(self, outcome: Outcome) -> None:
         """A draft's fate is known, verified or not."""
         self._calibration.record(outcome)
-        self._drafting.record(outcome)
+        self._model_planner.record(outcome)
 
     def begin(self, seq_id: int, namespace: str) -> None:
         """A request begins; what its tokens teach is used in this namespace only."""
         self._calibration.begin(seq_id, namespace)
-        self._drafting.begin()
+        self._model_planner.begin()
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over, or waits again, after so many tokens."""
         self._calibration.end(seq_id)
         for asking in self._asking.values():
             asking.end(seq_id)
-        self._drafting.end(seq_id, num_answered)
+        self._model_planner.end(seq_id, num_answered)
 
     def describe(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""
@@ -206,7 +203,7 @@ class Controller:
             "cost_ms": self._cost.describe(),
             "acceptance": self._calibration.describe(),
             "speedup": self._budget.describe(),
-            "draft_models": self._drafting.describe(),
+            "draft_models": self._model_planner.describe(),
         }
 
     def save(self, path: Path) -> None:
@@ -216,10 +213,10 @@ class Controller:
             OSError: it cannot be written.
         """
         state = {
-            "cost": self._cost.to_json(),
-            "calibration": self._calibration.to_json(),
-            "budget": self._budget.to_json(),
-            "drafting": self._drafting.to_json(),
+            "cost": COST_TABLE.encode(self._cost),
+            "acceptance": CALIBRATION.encode(self._calibration),
+            "speedup": AVERAGES.encode(self._budget.averages),
+            "draft_models": DRAFT_MODELS.encode(self._model_planner.drafters),
         }
         write_state(path, state)
 
@@ -228,13 +225,16 @@ class Controller:
         fresh = Controller()
         try:
             state = read_state(path)
-            fresh._calibration.from_json(state["calibration"])
-            fresh._cost.from_json(state["cost"])
-            fresh._budget.from_json(state["budget"])
-            fresh._drafting.from_json(state["drafting"])
+            fresh._calibration = CALIBRATION.decode(state["acceptance"])
+            fresh._cost = COST_TABLE.decode(state["cost"])
+            averages, models = AVERAGES.decode(state["speedup"]), state["draft_models"]
+            fresh._budget = Budget(fresh._cost, averages)
+            fresh._model_planner = ModelDraftPlanner(
+                fresh._cost, fresh._budget, fresh._calibration, DRAFT_MODELS.decode(models)
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
-        for speculator in self._models:
-            fresh.declare_model(speculator)
+        for speculator in self._trusted:
+            fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)
         return None

@@ -30,6 +30,7 @@ from math import exp, inf, log, sqrt
 from statistics import median
 from typing import Any
 
+from headstart.control.codec import Count, Fields, Number, Values
 from headstart.control.cost_samples import (
     ATTENTION,
     ATTENTION_VARIANCE,
@@ -37,7 +38,6 @@ from headstart.control.cost_samples import (
     Sample,
     attention_of,
 )
-from headstart.control.state import floats
 
 EACH = 32  # up to so many rows each width is kept as it is
 WIDE = (40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -228,36 +228,6 @@ class CostTable:
         rows = {str(n): round(scale * value, 4) for n, value in self._points(optimistic=False)}
         return {"rows": rows, "attention": round(1000.0 * scale * self._attention, 4)}
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything learned."""
-        return {
-            "knots": list(KNOTS),
-            "level": self._level,
-            "attention": [self._attention, self._attention_variance],
-            "shape": [max(-20.0, min(20.0, value)) for value in self._shape],
-            "variance": self._variance,
-            "count": [min(1_000_000, count) for count in self._count],
-        }
-
-    def from_json(self, state: dict[str, Any]) -> None:
-        """Take over a saved table; the level is learned anew, because the machine's load changes.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: damaged or of other knots; nothing was
-            changed.
-        """
-        if state["knots"] != list(KNOTS):
-            raise ValueError("the cost table has other knots")
-        fresh = CostTable()
-        (fresh._level,) = floats([state["level"]], 1, -20.0, 20.0)
-        fresh._attention, fresh._attention_variance = floats(
-            state["attention"], 2, 0.0, MOST_ATTENTION
-        )
-        fresh._shape = floats(state["shape"], len(KNOTS), -20.0, 20.0)
-        fresh._variance = floats(state["variance"], len(KNOTS), 1e-9, 1.0)
-        fresh._count = [int(count) for count in floats(state["count"], len(KNOTS), 0.0)]
-        self.__dict__.update(fresh.__dict__)
-
     def _grow(self, knot: int, expected: float, innovation: float) -> None:
         """Take a young cell from its few samples, of which one may be far too slow."""
         samples = self._young.setdefault(knot, [self._shape[knot]] * self._count[knot])
@@ -344,6 +314,18 @@ class CostTable:
                     value = most = max(most, value)
                 points.append((KNOTS[k], exp(value)))
         return points
+
+
+# The level is learned anew after a start, because the machine's load changes: see `_is_fresh`.
+COST_TABLE = Fields(
+    CostTable,
+    _level=Number(-20.0, 20.0),
+    _attention=Number(0.0, MOST_ATTENTION),
+    _attention_variance=Number(0.0, MOST_ATTENTION),
+    _shape=Values(len(KNOTS), Number(-20.0, 20.0)),
+    _variance=Values(len(KNOTS), Number(1e-9, 1.0)),
+    _count=Values(len(KNOTS), Count()),
+)
 
 
 def _reach(known: int) -> float:

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headstart.control.calibration import LAST, NUM_POSITIONS, POSITIONS
-from headstart.control.state import floats
+from headstart.control.codec import Fields, Number, Values, check_parts
 from headstart.control.values import Allowance
 
 THRESHOLDS = (0.0, 0.3, 0.5, 0.7, 0.85)
@@ -113,31 +113,27 @@ class Profile:
             rates.append((passing, (kept[cell] + more * prior) / (weight[cell] + more)))
         return rates
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything learned."""
-        self._rescale()
-        return {"came": self.came, "passed": self.passed, "weight": self.weight, "kept": self.kept}
-
-    @classmethod
-    def from_json(cls, state: dict[str, Any]) -> Profile:
-        """Raises ValueError, KeyError or TypeError if damaged."""
-        profile = cls()
-        size = len(profile.came)
-        for whole, part in (("came", "passed"), ("weight", "kept")):
-            wholes, parts = (
-                floats(state[whole], size, least=0.0),
-                floats(state[part], size, least=0.0),
-            )
-            if any(a > b + 1e-6 for a, b in zip(parts, wholes, strict=True)):
-                raise ValueError(f"more {part} than {whole}")
-            setattr(profile, whole, wholes)
-            setattr(profile, part, parts)
-        return profile
-
     def _rescale(self) -> None:
         for counts in (self.came, self.passed, self.weight, self.kept):
             counts[:] = [count / self._unit for count in counts]
         self._unit = 1.0
+
+
+def _check_profile(profile: Profile) -> None:
+    check_parts(profile.came, profile.passed, "drafts passed than came")
+    check_parts(profile.weight, profile.kept, "drafts kept than weighed")
+
+
+_COUNTS = Values(len(THRESHOLDS) * NUM_POSITIONS, Number(0.0))
+PROFILE = Fields(
+    Profile,
+    _check_profile,
+    _unit=Number(1.0, 2.0 * MAX_UNIT),
+    came=_COUNTS,
+    passed=_COUNTS,
+    weight=_COUNTS,
+    kept=_COUNTS,
+)
 
 
 def forecast(rates: Sequence[Rates]) -> Forecast:

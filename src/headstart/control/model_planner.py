@@ -20,19 +20,17 @@ from typing import Any, NamedTuple
 
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
-from headstart.control.catch_up import AnswerLength, CatchUpEstimate
+from headstart.control.catch_up import AnswerLength
 from headstart.control.cost import CostTable
-from headstart.control.draft_cost import YOUNG_CALLS, DraftCost
+from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
     LENGTHS,
     THRESHOLDS,
     WIDTHS,
     Forecast,
-    Profile,
 )
 from headstart.control.model_state import ModelState
-from headstart.control.probes import PROBE_TOKENS, Probes
-from headstart.control.state import floats
+from headstart.control.probes import PROBE_TOKENS
 from headstart.control.values import (
     NO_ALLOWANCE,
     Allowance,
@@ -72,9 +70,15 @@ class _Price(NamedTuple):
 class ModelDraftPlanner:
     """Prices draft models and grants them tokens."""
 
-    def __init__(self, cost: CostTable, budget: Budget, calibration: Calibration) -> None:
+    def __init__(
+        self,
+        cost: CostTable,
+        budget: Budget,
+        calibration: Calibration,
+        drafters: dict[str, ModelState] | None = None,
+    ) -> None:
         self._cost, self._budget, self._calibration = cost, budget, calibration
-        self._drafters: dict[str, ModelState] = {}
+        self.drafters = {} if drafters is None else drafters  # by speculator
         self._answers = AnswerLength()
 
     def plan(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
@@ -136,7 +140,7 @@ class ModelDraftPlanner:
 
     def begin(self) -> None:
         """A request begins: it may be one for which a model pays."""
-        for drafter in self._drafters.values():
+        for drafter in self.drafters.values():
             drafter.asking.wake(ALL)
 
     def observe(self, run: ModelDraftCall, step: Step) -> None:
@@ -155,7 +159,7 @@ class ModelDraftPlanner:
 
     def record(self, outcome: Outcome) -> None:
         """What became of a draft, also of one that was only a probe."""
-        drafter = self._drafters.get(outcome.speculator)
+        drafter = self.drafters.get(outcome.speculator)
         if drafter is not None and outcome.num_matched == len(outcome.confidence):
             drafter.probes.was_right()
 
@@ -164,15 +168,10 @@ class ModelDraftPlanner:
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
-    def knows_costs(self, speculator: str) -> bool:
-        """Whether anything was measured of this model."""
-        drafter = self._drafters.get(speculator)
-        return drafter is not None and bool(drafter.cost.round_ms)
-
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
         self._answers.end(num_answered)
-        for drafter in self._drafters.values():
+        for drafter in self.drafters.values():
             drafter.end(seq_id, num_answered)
 
     def describe(self) -> dict[str, Any]:
@@ -186,45 +185,8 @@ class ModelDraftPlanner:
                 "min_confidence": THRESHOLDS[drafter.limit],
                 "probe_after": drafter.probes.wait,
             }
-            for name, drafter in self._drafters.items()
+            for name, drafter in self.drafters.items()
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything learned."""
-        return {
-            name: {
-                "round_ms": {str(n): ms for n, ms in drafter.cost.round_ms.items()},
-                "catch_up_ms": drafter.cost.catch_up_ms,
-                "catch_up": [drafter.catch_up.share, drafter.catch_up.gap_drafts],
-                "savings": drafter.probes.savings,
-                "profile": drafter.profile.to_json(),
-            }
-            for name, drafter in self._drafters.items()
-        }
-
-    def from_json(self, state: dict[str, Any]) -> None:
-        """Take over saved prices.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: damaged; nothing was changed.
-        """
-        drafters = {}
-        for name, saved in state.items():
-            rounds = {int(n): floats([ms], 1, 1e-6, 1e6)[0] for n, ms in saved["round_ms"].items()}
-            calls = dict.fromkeys([0, *rounds], YOUNG_CALLS)
-            catch_up = saved["catch_up_ms"]
-            price = None if catch_up is None else floats([catch_up], 1, 1e-9, 1e6)[0]
-            share, gap_drafts = floats(saved["catch_up"], 2, 0.0, 1e6)
-            estimate = CatchUpEstimate(min(1.0, share), max(1.0, gap_drafts))
-            (savings,) = floats([saved["savings"]], 1)
-            profile = Profile.from_json(saved["profile"])
-            drafters[str(name)] = ModelState(
-                DraftCost(rounds, price, calls),
-                profile,
-                catch_up=estimate,
-                probes=Probes(savings),
-            )
-        self._drafters = drafters
 
     def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Decision:
         """What would be best if row counts never measured are cheap, while the probes' savings
@@ -291,9 +253,9 @@ class ModelDraftPlanner:
         return curve[step.num_slots]
 
     def _drafter(self, speculator: str) -> ModelState:
-        drafter = self._drafters.get(speculator)
+        drafter = self.drafters.get(speculator)
         if drafter is None:
-            drafter = self._drafters[speculator] = ModelState()
+            drafter = self.drafters[speculator] = ModelState()
         return drafter
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from headstart.control.asking import Asking
 from headstart.control.catch_up import CatchUpEstimate
+from headstart.control.codec import Count, Fields, Maybe, Number, Table
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
+    PROFILE,
     REQUEST_FADE,
     THRESHOLDS,
     Forecast,
@@ -101,3 +103,21 @@ class ModelState:
             known = forecast(rates if request is None else request.rates_of_request(t, rates))
             self.forecasts[seq_id, t] = known
         return known
+
+
+_PRICE = Number(1e-9, 1e6)
+DRAFT_MODELS = Table(
+    str,
+    Fields(
+        ModelState,
+        cost=Fields(
+            DraftCost,
+            round_ms=Table(int, _PRICE),
+            catch_up_ms=Maybe(_PRICE),
+            calls=Table(int, Count()),
+        ),
+        profile=PROFILE,
+        catch_up=Fields(CatchUpEstimate, share=Number(0.0, 1.0), gap_drafts=Number(1.0, 1e6)),
+        probes=Fields(Probes, savings=Number()),
+    ),
+)

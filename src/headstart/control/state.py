@@ -8,16 +8,16 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.structures.atomic import replace_file
 
-VERSION = 1
+# Another meaning of a saved field, or counts in other buckets, need another version.
+VERSION = 2
 LEARNED_FOR = "learned_for"  # key of the models: part -> [digest, name]
 NUM_PIECES, PIECE_BYTES = 64, 4096  # of a model file, to know it again
 
@@ -47,23 +47,6 @@ class ModelId:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.digest[:8]})"
-
-
-def floats(
-    values: Sequence[Any], length: int, least: float = -1e9, most: float = 1e9
-) -> list[float]:
-    """Exactly `length` finite numbers within limits.
-
-    Raises:
-        ValueError, TypeError: they are not.
-    """
-    try:
-        numbers = [float(value) for value in values]
-    except OverflowError as error:
-        raise ValueError("a number is too large") from error
-    if len(numbers) != length or not all(isfinite(x) and least <= x <= most for x in numbers):
-        raise ValueError(f"expected {length} numbers from {least:g} to {most:g}")
-    return numbers
 
 
 def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:

@@ -8,7 +8,7 @@ unified cache.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
+from headstart.engine.c_batch import c_batch
 from headstart.engine.filters import LlamaFilters
+from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -48,6 +50,8 @@ class LlamaEngine:
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
         params = context_params(model.facts, config, limits, context)
+        self._adjust(params)
+        self.params = params
         self.max_batch_tokens: int = params.n_batch
         self.max_outputs: int = params.n_outputs_max
         take_errors()
@@ -66,6 +70,9 @@ class LlamaEngine:
         )
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        self.can_shift = rules.kind is MemoryKind.CUT and bool(
+            api.llama_memory_can_shift(self._memory)
+        )
         has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self._sequences = Sequences(
@@ -74,9 +81,14 @@ class LlamaEngine:
             Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes),
         )
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
+        self._published = HiddenStates(self.handle, model.handle, model.facts)
+        self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
         if self.deterministic:
             use_reference_kernels(self.handle)
             self._staging = Batch(self.max_batch_tokens)
+
+    def _adjust(self, params: Any) -> None:
+        """Change libllama's parameters before the context is made; for other kinds of contexts."""
 
     def _rules(self, config: EngineConfig) -> CacheRules:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
@@ -116,6 +128,8 @@ class LlamaEngine:
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
         logits = self._decode_invariant(batch) if self.deterministic else self._decode(batch)
+        if self._published.layers and not self.deterministic:
+            self._states = self._published.of(batch.num_rows)
         if self.memory is not MemoryKind.CUT:
             for start, end, _ in _runs(batch):
                 length = int(batch.positions[end - 1]) + 1
@@ -123,12 +137,7 @@ class LlamaEngine:
         return logits
 
     def _decode(self, batch: Batch) -> Logits:
-        known = self._batches.get(id(batch))
-        if known is None:
-            known = self._batches[id(batch)] = (batch, *_c_batch(batch))
-        c_batch = known[1]
-        c_batch.n_tokens = batch.num_rows
-        status = api.llama_decode(self.handle, c_batch)
+        status = api.llama_decode(self.handle, self._c_batch_of(batch))
         if status == 1:
             raise ContextFullError
         if status != 0:
@@ -145,6 +154,14 @@ class LlamaEngine:
         )
         return logits
 
+    def _c_batch_of(self, batch: Batch) -> Any:
+        """The same batch for libllama."""
+        known = self._batches.get(id(batch))
+        if known is None:
+            known = self._batches[id(batch)] = (batch, *c_batch(batch))
+        known[1].n_tokens = batch.num_rows
+        return known[1]
+
     def _decode_invariant(self, batch: Batch) -> Logits:
         """Decode so that a row's logits do not depend on what else is in the batch.
 
@@ -154,6 +171,7 @@ class LlamaEngine:
         """
         runs = _runs(batch)
         outputs = np.empty((batch.num_outputs, self.vocab_size), np.float32)
+        self._states = {}
         for group in _groups(runs, self.max_batch_tokens):
             width = max(2, max(end - start for start, end, _ in group))
             staging = self._staging
@@ -161,6 +179,8 @@ class LlamaEngine:
             for start, end, _ in group:
                 self._stage(batch, start, end, width)
             logits = self._decode_outputs(staging)
+            if self._published.layers:
+                self._keep_states(batch, group, width)
             offset = 0
             for start, end, first in group:
                 wanted = int(batch.wants_logits[start:end].sum())
@@ -170,6 +190,15 @@ class LlamaEngine:
                     length = int(batch.positions[end - 1]) + 1
                     api.llama_memory_seq_rm(self._memory, int(batch.seq_ids[start]), length, -1)
         return outputs
+
+    def _keep_states(self, batch: Batch, group: Sequence[tuple[int, int, int]], width: int) -> None:
+        """Copy the states of a group's rows, without those of its padding."""
+        for layer, rows in self._published.of(self._staging.num_rows).items():
+            if layer not in self._states:
+                self._states[layer] = np.empty((batch.num_rows, rows.shape[1]), np.float32)
+            for index, (start, end, _) in enumerate(group):
+                first = index * width
+                self._states[layer][start:end] = rows[first : first + end - start]
 
     def _decode_outputs(self, batch: Batch) -> Logits:
         """Decode with two outputs at least: behind the last layer only their rows are computed."""
@@ -189,8 +218,17 @@ class LlamaEngine:
         staging.wants_logits[first : first + end - start] = batch.wants_logits[start:end]
         staging.num_outputs += int(batch.wants_logits[start:end].sum())
 
+    def publish_states(self, layers: Collection[int]) -> None:
+        self._published.publish(layers)
+
+    def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
+        return self._states
+
     def truncate(self, seq_id: int, length: int) -> bool:
         return self._sequences.truncate(seq_id, length)
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        return self._sequences.shift(seq_id, start, end)
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         return self._sequences.reusable(seq_id, length, by_copy=by_copy)
@@ -237,26 +275,6 @@ class LlamaEngine:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _c_batch(batch: Batch) -> tuple[Any, Any]:
-    """A llama_batch over the arrays of `batch`, and the arrays that it points to besides."""
-    counts = np.ones(batch.capacity, np.int32)
-    pointers = (ctypes.POINTER(ctypes.c_int32) * batch.capacity)()
-    base = batch.seq_ids.ctypes.data
-    for row in range(batch.capacity):
-        pointers[row] = ctypes.cast(base + 4 * row, ctypes.POINTER(ctypes.c_int32))
-    c_batch = api.llama_batch()
-    c_batch.token = _pointer(batch.tokens, ctypes.c_int32)
-    c_batch.pos = _pointer(batch.positions, ctypes.c_int32)
-    c_batch.n_seq_id = _pointer(counts, ctypes.c_int32)
-    c_batch.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
-    c_batch.logits = _pointer(batch.wants_logits, ctypes.c_int8)
-    return c_batch, (counts, pointers)
-
-
-def _pointer(array: NDArray[Any], kind: Any) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
 def _runs(batch: Batch) -> list[tuple[int, int, int]]:

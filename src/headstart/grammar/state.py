@@ -74,10 +74,6 @@ class GrammarState:
         bits = np.frombuffer(self._ask(LLMatcher.compute_bitmask), np.uint8)
         return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
 
-    def legal_ids(self) -> NDArray[np.intp]:
-        """The tokens that may come next, in order of their ids; slow for a large vocabulary."""
-        return self.legal_mask().nonzero()[0]
-
     def forced(self) -> list[int]:
         """Tokens that must follow, as far as the model's tokenizer could not write them otherwise.
 

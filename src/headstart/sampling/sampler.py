@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.params import SamplingParams
+from headstart.sampling.thoughts import ThoughtCounter
 from headstart.structures.topk import top_k
 from headstart.types import Engine, Filters, Legality, TokenChoice
 
@@ -45,6 +46,8 @@ class Sampler:
     def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
         self.params = params
         self.legality: Legality | None = None  # of a constrained request
+        self.num_dropped = 0  # tokens that a context shift took out; the noise still counts them
+        self.thoughts: ThoughtCounter | None = None  # of a request whose thoughts are limited
         self.vocab_size = engine.vocab_size
         bias = dict(params.logit_bias)
         if params.ignore_eos:
@@ -105,6 +108,14 @@ class Sampler:
         order = np.argsort(-weights, kind="stable")
         return ids[order].copy(), weights[order] / weights.sum()
 
+    def closing(self) -> Sequence[int]:
+        """Tokens that must follow because the answer has thought enough; they are free inside a
+        text that is constrained.
+        """
+        if self.thoughts is None or (self.legality is not None and self.legality.is_active):
+            return ()
+        return self.thoughts.closing()
+
     def read(self, tokens: Sequence[int]) -> None:
         """The text grew by these tokens: remember them for penalties. Cheap unless `reads_text`."""
         if not self.reads_text:
@@ -116,6 +127,7 @@ class Sampler:
 
     def _drawn(self, ids: NDArray[np.int32], scores: NDArray[np.float32], position: int) -> int:
         """Index of the candidate that the noise chooses; where only one is left, it needs none."""
+        position += self.num_dropped
         return (
             int((scores + gumbel(self.params.seed, position, ids)).argmax()) if len(ids) > 1 else 0
         )
@@ -127,7 +139,8 @@ class Sampler:
         ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
         use_xtc = (
             self.params.has_xtc
-            and uniform(self.params.seed, position, _XTC_SALT) < self.params.xtc_probability
+            and uniform(self.params.seed, position + self.num_dropped, _XTC_SALT)
+            < self.params.xtc_probability
         )
         return self._filters.apply(ids, scores, use_xtc)
 
@@ -214,6 +227,13 @@ def _weights(scores: NDArray[Any]) -> NDArray[Any]:
     best = scores.max()
     weights: NDArray[Any] = np.exp(scores - best) if math.isfinite(best) else scores == best
     return weights.astype(scores.dtype, copy=False)
+
+
+def only(token: int, size: int) -> NDArray[np.bool_]:
+    """A mask in which this token alone is legal."""
+    mask = np.zeros(size, np.bool_)
+    mask[token] = True
+    return mask
 
 
 def _masked(logits: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.sampling.sampler import Sampler
+from headstart.sampling.sampler import Sampler, only
 
 Note = Callable[[int, int, NDArray[np.bool_] | None], None]
 """(row, token, mask of the tokens among which it was chosen if these were not all)"""
@@ -57,6 +57,8 @@ def emit(
             sampler.read((token,))
         if legality is not None:
             legality.read(token)
+        if sampler.thoughts is not None:
+            sampler.thoughts.read(token)
         if row == len(draft) or token != draft[row] or token in final:
             break
         if legality is not None and legality.is_over:
@@ -72,6 +74,8 @@ def _choose(
     The choice without a constraint stands if it is legal; else the same rule among the legal
     tokens, with the same noise.
     """
+    if closing := sampler.closing():
+        return closing[0], only(closing[0], sampler.vocab_size)
     legality = sampler.legality
     if legality is None:
         return sampler.sample(logits, position), None

@@ -70,8 +70,8 @@ class Drafting:
         self.stats = self._counts.stats
         for speculator in speculators:
             if speculator.speculator.scores_are_probabilities:
-                controller.declare_model(speculator.name)
-                controller.declare_model(constrained_name(speculator.name))
+                controller.trust_scores(speculator.name)
+                controller.trust_scores(constrained_name(speculator.name))
 
     def time_models(self, clock: Callable[[], float]) -> None:
         """Measure what draft models cost, before the first request."""
@@ -254,7 +254,8 @@ class Drafting:
         """An empty plan; the first one of a request tells everybody that it begins to generate."""
         policy = active.policy or self._begin(active)
         active.proposal = NO_PROPOSAL
-        plan = DraftPlan(active.slot_id, active, policy, min(limit.num_tokens, policy.n_max))
+        longest = min(limit.num_tokens, policy.n_max, active.num_free)
+        plan = DraftPlan(active.slot_id, active, policy, longest)
         if policy.reason:
             plan.max_tokens, plan.reason = 0, policy.reason
         elif plan.max_tokens <= 0:
@@ -299,6 +300,8 @@ class Drafting:
 
     def _proposals(self, plan: DraftPlan) -> list[Proposal]:
         """What the texts' drafts come to, or what must come if there are none."""
+        if closing := plan.active.sampler.closing()[: plan.max_tokens]:
+            return [Proposal((Draft(list(closing), [1.0] * len(closing), GRAMMAR),))]
         proposals = []
         for name in plan.policy.types:
             if name not in plan.drafts:

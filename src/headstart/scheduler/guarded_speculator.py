@@ -15,7 +15,7 @@ import orjson
 from headstart.scheduler.report import SpeculatorReport
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.speculators.base import Speculator
-from headstart.types import Capability, Decoded, Draft, DraftRequest
+from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class GuardedSpeculator:
         self.name = speculator.name
         self.is_model = speculator.is_model
         self.wants_logits = Capability.LOGITS in speculator.needs
+        self.wants_states = Capability.HIDDEN_STATES in speculator.needs
         self._vocab_size = vocab_size
         self.failure = ""
         self.stats = SpeculationStats()
@@ -162,6 +163,34 @@ class GuardedSpeculator:
         if seq_ids:
             self._guarded("observe", seq_ids, lambda: self.speculator.observe(decoded))
 
+    def observe_states(self, decoded: DecodedStates) -> None:
+        """Show it the rows, but for those of sequences that it failed on."""
+        seq_ids = set(decoded.seq_ids.tolist())
+        if not self._failed.isdisjoint(seq_ids):
+            decoded = _states_without(decoded, self._failed)
+            seq_ids -= self._failed
+        if seq_ids:
+            self._guarded("observe", seq_ids, lambda: self.speculator.observe_states(decoded))
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        self._guarded("observe", [seq_id], lambda: self.speculator.truncate(seq_id, length))
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        self._guarded(
+            "observe", [target], lambda: self.speculator.copy_prefix(source, target, length)
+        )
+
+    def checkpoint(self, seq_id: int) -> None:
+        self._guarded("observe", [seq_id], lambda: self.speculator.checkpoint(seq_id))
+
+    def num_resumable(self, seq_id: int, length: int) -> int:
+        """Tokens that need not be decoded again for it; all where it failed."""
+        try:
+            return max(0, min(length, int(self.speculator.num_resumable(seq_id, length))))
+        except Exception as error:
+            self._fail("num_resumable", [seq_id], error)
+            return length
+
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         if seq_id not in self._failed:
             self._guarded(
@@ -260,4 +289,12 @@ def _without(decoded: Decoded, seq_ids: set[int]) -> Decoded:
     kept = ~np.isin(decoded.seq_ids, list(seq_ids))
     return Decoded(
         decoded.seq_ids[kept], decoded.positions[kept], decoded.tokens[kept], decoded.logits[kept]
+    )
+
+
+def _states_without(decoded: DecodedStates, seq_ids: set[int]) -> DecodedStates:
+    kept = ~np.isin(decoded.seq_ids, list(seq_ids))
+    states = {layer: rows[kept] for layer, rows in decoded.states.items()}
+    return DecodedStates(
+        decoded.seq_ids[kept], decoded.positions[kept], decoded.tokens[kept], states
     )

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
 from headstart.errors import CapacityError, EngineError, HeadstartError, InvalidParameterError
-from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_memory import PromptMemory
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
@@ -31,20 +31,13 @@ from headstart.scheduler.request import (
     TokenEvent,
     error_event,
 )
-from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
+from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import NEEDED_ROWS, time_decodes
-from headstart.types import (
-    Batch,
-    ContextFullError,
-    Engine,
-    Logits,
-    MemoryKind,
-    StepStats,
-    Vocab,
-)
+from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import GrammarCompiler
+    from headstart.scheduler.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +61,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         compiler: GrammarCompiler | None = None,
     ) -> None:
-        self.engine = engine
+        self.engine = engine = observed(engine, drafting.speculators.values())
         self.vocab = vocab
         self.drafting = drafting
         self.config = config
@@ -79,13 +72,14 @@ class Scheduler:
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
+        self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         self._batch = Batch(engine.max_batch_tokens)
         self._num_padding = 0  # rows of this step that nobody needs
         self._max_prompt_rows = 0  # of this step
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self.num_failed_decodes = 0  # since the last one that worked
         self._events: list[Event] = []
-        self._committer = Committer(engine, vocab, drafting)
+        self._committer = Committer(engine, vocab, drafting, shifts_context=config.context_shift)
         store = PromptStore(config.cache_ram * 2**20)
         self.memory = PromptMemory(store, engine, drafting, self.counters, clock)
 
@@ -214,10 +208,7 @@ class Scheduler:
         Not at submission: hundreds of waiting requests would hold memory for nothing.
         """
         try:
-            active.sampler = Sampler(active.request.sampling, self.engine, self.vocab.eog_ids)
-            active.sampler.read(active.tokens)
-            if active.compiled is not None:
-                active.legality = active.sampler.legality = active.compiled.begin()
+            active.begin(self.engine, self.vocab)
         except HeadstartError as error:
             self._events.append(error_event(active.request.request_id, error))
             return False
@@ -288,7 +279,8 @@ class Scheduler:
     def _preempt(self, active: ActiveRequest) -> None:
         """Take the request off its slot; it loses its cells and no text, and continues later."""
         self._clear(active)
-        active.num_decoded, active.proposal, active.leader = 0, NO_PROPOSAL, None
+        active.num_decoded, active.num_exact = 0, ALL_EXACT
+        active.proposal, active.leader = NO_PROPOSAL, None
         self.waiting.appendleft(active)
         self.counters.preemptions += 1
         log.info(
@@ -314,14 +306,14 @@ class Scheduler:
         """Take the request off its slot and forget what is in the cache."""
         slot = self._release(active)
         self.engine.clear(slot.slot_id)
-        slot.kept = []
+        slot.hold([])
 
     def _release(self, active: ActiveRequest) -> Slot:
         """Take the request off its slot, which keeps its tokens for the next prompt."""
         self.drafting.end(active)
         self.running.remove(active)
         slot = self.slots[active.slot_id]
-        slot.kept = active.tokens[: active.num_decoded]
+        slot.hold(active.tokens[: active.num_decoded], active.num_exact)
         slot.active, slot.last_used, active.slot_id = None, self.clock(), NO_SLOT
         return slot
 
@@ -333,7 +325,8 @@ class Scheduler:
         summary = active.summarize(now)
         self.counters.add_request(summary)
         word = active.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
-        end = FinishEvent(request_id, ending.reason, summary, word, ending.is_truncated)
+        is_truncated = ending.is_truncated or active.num_dropped > 0
+        end = FinishEvent(request_id, ending.reason, summary, word, is_truncated)
         self._events.append(end)
         self._release(active)
 

@@ -7,24 +7,28 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headstart.sampling.sampler import Sampler
+from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.request import Request, RequestStats
 from headstart.scheduler.speculation_policy import SpeculationPolicy
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
+from headstart.types import Engine, Vocab
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import Compiled
     from headstart.grammar.state import GrammarState
 
 NO_SLOT = -1
+ALL_EXACT = 2**30
 
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
     """One request from submission to its last event.
 
+    tokens[0 : num_exact]        if in the cache, computed behind the tokens before them
     tokens[0 : num_decoded]      in the target's cache
     tokens[num_decoded : ]       not decoded yet: prompt to read, or the one token emitted last
     proposal.tokens              proposed; in the cache only between decode and commit
@@ -39,6 +43,8 @@ class ActiveRequest:
     tokens: list[int] = field(init=False)
     slot_id: int = NO_SLOT  # also its seq_id
     num_decoded: int = 0
+    num_exact: int = ALL_EXACT  # less where cells were moved, see `context_shift`
+    num_dropped: int = 0  # tokens of the text that context shifts took out
     num_awaited: int = 0  # tokens that the leader has to read before they are shared
     leader: ActiveRequest | None = None  # reads the same prefix; this one waits and shares it
     proposal: Proposal = NO_PROPOSAL
@@ -63,13 +69,26 @@ class ActiveRequest:
         self.stop = StopStrings(self.request.stop)
         self.indent = Indentation(self.request.min_indent)
 
+    def begin(self, engine: Engine, vocab: Vocab) -> None:
+        """Make what chooses its tokens.
+
+        Raises:
+            InvalidParameterError: its constraint cannot be followed.
+        """
+        self.sampler = Sampler(self.request.sampling, engine, vocab.eog_ids)
+        self.sampler.read(self.tokens)
+        if self.compiled is not None:
+            self.legality = self.sampler.legality = self.compiled.begin()
+        if self.request.thoughts is not None:
+            self.sampler.thoughts = ThoughtCounter(self.request.thoughts, vocab.token_text)
+
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt)
 
     @property
     def num_emitted(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) + self.num_dropped - len(self.request.prompt)
 
     @property
     def num_pending(self) -> int:
@@ -83,13 +102,20 @@ class ActiveRequest:
         The last token of a prompt is no such token, even if all before it came from the cache.
         """
         num_tokens = len(self.tokens)
-        return num_tokens - self.num_decoded == 1 and num_tokens > len(self.request.prompt)
+        num_answered = num_tokens + self.num_dropped - len(self.request.prompt)
+        return num_tokens - self.num_decoded == 1 and num_answered > 0
 
     @property
     def num_left(self) -> int:
         """Tokens this request may still emit; huge without max_tokens."""
         limit = self.request.max_tokens
         return 2**30 if limit is None else limit - self.num_emitted
+
+    @property
+    def num_free(self) -> int:
+        """Tokens that may come before its thoughts must end; huge without such a limit."""
+        thoughts = self.sampler.thoughts
+        return NO_LIMIT if thoughts is None else thoughts.num_free
 
     def summarize(self, now: float) -> RequestStats:
         """Counts and times so far."""
@@ -117,8 +143,18 @@ class Slot:
     slot_id: int  # also its seq_id
     active: ActiveRequest | None = None
     kept: list[int] = field(default_factory=list)  # in the cache while no request uses the slot
+    kept_exact: int = ALL_EXACT  # of `kept`, as `ActiveRequest.num_exact`
     namespace: str = ""  # whose text it holds
     last_used: float = 0.0
+
+    def hold(self, tokens: list[int], num_exact: int = ALL_EXACT) -> None:
+        """Note what the cache holds while no request uses the slot."""
+        self.kept, self.kept_exact = tokens, num_exact
+
+    @property
+    def num_exact(self) -> int:
+        """Tokens of the cache that any request may use, see `ActiveRequest.num_exact`."""
+        return self.kept_exact if self.active is None else self.active.num_exact
 
     @property
     def cached(self) -> list[int]:

@@ -55,6 +55,8 @@ def chat_body(body: MessagesBody) -> ChatBody:
         data |= _tool_choice(body.tool_choice)
     if body.thinking:
         is_on = body.thinking.get("type") != "disabled"
+        if is_on and body.thinking.get("budget_tokens") is not None:
+            data["reasoning_budget_tokens"] = body.thinking["budget_tokens"]
         kwargs = data.get("chat_template_kwargs") or {}
         data["chat_template_kwargs"] = {"enable_thinking": is_on} | kwargs
     return ChatBody.model_validate(data)

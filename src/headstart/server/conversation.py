@@ -27,6 +27,7 @@ class ChatDefaults:
     continues_answers: bool = True  # a last message of the assistant is continued
     reasoning_format: str = "auto"
     reasoning_budget: int = -1  # tokens of thoughts; -1 is no limit
+    reasoning_budget_message: str = ""  # in front of the end of thoughts that were too long
 
 
 def chat_defaults(config: ChatConfig) -> ChatDefaults:
@@ -36,6 +37,7 @@ def chat_defaults(config: ChatConfig) -> ChatDefaults:
         continues_answers=config.prefill_assistant,
         reasoning_format=config.reasoning_format,
         reasoning_budget=config.reasoning_budget,
+        reasoning_budget_message=config.reasoning_budget_message,
     )
 
 
@@ -71,7 +73,7 @@ def render_chat(
             arguments=arguments,
         )
         rendered = _opened(template, text, messages, tools, arguments)
-        if _reasoning_budget(body, defaults) == 0:
+        if reasoning_budget(body, defaults) == 0:
             rendered = _without_thoughts(template, rendered)
     else:
         rendered = _continue(template, messages, tools, arguments, part)
@@ -133,7 +135,8 @@ def _without_thoughts(template: ChatTemplate, rendered: RenderedChat) -> Rendere
     return RenderedChat(rendered.text + closed, "content")
 
 
-def _reasoning_budget(body: ChatBody, defaults: ChatDefaults) -> int:
+def reasoning_budget(body: ChatBody, defaults: ChatDefaults) -> int:
+    """Tokens after which the answer's thoughts are ended; -1 for no limit."""
     for budget in (body.reasoning_budget_tokens, body.thinking_budget_tokens):
         if budget not in (None, -1):
             return int(budget or 0)

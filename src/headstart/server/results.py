@@ -87,7 +87,7 @@ def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any
 def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
     """What one speculator did; the same names in answers, /slots and /props."""
     return {
-        "num_proposals": stats.num_calls,
+        "num_calls": stats.num_calls,
         "num_drafts_offered": stats.num_offered,
         "num_drafts": stats.num_drafts,
         "num_drafts_accepted": stats.num_drafts_accepted,

@@ -136,6 +136,9 @@ class GenerationBody(SamplingBody):
     )
     post_sampling_probs: bool = False
     cache_prompt: bool | None = None  # None: as the server was started
+    n_cache_reuse: Int | None = Field(default=None, description="see --cache-reuse")
+    n_keep: Int | None = Field(default=None, description="see --keep")
+    n_discard: Int = Field(0, description="tokens that a context shift drops; 0 for half")
     id_slot: Int = -1
     t_max_predict_ms: Int = Field(
         0, description="after so many ms the text ends with the line it is in; 0 is off"
@@ -166,10 +169,18 @@ class GenerationBody(SamplingBody):
     adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
     lora: Any = Field(default=None, description="only an empty list, or scales of 0")
     reasoning_budget_tokens: Int | None = Field(
-        default=None, description="-1 is no limit, 0 no thoughts; others are refused"
+        default=None,
+        ge=-1,
+        description="of chats: tokens after which thoughts are ended; -1 is no limit, 0 no "
+        "thoughts",
     )
     thinking_budget_tokens: Int | None = Field(
-        default=None, description="the same as reasoning_budget_tokens"
+        default=None, ge=-1, description="the same as reasoning_budget_tokens"
+    )
+    reasoning_budget_message: str | None = Field(
+        default=None,
+        max_length=4096,
+        description="text in front of the end of thoughts that were too long",
     )
     response_format: dict[str, Any] | None = Field(
         default=None, description="type text, json_object or json_schema"

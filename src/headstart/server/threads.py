@@ -80,11 +80,6 @@ class Threads:
         self._num_started = 0
         self._is_closed = False
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a job is not over."""
-        return bool(self._pending)
-
     async def run(self, function: Callable[[], T]) -> T:
         """The function's result, from a thread. Cancelling abandons the job.
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstart.grammar import Constraint
-from headstart.server.conversation import RenderedChat, read_tools
+from headstart.sampling.thoughts import ThoughtLimit
+from headstart.server.conversation import RenderedChat, read_tools, reasoning_budget
 from headstart.server.dialect import Choice
 from headstart.server.errors import ApiError, shorten
 from headstart.server.model import ServedModel
@@ -43,6 +44,7 @@ def prepare_reading(
         rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
         constraint = _call_constraint(answer_format, rules, chat, is_required=wish == "required")
     shown = _marker_tokens(answer_format, model.vocab)
+    limit = _thought_limit(body, model, chat)
     for choice in choices:
         choice.parser = AnswerParser(answer_format, tools, options)
         wanted = choice.request.constraint
@@ -54,6 +56,7 @@ def prepare_reading(
             choice.request,
             constraint=_after_thoughts(wanted, answer_format, chat) if wanted else constraint,
             shown_tokens=shown,
+            thoughts=limit,
         )
 
 
@@ -130,6 +133,28 @@ def _after_thoughts(
         triggers=(answer_format.thinking.end.strip().encode(),),
         is_required=True,
         allows_space=True,
+    )
+
+
+def _thought_limit(body: ChatBody, model: ServedModel, chat: RenderedChat) -> ThoughtLimit | None:
+    """When the answer's thoughts are ended, if a number of tokens says so; 0 ends them earlier, in
+    the prompt.
+    """
+    budget, thinking = reasoning_budget(body, model.chat), model.answer_format.thinking
+    if budget <= 0 or thinking is None:
+        return None
+    message = body.reasoning_budget_message
+    if message is None:
+        message = model.chat.reasoning_budget_message
+    text = message + thinking.end + thinking.answer
+    closing = model.vocab.tokenize(text, add_special=False, parse_special=True)
+    begins_with_thoughts = not thinking.start and chat.start == "answer" and chat.may_think
+    return ThoughtLimit(
+        max_tokens=budget,
+        start=thinking.start.strip().encode(),
+        end=thinking.end.strip().encode(),
+        closing=tuple(closing),
+        is_thinking=chat.start == "thoughts" or begins_with_thoughts,
     )
 
 

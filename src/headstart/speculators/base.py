@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from headstart.errors import ConfigError
-from headstart.types import Capability, Decoded, Draft, DraftRequest
+from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
 
 SPECULATORS: dict[str, type[Speculator]] = {}
 S = TypeVar("S", bound="type[Speculator]")
@@ -49,6 +49,10 @@ class Speculator(ABC):
     #                  speculator whose texts are not valid
     Options: ClassVar[type | None] = None
 
+    # With HIDDEN_STATES in `needs`, set by the constructor: numbers of the layers whose inputs it
+    # reads, or LAST_STATE.
+    state_layers: frozenset[int] = frozenset()
+
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """A request starts to generate; `prompt` is its whole history so far. Copy to keep."""
 
@@ -67,7 +71,32 @@ class Speculator(ABC):
         return None
 
     def observe(self, decoded: Decoded) -> None:
-        """The target decoded these rows (only called when `needs` asks for something)."""
+        """The target decoded these rows (only called when `needs` asks for LOGITS)."""
+
+    # The following are called when `needs` asks for HIDDEN_STATES. They tell what the target's
+    # cache holds of a sequence, also between two requests and before `begin`.
+
+    def observe_states(self, decoded: DecodedStates) -> None:
+        """The target decoded these rows, prompts and drafts: its cache now holds them."""
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        """The target's cache holds only the first `length` tokens of this sequence.
+
+        A draft was rejected, another text begins like this one, the sequence was preempted or
+        erased, or it goes on from a checkpoint.
+        """
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """`target` now holds the first `length` tokens of `source` and nothing else."""
+
+    def checkpoint(self, seq_id: int) -> None:
+        """The target can be cut back to the length that the sequence has now, and to few others."""
+
+    def num_resumable(self, seq_id: int, length: int) -> int:
+        """How many of the first `length` tokens the target need not decode again for this
+        speculator: `length`, or fewer by the few rows whose states it has to see again.
+        """
+        return length
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """The target emitted these tokens; the first `num_accepted` of them were drafted.

@@ -80,7 +80,7 @@ def test_the_time_that_a_draft_saves_is_said_with_the_plan() -> None:
 @pytest.mark.parametrize(("plain_ms", "most"), [(FAST, 60), (SLOW, 300)])
 def test_planning_a_model_that_does_not_pay_is_priced_too(plain_ms: float, most: int) -> None:
     controller = learned(plain_ms)
-    controller.declare_model("model")
+    controller.trust_scores("model")
     controller.learn_draft_costs("model", 5.0 * plain_ms, plain_ms)
     planned = 0
     for _ in range(300):

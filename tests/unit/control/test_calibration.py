@@ -90,7 +90,7 @@ def test_the_shift_of_a_request_ends_with_it() -> None:
 
 def test_a_model_is_believed_until_counts_say_otherwise() -> None:
     calibration = Calibration()
-    calibration.declare_probability("model")
+    calibration.trust_scores("model")
     sure, unsure = (calibration.survival("model", [p], 1)[0] for p in (0.95, 0.1))
     assert sure > 0.7 > 0.4 > unsure
     for _ in range(200):

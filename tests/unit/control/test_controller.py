@@ -19,7 +19,7 @@ STEP = Step(1, 1, 100)
 
 def trained() -> Controller:
     controller, rng = Controller(), random.Random(4)
-    controller.declare_model("model")
+    controller.trust_scores("model")
     for _ in range(200):
         rows = rng.randint(1, 12)
         controller.observe_step(rows, 100, 50.0 + 20.0 * (rows - 1))
@@ -50,15 +50,16 @@ def test_saved_state_gives_the_same_decisions(tmp_path: Path) -> None:
     [
         lambda state: state.update(version=0),
         lambda state: state.pop("cost"),
-        lambda state: state["cost"].update(knots=[1, 2]),
+        lambda state: state["cost"].update(attention=1.0),
+        lambda state: state["cost"]["count"].__setitem__(0, -1),
         lambda state: state["cost"].update(level=float("nan")),
         lambda state: state["cost"]["shape"].pop(),
-        lambda state: state["calibration"]["text"].update(n=-1.0),
-        lambda state: state["calibration"]["text"].update(m="many"),
-        lambda state: state["calibration"]["text"]["cell_m"].__setitem__(0, 1e6),
-        lambda state: state.update(calibration=[]),
-        lambda state: state["budget"].update({"1": [1.0]}),
-        lambda state: state["drafting"]["model"]["profile"]["passed"].__setitem__(0, 7e3),
+        lambda state: state["acceptance"]["tables"]["text"].update(n=-1.0),
+        lambda state: state["acceptance"]["tables"]["text"].update(m="many"),
+        lambda state: state["acceptance"]["tables"]["text"]["cell_m"].__setitem__(0, 1e6),
+        lambda state: state.update(acceptance=[]),
+        lambda state: state["speedup"].update({"1": {"tokens": 1.0}}),
+        lambda state: state["draft_models"]["model"]["profile"]["passed"].__setitem__(0, 7e3),
     ],
 )
 def test_damaged_state_is_refused_and_changes_nothing(tmp_path: Path, damage: Any) -> None:

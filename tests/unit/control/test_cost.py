@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.control.cost import EACH, KNOTS, CostTable
+from headstart.control.cost import COST_TABLE, EACH, KNOTS, CostTable
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 
 TRUE = {1: 49.0, 2: 70.0, 3: 91.0, 4: 113.0, 6: 146.0, 8: 180.0, 12: 240.0, 16: 300.0}
@@ -204,11 +204,11 @@ def test_optimism_follows_a_machine_that_changed_its_speed() -> None:
 
 
 def test_a_prompt_does_not_set_the_level_of_a_loaded_table() -> None:
-    table, again = CostTable(), CostTable()
+    table = CostTable()
     for _ in range(5):
         for rows in (1, 2, 4, 8, 16, 32):
             table.observe(rows, 0, 10.0 + 0.3 * rows)
-    again.from_json(table.to_json())
+    again = COST_TABLE.decode(COST_TABLE.encode(table))
     again.observe(400, 0, 32.0)
     assert again.milliseconds(1, 0) == pytest.approx(10.3, rel=0.3)
 

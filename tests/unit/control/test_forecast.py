@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headstart.control.forecast import LENGTHS, THRESHOLDS, Profile, forecast
+from headstart.control.forecast import LENGTHS, PROFILE, THRESHOLDS, Profile, forecast
 from headstart.control.values import Allowance
 
 LIMIT = THRESHOLDS.index(0.5)
@@ -51,7 +51,7 @@ def test_a_draft_cut_by_its_length_says_nothing_about_the_next_position() -> Non
     profile = Profile()
     for _ in range(100):
         profile.learn([0.9, 0.9], [0.9, 0.8], Allowance(2))
-    came = profile.to_json()["came"]
+    came = PROFILE.encode(profile)["came"]
     assert came[0] > 50
     assert came[2] == 0.0
 
@@ -69,9 +69,10 @@ def test_counts_stay_finite_and_survive_saving() -> None:
     for _ in range(3000):
         scores = [rng.random() for _ in range(rng.randint(0, 4))]
         profile.learn(scores, [0.5**i for i in range(1, len(scores) + 1)], Allowance(4))
-    again = Profile.from_json(profile.to_json())
+    again = PROFILE.decode(PROFILE.encode(profile))
     for mine, other in zip(
         profile.rates(LIMIT, (0.5, 0.5)), again.rates(LIMIT, (0.5, 0.5)), strict=True
     ):
         assert mine == pytest.approx(other)
-    assert max(profile.to_json()["came"]) < 20.0
+    state = PROFILE.encode(profile)
+    assert max(state["came"]) < 20.0 * state["unit"]

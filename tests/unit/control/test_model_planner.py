@@ -18,7 +18,7 @@ def learned(
     each draft.
     """
     controller = Controller()
-    controller.declare_model("model")
+    controller.trust_scores("model")
     for _ in range(6):
         for rows in range(1, 18):
             controller.observe_step(rows, 100, 50.0 + row_ms * (rows - 1))
@@ -143,7 +143,7 @@ def test_calls_that_only_read_teach_the_price_of_reading_and_nothing_about_draft
 
 def test_prices_timed_before_the_first_request_are_used() -> None:
     controller = Controller()
-    controller.declare_model("model")
+    controller.trust_scores("model")
     controller.learn_draft_costs("model", 3.0, 0.05)
     prices = controller.describe()["draft_models"]["model"]
     assert (prices["round_ms"]["1"], prices["catch_up_ms"]) == (3.0, 0.05)

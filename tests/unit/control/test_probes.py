@@ -16,7 +16,7 @@ READ_A_CALL, ANSWER = 256, 100
 
 def make_controller() -> Controller:
     controller = Controller()
-    controller.declare_model("model")
+    controller.trust_scores("model")
     for _ in range(6):
         for rows in range(1, 18):
             controller.observe_step(rows, 1000, PLAIN_MS + 2.0 * (rows - 1))
@@ -68,7 +68,7 @@ def test_a_model_that_became_good_is_used_again_on_long_prompts(
     if is_restarted:
         controller.save(tmp_path / "state")
         controller = Controller()
-        controller.declare_model("model")
+        controller.trust_scores("model")
         assert controller.load(tmp_path / "state") is None
         controller.observe_step(1, 1000, PLAIN_MS)
     accepted = [answer(controller, seq_id, prompt, is_good=True)[0] for seq_id in range(100, 220)]

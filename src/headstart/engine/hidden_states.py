@@ -1,0 +1,127 @@
+"""What a target model computes inside its layers, for speculators that draft from it.
+
+libllama aborts when an architecture is asked for states that its graph does not keep, so which ones
+do is written down here.
+
+Source: llama.cpp, src/models (`t_h_nextn` and `t_layer_inp`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.engine import extension
+from headstart.engine.library import api
+from headstart.engine.parameters import Facts
+from headstart.errors import ModelError
+from headstart.types import LAST_STATE
+
+_WITH_LAST_STATE = frozenset(
+    (
+        "bailingmoe3",
+        "cohere2moe",
+        "deepseek2",
+        "deepseek32",
+        "deepseek4",
+        "gemma4",
+        "glm-dsa",
+        "glm4moe",
+        "gpt-oss",
+        "hy_v3",
+        "mimo2",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "step35",
+    )
+)
+_WITH_LAYER_INPUTS = frozenset(
+    (
+        "bailingmoe3",
+        "deepseek4",
+        "gemma4",
+        "gpt-oss",
+        "hunyuan_vl",
+        "lfm2",
+        "lfm2moe",
+        "llama",
+        "mimo2",
+        "minimax-01",
+        "minimax-m2",
+        "muse-glimmer",
+        "nanbeige",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "qwen3",
+        "qwen35",
+        "qwen35moe",
+        "qwen3moe",
+        "qwen3next",
+        "qwen4exp",
+    )
+)
+# these also keep what leaves the last layer, under the number of layers
+_WITH_LAST_OUTPUT = frozenset(("deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"))
+
+
+def why_not(facts: Facts, layers: Collection[int]) -> str | None:
+    """Why a model cannot show these states, in words; None if it can."""
+    inputs = {layer for layer in layers if layer != LAST_STATE}
+    if LAST_STATE in layers:
+        if reason := extension.why_not(extension.NEXTN):
+            return reason
+        if facts.architecture not in _WITH_LAST_STATE:
+            return f"libllama does not show the last state of {facts.architecture} models"
+    if not inputs:
+        return None
+    if reason := extension.why_not(extension.LAYER_INPUTS):
+        return reason
+    if facts.architecture not in _WITH_LAYER_INPUTS:
+        return f"libllama does not show what enters the layers of {facts.architecture} models"
+    last = facts.num_layers - (facts.architecture not in _WITH_LAST_OUTPUT)
+    if wrong := sorted(layer for layer in inputs if not 0 <= layer <= last):
+        return f"there is no layer {wrong[0]} to read: they are 0 to {last}"
+    return None
+
+
+class HiddenStates:
+    """The states that one context keeps of its decodes. Nothing is kept until `publish`."""
+
+    def __init__(self, context: Any, model: Any, facts: Facts) -> None:
+        self.layers: tuple[int, ...] = ()
+        self._context, self._facts = context, facts
+        self._width = int(api.llama_model_n_embd(model))
+        self._last_width = int(api.llama_model_n_embd_out(model))
+
+    def publish(self, layers: Collection[int]) -> None:
+        """Keep these states of all rows from now on.
+
+        Raises:
+            ModelError: they cannot be had.
+        """
+        if reason := why_not(self._facts, layers):
+            raise ModelError(f"{reason}; leave out the speculator that reads it")
+        for layer in sorted(set(layers) - set(self.layers)):
+            if layer == LAST_STATE:
+                extension.set_states(self._context, is_on=True)
+            else:
+                extension.set_layer_input(self._context, layer, is_on=True)
+        self.layers = tuple(sorted({*self.layers, *layers}))
+
+    def of(self, num_rows: int) -> dict[int, NDArray[np.float32]]:
+        """By layer, of all rows of the last decode: views until the next one."""
+        return {
+            layer: extension.states(self._context, num_rows, self._last_width)
+            if layer == LAST_STATE
+            else extension.layer_input(self._context, layer, num_rows, self._width)
+            for layer in self.layers
+        }
+
+
+__all__ = ["HiddenStates", "why_not"]

@@ -1,0 +1,1 @@
+"""Several servers behind one address: which of them takes a request, and why."""

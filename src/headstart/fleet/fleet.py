@@ -1,0 +1,87 @@
+"""All replicas: who takes the next request, in which order to try them, and what is on its way.
+
+Knows no network. What the policy decides on is what the replicas said last and what was sent since.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+from headstart.fleet.conversation import Asked
+from headstart.fleet.learned import Timings
+from headstart.fleet.policy import Ask, Candidate, ranking, wait_seconds
+from headstart.fleet.replica import SHARED_TAIL, Flight, Replica, ask_of
+from headstart.structures.passages import hashes
+
+MAX_CONVERSATIONS = 100_000  # whose replica is remembered
+Ranking = Callable[[Ask, Sequence[Candidate], str], list[Candidate]]
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The replicas by name, and the conversations that they had."""
+
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    rank: Ranking = ranking  # a measurement may ask in another order
+    _last: OrderedDict[str, str] = field(default_factory=OrderedDict)  # conversation -> replica
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def add(self, replica: Replica) -> None:
+        """One more takes requests."""
+        self.replicas[replica.name] = replica
+
+    def remove(self, name: str) -> None:
+        """Gone for good; its requests on their way are not touched."""
+        self.replicas.pop(name, None)
+
+    def available(self) -> list[Replica]:
+        """Those that may be sent something."""
+        return [one for one in self.replicas.values() if one.takes_requests]
+
+    def order(self, asked: Asked, namespace: str = "") -> list[Replica]:
+        """The replicas to try, best first; empty while there is none."""
+        replicas = self.available()
+        tail = cache(partial(hashes, asked.text[-SHARED_TAIL:]))
+        candidates = [one.candidate(asked, namespace, tail) for one in replicas]
+        last = self._last.get(asked.conversation, "") if asked.conversation else ""
+        ranked = self.rank(ask_of(asked, replicas), candidates, last)
+        return [self.replicas[one.name] for one in ranked]
+
+    def start(self, replica: Replica, asked: Asked) -> tuple[int, Flight]:
+        """A request is sent to it; the number is for `finish` or `fail`."""
+        number = next(self._numbers)
+        flight = replica.start(number, asked)
+        if asked.conversation:
+            self._last[asked.conversation] = replica.name
+            self._last.move_to_end(asked.conversation)
+            if len(self._last) > MAX_CONVERSATIONS:
+                self._last.popitem(last=False)
+        return number, flight
+
+    def finish(self, replica: Replica, number: int, text: bytes, timings: Timings | None) -> None:
+        """The answer is over."""
+        replica.finish(number, text, timings)
+
+    def fail(self, replica: Replica, number: int) -> None:
+        """There was no answer."""
+        replica.fail(number)
+
+    def wait_seconds(self) -> float:
+        """Expected wait of a request for a first slot, at the replica where it is shortest."""
+        ask = Ask(num_prompt=0, num_answer=0)
+        waits = [wait_seconds(ask, one.load(), one.learned.prices()) for one in self.available()]
+        return min(waits, default=0.0)
+
+    def is_full(self, max_waiting: int) -> bool:
+        """Whether as many requests wait at every replica as may."""
+        replicas = self.available()
+        return bool(replicas) and all(one.load().num_waiting >= max_waiting for one in replicas)
+
+    def describe(self) -> dict[str, Any]:
+        """For people, as JSON."""
+        return {"backends": [one.describe() for one in self.replicas.values()]}

@@ -1,0 +1,130 @@
+"""Which replica takes a request: the one where it is expected to be answered first.
+
+For each replica, in seconds:
+
+    expected wait                       its queue, the prompts before this one, its busy slots
+  + uncached tokens x prompt_token      what of the prompt it would have to read
+  - what its corpus knows of this text  tokens of the answer that it would draft from there
+
+Affinity is a term of this sum and no mode: it yields, for one request, when waiting at the replica
+that knows the prompt costs more than reading it anew elsewhere, and holds for all others. Pure
+arithmetic: no clock, no randomness, no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+STICKY_SHARE = 0.1  # a conversation moves if another replica is cheaper by this share of the cost
+STICKY_SECONDS = 0.01  # and by this much
+CORPUS_GAIN = 0.5  # share of the time of a token that a draft from a corpus saves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a replica does now."""
+
+    num_slots: int = 1
+    num_running: int = 0
+    num_waiting: int = 0
+    prompt_tokens_ahead: float = 0.0  # to be read before a new prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What a replica takes for things, in seconds."""
+
+    prompt_token: float = 1e-3  # reading one
+    token: float = 0.02  # generating one, alone
+    neighbour: float = 2e-3  # added to that by each further request that generates
+    request: float = 2.0  # a whole request in its slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is known of a request before it is answered. Counts of tokens, estimated."""
+
+    num_prompt: float
+    num_answer: float
+    conversation: str = ""  # requests of one conversation have the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A replica that could take the request."""
+
+    name: str
+    load: Load = Load()
+    prices: Prices = Prices()
+    num_known: float = 0.0  # tokens of the prompt that it has read before
+    corpus_share: float = 0.0  # of the text's passages that occur in its corpora, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Expected seconds at one replica, by reason."""
+
+    wait: float
+    prompt: float
+    saved: float
+
+    @property
+    def total(self) -> float:
+        return self.wait + self.prompt - self.saved
+
+
+def cost_of(ask: Ask, candidate: Candidate) -> Cost:
+    """What the request is expected to cost there."""
+    uncached = max(0.0, ask.num_prompt - candidate.num_known)
+    # the text of an answer takes at least what its tokens cost when all are drafted
+    saved = ask.num_answer * candidate.prices.token * candidate.corpus_share * CORPUS_GAIN
+    return Cost(
+        wait=wait_seconds(ask, candidate.load, candidate.prices),
+        prompt=uncached * candidate.prices.prompt_token,
+        saved=saved,
+    )
+
+
+def wait_seconds(ask: Ask, load: Load, prices: Prices) -> float:
+    """What others cost this request: before it starts, and while it runs."""
+    num_busy = load.num_running + load.num_waiting
+    num_before = max(0, num_busy - load.num_slots + 1)
+    in_queue = num_before * prices.request / load.num_slots
+    reading = load.prompt_tokens_ahead * prices.prompt_token
+    beside = min(num_busy, load.num_slots - 1) * prices.neighbour * ask.num_answer
+    return in_queue + reading + beside
+
+
+def ranking(ask: Ask, candidates: Sequence[Candidate], last: str = "") -> list[Candidate]:
+    """All candidates, the one to ask first in front.
+
+    Args:
+        last: the replica that had this conversation before; it keeps it unless another is clearly
+            cheaper.
+
+    Among equals the conversation decides, by a hash that every router computes alike.
+    """
+    ranked = sorted(
+        candidates,
+        key=lambda one: (_rounded(cost_of(ask, one).total), -_weight(ask.conversation, one.name)),
+    )
+    kept = next((one for one in ranked if one.name == last), None)
+    if kept is None or kept is ranked[0]:
+        return ranked
+    here, best = cost_of(ask, kept).total, cost_of(ask, ranked[0]).total
+    if here - best <= max(STICKY_SECONDS, STICKY_SHARE * abs(here)):
+        ranked.remove(kept)
+        ranked.insert(0, kept)
+    return ranked
+
+
+def _rounded(seconds: float) -> int:
+    """Milliseconds: what differs by less is equal."""
+    return round(seconds * 1000)
+
+
+def _weight(conversation: str, name: str) -> int:
+    digest = blake2b(f"{conversation}\0{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

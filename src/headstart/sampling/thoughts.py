@@ -1,0 +1,84 @@
+"""A limit on an answer's thoughts: after so many tokens, the tokens that end them must follow.
+
+Where the thoughts stand is a function of the emitted tokens alone, so the text is the same with
+drafts and without.
+
+Source: llama.cpp's common/reasoning-budget.cpp, for what counts and when the end is forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+NO_LIMIT = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtLimit:
+    """How long the thoughts of an answer may be, and how they are marked."""
+
+    max_tokens: int  # of each thought; the marks are not counted
+    start: (
+        bytes  # what thoughts begin with, control tokens spelled out; empty: they only begin once
+    )
+    end: bytes
+    closing: tuple[int, ...]  # the tokens that end them; at least one
+    is_thinking: bool  # whether the prompt has opened them
+
+
+class ThoughtCounter:
+    """Where one answer stands in its thoughts."""
+
+    def __init__(self, limit: ThoughtLimit, spelling: Callable[[int], bytes]) -> None:
+        """`spelling` gives a token's text, that of control tokens included."""
+        self._limit = limit
+        self._spelling = spelling
+        self._is_thinking = limit.is_thinking
+        self._num_left = limit.max_tokens
+        self._num_closed = 0  # tokens of the closing that were read
+        self._tail = b""  # of the text: may begin a mark, or a character
+
+    @property
+    def num_free(self) -> int:
+        """Tokens that may come before the end of the thoughts must."""
+        return max(1, self._num_left) if self._is_thinking and not self.closing() else NO_LIMIT
+
+    def closing(self) -> Sequence[int]:
+        """The tokens that must follow now; empty if there is a choice."""
+        if not self._is_thinking or self._num_left > 0 or _ends_inside_character(self._tail):
+            return ()
+        return self._limit.closing[self._num_closed :]
+
+    def read(self, token: int) -> None:
+        """The answer grew by this token."""
+        if self.closing():
+            self._num_closed += 1
+            if self._num_closed == len(self._limit.closing):
+                self._leave()
+            return
+        mark = self._limit.end if self._is_thinking else self._limit.start
+        if not mark:
+            return
+        text = self._tail + self._spelling(token)
+        self._tail = text[-max(len(mark), 4) :]
+        if mark in text:
+            self._enter() if not self._is_thinking else self._leave()
+        elif self._is_thinking:
+            self._num_left -= 1
+
+    def _enter(self) -> None:
+        self._is_thinking, self._num_left, self._num_closed = True, self._limit.max_tokens, 0
+        self._tail = b""
+
+    def _leave(self) -> None:
+        self._is_thinking, self._tail = False, b""
+
+
+def _ends_inside_character(text: bytes) -> bool:
+    """Whether bytes of the last UTF-8 character are missing."""
+    for back in range(1, min(len(text), 3) + 1):
+        byte = text[-back]
+        if byte & 0b1100_0000 != 0b1000_0000:  # the first one of a character
+            return back < 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
+    return False

@@ -1,0 +1,95 @@
+"""A speculator that checks what it is told of the target's hidden states: it drafts only where it
+has the right state of every token, and fails loudly where one is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.harness import EOS, Model
+
+from headstart.speculators import Speculator
+from headstart.types import (
+    LAST_STATE,
+    Capability,
+    DecodedStates,
+    Draft,
+    DraftRequest,
+)
+
+LAYERS = frozenset({LAST_STATE, 2})
+States = dict[int, NDArray[np.float32]]
+
+
+class StateReader(Speculator):
+    """Remembers the states of all tokens that the target's cache holds, by sequence."""
+
+    name = "state-reader"
+    needs = frozenset({Capability.HIDDEN_STATES})
+
+    def __init__(self, target: Model, *, overlap: int = 0) -> None:
+        """overlap: rows that it wants to see again where a text is continued."""
+        self.state_layers = LAYERS
+        self.known: dict[int, list[tuple[int, States]]] = {}  # (token, states by layer)
+        self.reasons: dict[str, int] = {}
+        self.checkpoints: list[tuple[int, int]] = []
+        self._target, self._overlap = target, overlap
+
+    def observe_states(self, decoded: DecodedStates) -> None:
+        assert decoded.states.keys() == LAYERS
+        for index, seq_id in enumerate(decoded.seq_ids.tolist()):
+            known = self.known.setdefault(seq_id, [])
+            position = int(decoded.positions[index])
+            if position != len(known):  # it was never told of what comes before
+                self.reasons["behind"] = self.reasons.get("behind", 0) + 1
+                continue
+            states = {layer: rows[index].copy() for layer, rows in decoded.states.items()}
+            known.append((int(decoded.tokens[index]), states))
+            tokens = [token for token, _ in known]
+            for layer in LAYERS:
+                assert np.array_equal(states[layer], self._target.state_after(tokens, layer))
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        del self.known.setdefault(seq_id, [])[length:]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        assert length <= len(self.known[source])
+        self.known[target] = self.known[source][:length]
+
+    def checkpoint(self, seq_id: int) -> None:
+        self.checkpoints.append((seq_id, len(self.known[seq_id])))
+
+    def num_resumable(self, seq_id: int, length: int) -> int:
+        return max(0, length - self._overlap)
+
+    def save_sequence(self, seq_id: int) -> bytes | None:
+        known = self.known.get(seq_id, [])
+        return np.array([token for token, _ in known], np.int32).tobytes() if known else None
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        tokens = np.frombuffer(data, np.int32).tolist()
+        assert not self.known[seq_id]
+        self.known[seq_id] = [
+            (token, {n: self._target.state_after(tokens[: i + 1], n) for n in LAYERS})
+            for i, token in enumerate(tokens)
+        ]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        known = [token for token, _ in self.known.get(request.seq_id, [])]
+        if known != list(request.tokens[:-1]):
+            assert not known or known == list(request.tokens[: len(known)])
+            return Draft(reason="states are missing", is_ready=False)
+        tokens = list(request.tokens)
+        while len(tokens) < len(request.tokens) + request.max_tokens:
+            logits = self._target.logits_after(tokens)
+            position = len(tokens)
+            token = int(logits[:EOS].argmax())  # for requests that ignore the end
+            if request.choose is not None:
+                token = request.choose(logits, position).coupled
+            tokens.append(token)
+        return Draft(tokens[len(request.tokens) :])

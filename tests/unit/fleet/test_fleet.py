@@ -1,0 +1,151 @@
+"""A fleet of replicas that only exist on paper: who gets what, over many requests."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import orjson
+
+from headstart.fleet.conversation import Asked, read
+from headstart.fleet.fleet import Fleet
+from headstart.fleet.learned import Learned, Line, Mean, Timings, better_capacity
+from headstart.fleet.replica import TREE_BYTES, Replica, Reported
+from headstart.structures.passages import PassageSet
+
+
+def make_fleet(num_replicas: int = 3) -> Fleet:
+    fleet = Fleet()
+    for i in range(num_replicas):
+        fleet.add(Replica(f"r{i}", f"http://r{i}"))
+    return fleet
+
+
+def chat(*contents: str, **fields: object) -> Asked:
+    roles = ["user", "assistant"] * len(contents)
+    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+    return read(orjson.dumps({"messages": messages, **fields}))
+
+
+def answer(fleet: Fleet, asked: Asked, text: bytes = b"") -> str:
+    """Ask and answer at once; the replica's name."""
+    replica = fleet.order(asked)[0]
+    number, flight = fleet.start(replica, asked)
+    cached = int(flight.num_known_bytes / 4)
+    timings = Timings(num_cached=cached, num_read=len(asked.text) // 4 - cached)
+    fleet.finish(replica, number, text or asked.text, timings)
+    return replica.name
+
+
+def test_turns_of_a_conversation_stay_together_and_conversations_spread():
+    fleet, homes = make_fleet(), {}
+    for turn in range(4):
+        for i in range(30):
+            contents = [f"{i} says {j} " + "x" * 400 for j in range(2 * turn + 1)]
+            home = answer(fleet, chat(*contents))
+            assert homes.setdefault(i, home) == home
+    assert min(Counter(homes.values()).values()) >= 4
+
+
+def test_a_prefix_that_all_share_does_not_send_all_to_one_replica():
+    fleet, sent = make_fleet(), Counter()
+    running: deque[tuple[Replica, int, Asked]] = deque()
+    for i in range(120):
+        asked = chat("the same long instructions " * 200 + f"question {i}")
+        replica = fleet.order(asked)[0]
+        running.append((replica, fleet.start(replica, asked)[0], asked))
+        sent[replica.name] += 1
+        if len(running) > 12:  # four for each replica
+            done, number, text = running.popleft()
+            fleet.finish(done, number, text.text, None)
+    assert min(sent.values()) > 20
+
+
+def test_a_replica_that_drains_or_is_ill_gets_nothing():
+    fleet = make_fleet()
+    fleet.replicas["r0"].is_draining = True
+    fleet.replicas["r1"].lose("connection refused")
+    assert {answer(fleet, chat(f"question {i}")) for i in range(20)} == {"r2"}
+    fleet.replicas["r1"].hear(Reported())
+    assert {one.name for one in fleet.available()} == {"r1", "r2"}
+
+
+def test_a_restarted_replica_is_believed_to_know_nothing():
+    replica = Replica("a", "http://a")
+    replica.hear(Reported(started_at="1"))
+    replica.tree.add(b"a long text")
+    replica.hear(Reported(started_at="1"))
+    assert replica.tree.match(b"a long text") == 11
+    replica.hear(Reported(started_at="2"))
+    assert replica.tree.match(b"a long text") == 0
+
+
+def test_what_was_sent_since_the_last_report_counts_and_is_not_counted_twice():
+    fleet = make_fleet(1)
+    replica, asked = fleet.replicas["r0"], chat("question")
+    numbers = [fleet.start(replica, asked)[0] for _ in range(3)]
+    assert replica.load().num_running == 3
+    replica.hear(Reported(num_slots=2, num_running=2, num_waiting=3))  # two are another router's
+    assert (replica.load().num_running, replica.load().num_waiting) == (2, 3)
+    for number in numbers:
+        fleet.finish(replica, number, b"", None)
+    assert replica.load().num_running + replica.load().num_waiting == 2
+
+
+def test_a_replica_is_full_when_all_are():
+    fleet = make_fleet(2)
+    fleet.replicas["r0"].hear(Reported(num_slots=1, num_running=1, num_waiting=8))
+    assert not fleet.is_full(8)
+    fleet.replicas["r1"].hear(Reported(num_slots=1, num_running=1, num_waiting=9))
+    assert fleet.is_full(8)
+    assert not fleet.is_full(9)
+    assert fleet.wait_seconds() > 0
+
+
+def test_a_corpus_attracts_texts_that_it_knows():
+    fleet = make_fleet()
+    code = "".join(f"def function_{i}(argument):\n    return argument + {i}\n" for i in range(60))
+    passages = PassageSet()
+    passages.add([code.encode()])
+    fleet.replicas["r1"].keep_digest("", passages.digest())
+    assert {answer(make_fleet(), chat(f"{i}: edit {code}")) for i in range(12)} == {
+        "r0",
+        "r1",
+        "r2",
+    }
+    fresh = [fleet.order(chat(f"{i}: edit {code}"))[0].name for i in range(12)]
+    assert set(fresh) == {"r1"}
+    tenant = [fleet.order(chat(f"{i}: edit {code}"), "tenant")[0].name for i in range(12)]
+    assert set(tenant) == {"r0", "r1", "r2"}, "a digest is for one namespace"
+
+
+def test_prices_follow_what_answers_say():
+    learned = Learned()
+    for _ in range(60):
+        learned.add(
+            Timings(num_read=1000, prompt_seconds=0.2, num_answer=101, answer_seconds=5), 3000, 0
+        )
+    prices = learned.prices()
+    assert abs(prices.prompt_token - 2e-4) < 2e-5
+    assert abs(prices.token - 0.05) < 0.005
+    assert abs(learned.tokens_per_byte.value - 1 / 3) < 0.02
+    assert abs(prices.request - 5.2) < 0.2
+
+
+def test_the_price_of_a_neighbour_is_learned_where_their_number_varies():
+    line = Line(0.02, 0.002)
+    for i in range(200):
+        line.add(i % 4, 0.01 + 0.005 * (i % 4))
+    assert abs(line.slope - 0.005) < 1e-4
+    assert abs(line.start - 0.01) < 1e-3
+    assert Mean(3.0).value == 3.0
+
+
+def test_a_replica_that_forgets_is_trusted_with_less_and_regains_it():
+    capacity = TREE_BYTES
+    for _ in range(10):
+        capacity = better_capacity(capacity, TREE_BYTES, num_expected=1000, num_cached=0)
+    assert capacity < TREE_BYTES / 10
+    assert better_capacity(capacity, TREE_BYTES, num_expected=5, num_cached=0) == capacity
+    for _ in range(100):
+        capacity = better_capacity(capacity, TREE_BYTES, num_expected=1000, num_cached=990)
+    assert capacity == TREE_BYTES

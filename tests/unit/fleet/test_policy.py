@@ -1,0 +1,120 @@
+"""Which replica gets a request: properties of the cost, and of a fleet that lives by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.fleet.policy import Ask, Candidate, Load, Prices, cost_of, ranking
+
+ASK = Ask(num_prompt=2000, num_answer=100, conversation="c")
+
+
+def loads():
+    return st.builds(
+        Load,
+        num_slots=st.integers(1, 8),
+        num_running=st.integers(0, 8),
+        num_waiting=st.integers(0, 50),
+        prompt_tokens_ahead=st.floats(0, 1e4),
+    )
+
+
+def candidates():
+    return st.builds(
+        Candidate,
+        name=st.sampled_from("abcdefgh"),
+        load=loads(),
+        num_known=st.floats(0, 5000),
+        corpus_share=st.floats(0, 1),
+    )
+
+
+def fleets():
+    return st.lists(candidates(), min_size=1, max_size=6, unique_by=lambda one: one.name)
+
+
+def names(ranked: list[Candidate]) -> list[str]:
+    return [one.name for one in ranked]
+
+
+@given(fleets())
+def test_the_cheapest_comes_first_and_nobody_is_left_out(fleet):
+    ranked = ranking(ASK, fleet)
+    costs = [round(cost_of(ASK, one).total * 1000) for one in ranked]
+    assert costs == sorted(costs)
+    assert sorted(names(ranked)) == sorted(names(fleet))
+
+
+@given(fleets(), st.data())
+def test_more_in_the_queue_never_moves_a_replica_forward(fleet, data):
+    i = data.draw(st.integers(0, len(fleet) - 1))
+    load = fleet[i].load
+    busier = list(fleet)
+    busier[i] = replace(fleet[i], load=replace(load, num_waiting=load.num_waiting + 5))
+    before, after = names(ranking(ASK, fleet)), names(ranking(ASK, busier))
+    assert after.index(fleet[i].name) >= before.index(fleet[i].name)
+
+
+@given(fleets(), st.data())
+def test_knowing_more_never_moves_a_replica_back(fleet, data):
+    i = data.draw(st.integers(0, len(fleet) - 1))
+    wiser = list(fleet)
+    wiser[i] = replace(fleet[i], num_known=fleet[i].num_known + 500, corpus_share=1.0)
+    before, after = names(ranking(ASK, fleet)), names(ranking(ASK, wiser))
+    assert after.index(fleet[i].name) <= before.index(fleet[i].name)
+
+
+def test_what_is_known_beyond_the_prompt_saves_nothing():
+    all_of_it, more = (Candidate(name="a", num_known=known) for known in (2000, 9000))
+    assert cost_of(ASK, all_of_it) == cost_of(ASK, more)
+    assert cost_of(ASK, all_of_it).prompt == 0
+
+
+def test_affinity_yields_where_waiting_costs_more_than_reading_anew():
+    knows = Candidate(name="knows", num_known=2000, load=Load(num_slots=4, num_running=4))
+    free = Candidate(name="free", load=Load(num_slots=4))
+    dear, cheap = (Prices(prompt_token=price, request=1.0) for price in (1e-3, 1e-4))
+    assert names(ranking(ASK, [replace(one, prices=dear) for one in (knows, free)]))[0] == "knows"
+    assert names(ranking(ASK, [replace(one, prices=cheap) for one in (knows, free)]))[0] == "free"
+
+
+def test_a_hot_replica_changes_nothing_for_those_who_ask_another():
+    """A fleet-wide switch would take the prefix on b away from its users as well."""
+    hot = Candidate(name="hot", load=Load(num_slots=4, num_running=4, num_waiting=100))
+    knows, other = Candidate(name="b", num_known=1900), Candidate(name="c")
+    assert names(ranking(ASK, [hot, knows, other]))[0] == "b"
+
+
+def test_a_corpus_decides_between_replicas_that_are_alike():
+    plain, learned = Candidate(name="plain"), Candidate(name="learned", corpus_share=0.8)
+    for conversation in "abcdef":
+        ask = replace(ASK, conversation=conversation)
+        assert names(ranking(ask, [plain, learned]))[0] == "learned"
+
+
+def test_a_conversation_stays_unless_another_replica_is_clearly_cheaper():
+    here = Candidate(name="here")
+    slightly = Candidate(name="there", num_known=150)
+    clearly = Candidate(name="there", num_known=1000)
+    assert names(ranking(ASK, [here, slightly], "here"))[0] == "here"
+    assert names(ranking(ASK, [here, slightly]))[0] == "there"
+    assert names(ranking(ASK, [here, clearly], "here"))[0] == "there"
+
+
+def test_every_router_breaks_ties_alike_and_conversations_spread():
+    fleet = [Candidate(name=name) for name in "abcd"]
+    asks = [replace(ASK, conversation=str(i)) for i in range(400)]
+    first = [names(ranking(ask, fleet))[0] for ask in asks]
+    assert first == [names(ranking(ask, fleet[::-1]))[0] for ask in asks]
+    assert min(Counter(first).values()) > 60
+
+
+def test_a_slow_replica_gets_less():
+    """Costs are seconds of that replica, so machines of several kinds can stand side by side."""
+    slow = Candidate(name="slow", prices=Prices(prompt_token=1e-2))
+    fast = Candidate(name="fast", load=Load(num_slots=4, num_running=3))
+    assert names(ranking(ASK, [slow, fast]))[0] == "fast"
