@@ -91,7 +91,8 @@ def test_the_cache_of_the_hub_is_listed_as_llama_server_lists_it(environment) ->
 
 
 def test_the_command_line_beats_the_model_which_beats_all_models(tmp_path, environment) -> None:
-    text = "version = 1\n[*]\nc = 1024\nnp = 2\ntemp = 0.1\n[m]\nmodel = m.gguf\nc = 2048\ntemp = 0.2\n"
+    every = "version = 1\n[*]\nc = 1024\nnp = 2\ntemp = 0.1\n"
+    text = every + "[m]\nmodel = m.gguf\nc = 2048\ntemp = 0.2\n"
     found = models(environment, preset(tmp_path, text), "--temp", "0.3")["m"]
     assert found.source == PRESET
     assert set(found.arguments) == {
