@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": CORE,
     "saved_control": BOTTOM | {"control"},
     "loading": BOTTOM | {"engine"},
+    "remote": BOTTOM | {"engine", "saved_control"},
     "assemble": CORE
     | {
         "engine",
@@ -69,13 +70,15 @@ ALLOWED: dict[str, set[str]] = {
         "speculation",
         "saved_control",
         "loading",
+        "remote",
         "greeting",
         "logs",
         "parent",
         "process",
     },
     "local": BOTTOM | {"assemble", "scheduler"},
-    "cli": CORE | {"assemble", "local", "text", "hub", "demo", "parent", "logs", "router"},
+    "cli": CORE
+    | {"assemble", "local", "remote", "text", "hub", "demo", "parent", "logs", "router"},
     "__main__": {"cli"},
 }
 # `Engine.make_filters` takes SamplingParams; `headstart devices` prints what the engine measured.

@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     from headstart import assemble
     from headstart.router.memory import parse_memory
 
-    devices = assemble.list_devices()
+    devices = assemble.list_devices(config.engine)
     free = parse_memory(options.free_memory, "--free-memory")
     fitted = assemble.fit_memory(config, free) if has_model else None
     if options.json:

@@ -69,8 +69,11 @@ def _all_commands() -> list[Setting]:
     # they read their flags with this module's help
     from headstart.cli.devices import DevicesOptions
     from headstart.cli.generate import GenerateOptions
+    from headstart.cli.rpc_build import RpcBuildOptions
+    from headstart.cli.rpc_worker import RpcWorkerOptions
 
-    return [*all_settings(), *settings_of(GenerateOptions), *settings_of(DevicesOptions)]
+    own = (GenerateOptions, DevicesOptions, RpcWorkerOptions, RpcBuildOptions)
+    return [*all_settings(), *(setting for options in own for setting in settings_of(options))]
 
 
 def _stem(setting: Setting) -> str:

@@ -69,6 +69,8 @@ def read_estimate(preset: ModelPreset, facts: dict[str, Any]) -> Estimate:
     would see what other models leave.
     """
     needs: dict[str, int] = dict(facts["needs"])
+    if not needs:  # this platform does not tell
+        return Estimate({})
     usable: dict[str, int] = dict(facts["usable"])
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in facts["settings"].items()]
     arguments.append("--fit=off")
