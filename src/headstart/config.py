@@ -246,6 +246,11 @@ class ServerConfig:
         "60 for the next piece of its body or for a client that does not read",
         "-to",
     )
+    sleep_idle_seconds: int = option(
+        -1,
+        "seconds without a request after which the model leaves memory, until the next request; "
+        "-1 never",
+    )
     page: bool = option(True, "serve the page at /", "--webui", "--ui")
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
@@ -265,6 +270,7 @@ class ServerConfig:
         check_at_least(self, "max_body_mb", 1)
         check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
+        check_at_least(self, "sleep_idle_seconds", -1)
         if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
             raise ConfigError(
                 f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.engine.library import api
+from headstart.structures.feature_batch import FeatureBatch
 from headstart.types import Batch
 
 
@@ -20,7 +21,10 @@ def c_batch(batch: Batch) -> tuple[Any, Any]:
     for row in range(batch.capacity):
         pointers[row] = ctypes.cast(base + 4 * row, ctypes.POINTER(ctypes.c_int32))
     made = api.llama_batch()
-    made.token = _pointer(batch.tokens, ctypes.c_int32)
+    if not isinstance(batch, FeatureBatch):
+        made.token = _pointer(batch.tokens, ctypes.c_int32)
+    if (states := getattr(batch, "states", None)) is not None:  # of a batch that carries them
+        made.embd = _pointer(states, ctypes.c_float)
     made.pos = _pointer(batch.positions, ctypes.c_int32)
     made.n_seq_id = _pointer(counts, ctypes.c_int32)
     made.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))

@@ -50,6 +50,8 @@ class LlamaEngine:
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
         params = context_params(model.facts, config, limits, context)
+        self._adjust(params)
+        self.params = params
         self.max_batch_tokens: int = params.n_batch
         self.max_outputs: int = params.n_outputs_max
         take_errors()
@@ -84,6 +86,9 @@ class LlamaEngine:
         if self.deterministic:
             use_reference_kernels(self.handle)
             self._staging = Batch(self.max_batch_tokens)
+
+    def _adjust(self, params: Any) -> None:
+        """Change libllama's parameters before the context is made; for other kinds of contexts."""
 
     def _rules(self, config: EngineConfig) -> CacheRules:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
@@ -132,12 +137,7 @@ class LlamaEngine:
         return logits
 
     def _decode(self, batch: Batch) -> Logits:
-        known = self._batches.get(id(batch))
-        if known is None:
-            known = self._batches[id(batch)] = (batch, *c_batch(batch))
-        rows = known[1]
-        rows.n_tokens = batch.num_rows
-        status = api.llama_decode(self.handle, rows)
+        status = api.llama_decode(self.handle, self._c_batch_of(batch))
         if status == 1:
             raise ContextFullError
         if status != 0:
@@ -153,6 +153,14 @@ class LlamaEngine:
             batch.num_outputs, self.vocab_size
         )
         return logits
+
+    def _c_batch_of(self, batch: Batch) -> Any:
+        """The same batch for libllama."""
+        known = self._batches.get(id(batch))
+        if known is None:
+            known = self._batches[id(batch)] = (batch, *c_batch(batch))
+        known[1].n_tokens = batch.num_rows
+        return known[1]
 
     def _decode_invariant(self, batch: Batch) -> Logits:
         """Decode so that a row's logits do not depend on what else is in the batch.
