@@ -27,7 +27,7 @@ _PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ResponseInput:
     """What a response answers."""
 
     body: ResponsesBody
@@ -45,7 +45,7 @@ class ResponsesDialect(Dialect):
         call: Call,
         body: ChatBody,
         choices: list[Choice],
-        asked: Asked,
+        asked: ResponseInput,
         store: ResponseStore,
     ) -> None:
         super().__init__(call, body, choices)

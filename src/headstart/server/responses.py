@@ -17,7 +17,7 @@ from headstart.server.dialect import Dialect
 from headstart.server.errors import ApiError, shorten
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import read_chat, render_messages
-from headstart.server.response_dialect import Asked, ResponsesDialect
+from headstart.server.response_dialect import ResponseInput, ResponsesDialect
 from headstart.server.response_store import StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.routing import Router, delete, get, post
@@ -41,7 +41,7 @@ async def create_response(http: HttpRequest) -> Response:
     chat = _chat(http, service, body)
     call = new_call(http, service, "resp", stop=service.served.template.stop)
     call = dataclasses.replace(call, id=call.id.replace("-", "_"))
-    asked = Asked(body, chat.messages[bool(body.instructions) :], _items(body.input))
+    asked = ResponseInput(body, chat.messages[bool(body.instructions) :], _items(body.input))
 
     def prepare() -> Dialect:
         size = call.info.context_size
