@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headstart import errors
 from headstart.cli import llama_server
+from headstart.cli.devices import DevicesOptions
 from headstart.cli.generate import GenerateOptions
 from headstart.cli.rpc_build import RpcBuildOptions
 from headstart.cli.rpc_worker import RpcWorkerOptions
@@ -60,6 +61,7 @@ def flags_page() -> str:
     own = {
         "generate": GenerateOptions,
         "router": RouterOptions,
+        "devices": DevicesOptions,
         "rpc-worker": RpcWorkerOptions,
         "rpc-build": RpcBuildOptions,
     }

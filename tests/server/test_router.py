@@ -1,188 +1,166 @@
-"""`headstart router` before real servers on the embedded model, all as processes, over HTTP."""
+"""Several models behind one server: real processes, the demo model under two names."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 from tests.server.server_process import Server, until
 
-ARGUMENTS = ("--deterministic", "--context", "2048", "--threads", "1", "-np", "2", "--spec", "off")
-CODE = "\n".join(f"def function_{i}(argument):\n    return argument + {i}" for i in range(20))
-ENDLESS = {"prompt": "def f(x):\n", "max_tokens": 600, "ignore_eos": True, "stream": True}
+from headstart import demo
+
+TARGET = demo.path(demo.TARGET)
+PRESET = f"""
+version = 1
+[*]
+c = 512
+np = 1
+[one]
+model = {TARGET}
+[two]
+model = {TARGET}
+alias = zwei
+[broken]
+model = {__file__}
+"""
+BODY = {"prompt": "def f(x):", "max_tokens": 8, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def servers(cache: Path) -> Iterator[list[Server]]:
-    with ThreadPoolExecutor() as pool:
-        running = list(pool.map(lambda _: Server(ARGUMENTS, cache), range(2)))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("router")
+    (folder / "models.ini").write_text(PRESET)
+    (folder / "hub").mkdir()
+    flags = ["--models-preset", str(folder / "models.ini"), "--models-max", "2"]
+    before, os.environ["LLAMA_CACHE"] = os.environ.get("LLAMA_CACHE"), str(folder / "hub")
+    try:
+        running = Server(flags, folder)
+    finally:
+        os.environ.pop("LLAMA_CACHE") if before is None else os.environ.update(LLAMA_CACHE=before)
     yield running
-    for server in running:
-        server.stop()
+    assert running.stop() == 0
+    assert processes_of(running) == []
 
 
 @pytest.fixture(scope="module")
-def router(servers: list[Server], cache: Path) -> Iterator[Server]:
-    backends = [flag for one in servers for flag in ("--backend", one.url)]
-    running = Server([*backends, "--health-seconds", "0.2"], cache, "router")
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module")
-def client(router: Server) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client:
-        until(lambda: states(client) == ["healthy", "healthy"], "both are healthy")
+def client(server: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
         yield client
 
 
-def states(client: httpx2.Client) -> list[str]:
-    return [one["state"] for one in client.get("/router/backends").json()["backends"]]
-
-
-def chat(contents: list[str], **more) -> dict:
-    roles = ["user", "assistant"] * len(contents)
-    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
-    return {"messages": messages, "max_tokens": 12, "temperature": 0, **more}
-
-
-def events(lines: Iterator[str]) -> Iterator[dict]:
-    for line in lines:
-        if line.startswith("data: {"):
-            yield json.loads(line[6:])
-
-
-def test_an_answer_is_the_same_as_without_the_router(client, servers):
-    body = chat([f"Repeat this:\n{CODE}"], max_tokens=40)
-    direct = httpx2.post(f"{servers[0].url}/v1/chat/completions", json=body, trust_env=False)
-    routed = client.post("/v1/chat/completions", json=body)
-    assert routed.json()["choices"] == direct.json()["choices"]
-    streamed = client.post("/v1/chat/completions", json=body | {"stream": True})
-    said = "".join(
-        one["choices"][0]["delta"].get("content") or ""
-        for one in events(streamed.iter_lines())
-        if one["choices"]
-    )
-    assert said == direct.json()["choices"][0]["message"]["content"]
-    assert streamed.text.endswith("data: [DONE]\n\n")
-
-
-def test_turns_of_a_conversation_find_their_prefix_and_conversations_use_both(client):
-    sent_before = [one["num_sent"] for one in client.get("/router/backends").json()["backends"]]
-    conversations = [[f"Number {i}. Explain:\n{CODE[i * 40 :]}"] for i in range(6)]
-    num_before = [0] * 6
-
-    def ask(contents: list[str]) -> dict:
-        return client.post("/v1/chat/completions", json=chat(contents)).raise_for_status().json()
-
-    with ThreadPoolExecutor(6) as pool:
-        for turn in range(3):
-            for i, answer in enumerate(pool.map(ask, conversations)):
-                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-                assert cached >= (0.8 * num_before[i] if turn else 0)
-                num_before[i] = answer["usage"]["prompt_tokens"]
-                said = answer["choices"][0]["message"]["content"]
-                conversations[i] += [said, "And why?"]
-    sent = [one["num_sent"] for one in client.get("/router/backends").json()["backends"]]
-    assert min(now - before for now, before in zip(sent, sent_before, strict=True)) >= 3
-
-
-def test_the_openai_client_works_through_it(router):
-    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="sk-any", max_retries=0)
-    with client:
-        stream = client.chat.completions.create(
-            model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=8, stream=True
-        )
-        assert len(list(stream)) > 1
-        assert client.models.list().data
-
-
-def test_a_drained_backend_loses_no_token(client, servers):
-    url = servers[0].url
-    client.post("/router/drain", json={"backend": servers[1].url})
-    with client.stream("POST", "/v1/completions", json=ENDLESS) as response:
-        stream = events(response.iter_lines())
-        next(stream)
-        client.post("/router/drain", json={"backend": url})
-        client.post("/router/resume", json={"backend": servers[1].url})
-        for _ in range(3):
-            client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
-        rest = list(stream)
-    assert rest[-1]["timings"]["predicted_n"] == ENDLESS["max_tokens"]
-    drained = client.get("/router/backends").json()["backends"][0]
-    assert (drained["state"], drained["num_in_flight"]) == ("draining", 0)
-    client.post("/router/resume", json={"backend": url})
-
-
-def test_a_request_of_the_routers_own_kind_names_what_is_wrong(client):
-    response = client.post("/router/drain", json={"backend": "nobody"})
-    assert response.status_code == 404
-    assert "nobody" in response.json()["error"]["message"]
-
-
-def test_a_stopped_router_ends_its_streams_first(servers, cache):
-    router = Server(["--backend", servers[0].url], cache, "router")
-    with (
-        httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client,
-        client.stream("POST", "/v1/completions", json=ENDLESS) as response,
-    ):
-        stream = events(response.iter_lines())
-        next(stream)
-        router.process.send_signal(signal.SIGTERM)
-        *_, last = stream
-    assert last["timings"]["predicted_n"] == ENDLESS["max_tokens"]
-    assert router.stop() == 0
-
-
-def test_a_killed_backend_ends_its_own_streams_only(servers, cache):
-    victim = Server(ARGUMENTS, cache)
-    backends = ["--backend", victim.url, "--backend", servers[0].url]
-    router = Server([*backends, "--health-seconds", "0.2"], cache, "router")
-    ends: dict[int, dict] = {}
-    begun = [threading.Event() for _ in range(4)]
-
-    def ask(i: int) -> None:
-        body = ENDLESS | {"prompt": f"def f_{i}(x):\n"}
-        with (
-            httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client,
-            client.stream("POST", "/v1/completions", json=body) as response,
-        ):
-            for ends[i] in events(response.iter_lines()):
-                begun[i].set()
-
+def processes_of(server: Server, word: str = "") -> list[int]:
+    """Children of the router that run, those with `word` in their command line."""
     try:
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-        for thread, has_begun in zip(threads, begun, strict=True):
-            thread.start()
-            assert has_begun.wait(30)
-        with httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client:
-            states_now = client.get("/router/backends").json()["backends"]
-            num_hit = states_now[0]["num_in_flight"]
-            assert num_hit
-            assert states_now[1]["num_in_flight"]
-            victim.stop(signal.SIGKILL)
-            for thread in threads:
-                thread.join(60)
-            failed = [one["error"] for one in ends.values() if "error" in one]
-            whole = [one for one in ends.values() if "error" not in one]
-            assert len(failed) == num_hit
-            assert all(one["code"] in (500, 502) and one["message"] for one in failed)
-            assert {one["timings"]["predicted_n"] for one in whole} == {ENDLESS["max_tokens"]}
-            until(lambda: states(client) == ["unhealthy", "healthy"], "the router knows")
-            assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).is_success
+        path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        pids = [int(pid) for pid in path.read_text().split()]
+        return [pid for pid in pids if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    except FileNotFoundError:
+        return []
+
+
+def status_of(client: httpx2.Client, name: str) -> dict:
+    listed = client.get("/models").json()["data"]
+    return next(one["status"] for one in listed if one["id"] == name)
+
+
+def ask(client: httpx2.Client, model: str, **more) -> httpx2.Response:
+    return client.post("/v1/completions", json=BODY | {"model": model} | more)
+
+
+def test_two_models_answer_under_their_names(client: httpx2.Client) -> None:
+    texts = set()
+    for name, asked in (("one", "one"), ("two", "zwei")):
+        answer = ask(client, asked)
+        assert (answer.status_code, answer.json()["model"]) == (200, name)
+        texts.add(answer.json()["choices"][0]["text"])
+        assert status_of(client, name)["value"] == "loaded"
+    assert len(texts) == 1, "the same file under both names"
+    props = client.get("/props", params={"model": "two"}).json()
+    assert (props["model_alias"], props["total_slots"]) == ("two", 1)
+
+
+def test_the_router_never_loads_libllama(server: Server, client: httpx2.Client) -> None:
+    assert ask(client, "one").status_code == 200
+    loaded = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "libllama" not in loaded
+    assert "libggml" not in loaded
+
+
+def test_a_model_that_is_no_model_says_why(client: httpx2.Client) -> None:
+    answer = ask(client, "broken")
+    assert answer.status_code == 502
+    assert "broken could not be loaded" in answer.json()["error"]["message"]
+    status = status_of(client, "broken")
+    assert (status["failed"], status["exit_code"]) == (True, 2)
+
+
+def test_a_childs_own_port_wants_the_routers_key(server: Server, client: httpx2.Client) -> None:
+    assert ask(client, "one").status_code == 200
+    child = processes_of(server, "--alias=one")[0]
+    assert "HEADSTART_API_KEY" not in Path(f"/proc/{child}/cmdline").read_text()
+    inodes = {
+        line.split()[9]: int(line.split()[1].split(":")[1], 16)
+        for line in Path(f"/proc/{child}/net/tcp").read_text().splitlines()[1:]
+        if line.split()[3] == "0A"
+    }
+    sockets = {os.readlink(f) for f in Path(f"/proc/{child}/fd").iterdir() if f.exists() or True}
+    port = next(port for inode, port in inodes.items() if f"socket:[{inode}]" in sockets)
+    direct = httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY, trust_env=False)
+    assert direct.status_code == 401
+
+
+def test_killing_a_child_ends_its_requests_only_and_each_says_so(
+    server: Server, client: httpx2.Client
+) -> None:
+    for name in ("one", "two"):
+        assert ask(client, name).status_code == 200
+    other: list[bytes] = []
+
+    def stream_other() -> None:
+        body = BODY | {"model": "two", "max_tokens": 200, "stream": True, "ignore_eos": True}
+        other.append(httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).content)
+
+    body = BODY | {"model": "one", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        thread = threading.Thread(target=stream_other)
+        thread.start()
+        os.kill(processes_of(server, "--alias=one")[0], signal.SIGKILL)
+        events = [line for line in lines if line.startswith("data: ")]
+    thread.join()
+    error = json.loads(events[-1][6:])["error"]
+    assert (error["code"], error["message"]) == (502, "one broke off its answer")
+    assert other[0].endswith(b"data: [DONE]\n\n")
+    assert b'"error"' not in other[0]
+    until(lambda: status_of(client, "one")["value"] == "unloaded", "the end of the child")
+    assert ask(client, "one").status_code == 200, "it is loaded again"
+
+
+def test_models_are_unloaded_with_all_their_processes(
+    server: Server, client: httpx2.Client
+) -> None:
+    assert ask(client, "two").status_code == 200
+    assert processes_of(server, "--alias=two")
+    assert client.post("/models/unload", json={"model": "two"}).json() == {"success": True}
+    until(lambda: status_of(client, "two")["value"] == "unloaded", "the end of the model")
+    assert not processes_of(server, "--alias=two")
+    assert "failed" not in status_of(client, "two")
+
+
+def test_a_router_that_is_killed_takes_its_models_along(tmp_path: Path) -> None:
+    (tmp_path / "models.ini").write_text(PRESET.replace("[one]", "[one]\nload-on-startup = 1"))
+    server = Server(["--models-preset", str(tmp_path / "models.ini")], tmp_path)
+    try:
+        until(lambda: bool(processes_of(server, "--alias=one")), "the start of the model")
+        child = processes_of(server, "--alias=one")[0]
+        os.kill(server.process.pid, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{child}/cmdline").exists(), "the end of the model")
     finally:
-        router.stop()
-        if victim.process.poll() is None:
-            victim.stop()
+        server.stop()

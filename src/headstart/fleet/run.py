@@ -17,7 +17,7 @@ from headstart.fleet.options import RouterOptions
 from headstart.fleet.replica import Replica
 from headstart.fleet.routing import RoutingLimits
 from headstart.server.guard import load_keys
-from headstart.server.listen import address_of, ends_without_failure, take_ports, uvicorn_config
+from headstart.server.listen import address_of, sigterm_is_no_failure, take_ports, uvicorn_config
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def serve(options: RouterOptions, config: Config, announce: Callable[[str], None
     server = uvicorn.Server(uvicorn_settings)
     with ExitStack() as stack:
         listeners = take_ports(config.server, stack)
-        stack.enter_context(ends_without_failure(server))
+        stack.enter_context(sigterm_is_no_failure(server))
         scheme = "https" if config.server.ssl_cert_file else "http"
         announce(address_of(listeners[0], scheme))
         server.run(sockets=listeners)

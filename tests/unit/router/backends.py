@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, nullcontext
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.config import LifespanType
 
 
 class QuietServer(uvicorn.Server):
@@ -20,7 +19,7 @@ class QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running(app: ASGIApp, lifespan: LifespanType = "off") -> AsyncIterator[str]:
+async def running(app: ASGIApp, lifespan: str = "off") -> AsyncIterator[str]:
     """The URL of a server of this app."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
