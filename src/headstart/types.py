@@ -295,7 +295,9 @@ class Engine(Protocol):
     # one that no request has, for rows that only make a decode wider; None: there can be none
     padding_sequence: int | None
     memory: MemoryKind
-    max_rollback: int  # tokens of one decode that `truncate` may drop; huge for attention only
+    # draft tokens of one decode that can be taken back; huge for attention only, and where
+    # `keep_for_draft` makes it possible
+    max_rollback: int
     can_shift: bool  # whether `shift` is possible
 
     def decode(self, batch: Batch) -> Logits:
@@ -339,6 +341,13 @@ class Engine(Protocol):
         """Make it possible to rewind the sequence to the length that it has now.
 
         Costs time and memory where the memory cannot be cut anywhere, nothing elsewhere.
+        """
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        """Before a decode that has a draft: make it possible to rewind to the present length.
+
+        Costs the time of a copy where the memory is CHECKPOINT, nothing elsewhere. False if it
+        cannot be; then the draft must not be decoded.
         """
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
