@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.config_chat import ChatConfig as ChatConfig
+from headstart.config_embedding import POOLINGS as POOLINGS
+from headstart.config_embedding import EmbeddingConfig as EmbeddingConfig
 from headstart.config_engine import CACHE_TYPES as CACHE_TYPES
 from headstart.config_engine import LEAST_CONTEXT as LEAST_CONTEXT
 from headstart.config_engine import PLAIN_CACHE_TYPES as PLAIN_CACHE_TYPES
@@ -244,6 +246,11 @@ class ServerConfig:
         "60 for the next piece of its body or for a client that does not read",
         "-to",
     )
+    sleep_idle_seconds: int = option(
+        -1,
+        "seconds without a request after which the model leaves memory, until the next request; "
+        "-1 never",
+    )
     page: bool = option(True, "serve the page at /", "--webui", "--ui")
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
@@ -263,6 +270,7 @@ class ServerConfig:
         check_at_least(self, "max_body_mb", 1)
         check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
+        check_at_least(self, "sleep_idle_seconds", -1)
         if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
             raise ConfigError(
                 f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "
@@ -287,6 +295,7 @@ class Config:
     speculation: SpeculationConfig = SpeculationConfig()
     chat: ChatConfig = field(default_factory=ChatConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headstart.errors import InvalidParameterError
 from headstart.grammar.constraint import Constraint
 from headstart.sampling.params import SamplingParams
@@ -169,6 +172,28 @@ class SlotAction:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """Texts to be turned into vectors or scores; answered by an `EmbeddingEvent`."""
+
+    request_id: str
+    texts: tuple[Sequence[int], ...]  # token ids; none empty
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.texts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingEvent:
+    """The only event of an embedding request that was served."""
+
+    request_id: str
+    vectors: tuple[NDArray[np.float32], ...]  # of each text (1, size), unpooled (tokens, size)
+    num_tokens: int
+    seconds: float  # since it was submitted
+
+
+@dataclass(frozen=True, slots=True)
 class SlotEvent:
     """The only event of a slot action that was done."""
 
@@ -195,4 +220,5 @@ def error_event(request_id: str, error: Exception, stats: RequestStats | None = 
     return ErrorEvent(request_id, type(error).__name__, str(error), details, stats)
 
 
-Event = TokenEvent | ProgressEvent | FinishEvent | SlotEvent | ErrorEvent
+Event = TokenEvent | ProgressEvent | FinishEvent | SlotEvent | EmbeddingEvent | ErrorEvent
+Work = Request | SlotAction | EmbeddingRequest  # what is submitted

@@ -34,18 +34,11 @@ from headstart.scheduler.request import (
 from headstart.scheduler.rollback import keep_states
 from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import NEEDED_ROWS, time_decodes
-from headstart.types import (
-    Batch,
-    ContextFullError,
-    Engine,
-    Logits,
-    MemoryKind,
-    StepStats,
-    Vocab,
-)
+from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import GrammarCompiler
+    from headstart.scheduler.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +73,7 @@ class Scheduler:
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
+        self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         self._batch = Batch(engine.max_batch_tokens)
         self._num_padding = 0  # rows of this step that nobody needs
         self._max_prompt_rows = 0  # of this step

@@ -33,8 +33,19 @@ class RequestDefaults:
     stop: tuple[str, ...] = ()
     is_verbose: bool = False  # OpenAI's formats carry `__verbose`
     cache_prompt: bool = True
+    embd_normalize: int = 2
     cache_reuse: int = 0
     num_keep: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RerankForm:
+    """How a query and a document become one prompt."""
+
+    template: str | None = None  # the model's, with {query} and {document}
+    start: tuple[int, ...] = ()  # tokens around the two, where there is no template
+    middle: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,7 @@ class ServedModel:
     tags: tuple[str, ...] = ()
     chat: ChatDefaults = field(default_factory=ChatDefaults)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    rerank: RerankForm = field(default_factory=RerankForm)
     # in force, JSON-ready, with the origin of each
     settings: Sequence[Mapping[str, Any]] = ()
 
@@ -100,7 +112,8 @@ class Service:
             return f"restarting the engine: {reason}"
         if status == "closed":
             return "the server is shutting down"
-        return None if status == "ready" and self.model is not None else "Loading model"
+        is_loaded = status in ("ready", "sleeping", "waking") and self.model is not None
+        return None if is_loaded else "Loading model"
 
     @property
     def served(self) -> ServedModel:
