@@ -124,7 +124,7 @@ def aligned_values(name: str, shape: tuple[int, ...]) -> NDArray[np.float64] | N
         return next_token_head()
     if kind == "nextn.eh_proj":  # of (embedding, state) the second
         return np.concatenate([np.zeros((WIDTH, WIDTH)), successor_map()], axis=1)
-    if name.endswith(("scale", "norm.weight")) and len(shape) == 1:
+    if ("scale" in name or name.endswith("norm.weight")) and len(shape) == 1:
         return np.ones(shape)
     is_last = any(part in name for part in ("attn_output", "ffn_down", "ssm_out", "proj.weight"))
     return np.zeros(shape) if is_last or name.endswith("bias") else None

@@ -193,6 +193,40 @@ def tiny_recurrent(
     return writer.save()
 
 
+def tiny_bert(path: Path, *, ranks: bool = False, merges: Merges = MERGES, seed: int = 0) -> Path:
+    """Write an encoder with a table of positions; with `ranks` one that has a head for scores."""
+    shape, context = Shape(width=32, num_heads=2, ff_width=48), 512
+    writer = Writer(path, "bert", merges=merges, seed=seed)
+    writer.numbers(
+        context_length=context,
+        embedding_length=shape.width,
+        block_count=shape.num_layers,
+        feed_forward_length=shape.ff_width,
+        attention__head_count=shape.num_heads,
+        attention__layer_norm_epsilon=1e-5,
+        pooling_type=4 if ranks else 1,
+    )
+    writer.gguf.add_bool("bert.attention.causal", False)
+    writer.gguf.add_uint32("tokenizer.ggml.token_type_count", 2)
+    for name, rows in (("token_embd", writer.vocab_size), ("token_types", 2)):
+        writer.matrix(f"{name}.weight", rows, shape.width)
+    writer.matrix("position_embd.weight", context, shape.width)
+    norms, matrices = ["token_embd_norm"], []
+    for block in (f"blk.{layer}." for layer in range(shape.num_layers)):
+        norms += [block + "attn_output_norm", block + "layer_output_norm"]
+        matrices += [block + f"attn_{part}" for part in ("q", "k", "v", "output")]
+        writer.matrix(block + "ffn_up.weight", shape.ff_width, shape.width)
+        writer.matrix(block + "ffn_down.weight", shape.width, shape.ff_width)
+    for name in norms:
+        writer.norm(name + ".weight", shape.width)
+        writer.tensor(name + ".bias", np.zeros(shape.width))
+    for name in matrices + ["cls"] * ranks:
+        writer.matrix(name + ".weight", shape.width, shape.width)
+    if ranks:
+        writer.matrix("cls.output.weight", 1, shape.width)
+    return writer.save()
+
+
 def broken(path: Path, kind: Broken) -> Path:
     """Write a file that must not load, and must not end the process either."""
     _BREAKERS[kind](path)

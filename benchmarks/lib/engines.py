@@ -33,6 +33,7 @@ class WrappedEngine:
         self.max_outputs: int = engine.max_outputs
         self.memory: MemoryKind = engine.memory
         self.max_rollback: int = engine.max_rollback
+        self.can_shift: bool = engine.can_shift
         self.padding_sequence: int | None = engine.padding_sequence
 
     def decode(self, batch: Batch) -> Logits:
@@ -46,6 +47,9 @@ class WrappedEngine:
 
     def truncate(self, seq_id: int, length: int) -> bool:
         return self._engine.truncate(seq_id, length)
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        return self._engine.shift(seq_id, start, end)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return self._engine.copy_prefix(source, target, length)
@@ -151,6 +155,7 @@ class SilentEngine:
     max_batch_tokens = 4096
     memory = MemoryKind.CUT
     max_rollback = 2**30
+    can_shift = True
     padding_sequence: int | None = 10_000
 
     def __init__(
@@ -173,6 +178,9 @@ class SilentEngine:
         return {}
 
     def truncate(self, seq_id: int, length: int) -> bool:
+        return True
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
         return True
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:

@@ -42,10 +42,16 @@ def libllama_version() -> str:
     return library.version()
 
 
-def list_devices() -> list[Device]:
-    """All devices libllama can compute on."""
-    from headstart.engine.devices import list_devices as devices
+def list_devices(config: EngineConfig) -> list[Device]:
+    """All devices libllama can compute on, those of `--rpc` too.
 
+    Raises:
+        ConfigError, RpcWorkerError: a worker cannot be used.
+    """
+    from headstart.engine.devices import list_devices as devices
+    from headstart.remote import connect_workers
+
+    connect_workers(config)
     return devices()
 
 
@@ -99,12 +105,12 @@ def build_scheduler(
         ConfigError, ModelError: something cannot be used; the message says what and why.
     """
     from headstart.engine import library
-    from headstart.engine.context import LlamaEngine
     from headstart.engine.machine import available_memory
-    from headstart.engine.model import Model
     from headstart.grammar.compiler import GrammarCompiler
-    from headstart.loading import fit_models, load_draft
-    from headstart.scheduler.report import WorkerInfo
+    from headstart.loading import load_draft, load_target, only_embeds
+    from headstart.remote import connect_workers, notice_lost_workers
+    from headstart.scheduler.embedding import EmbeddingQueue
+    from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
         capped_options,
@@ -115,21 +121,28 @@ def build_scheduler(
 
     has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
     types = wanted_types(config.speculation, has_draft_model=has_draft)
+    if only_embeds(config, models.target):
+        types = ()
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
     learned = _learned(config, models, types)
     draft = models.draft if needs_draft_model(types) else None
-    fitted = fit_models(config, models.target, draft)
+    connect_workers(config.engine)
+    target = load_target(config, models.target, draft)
+    model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
-    model = Model(models.target, fitted.config)
-    engine = LlamaEngine(model, fitted.config, fitted.limits)
     drafter = load_draft(config, draft, fitted) if draft else None
+    notice_lost_workers(config.engine)
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
     scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
+    embedding = None
+    if embedder := target.embedder:
+        scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)
+        embedding = EmbeddingInfo(embedder.size, embedder.max_tokens, embedder.pooling)
     if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         seconds = WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS
         if warms_up_later:
@@ -145,6 +158,8 @@ def build_scheduler(
         speculation=drafting.describe()
         | {"state": str(learned.file or ""), "state_not_used": learned.not_used},
         system=f"{library.version()}; {library.system_info()}",
+        embedding=embedding,
+        why_no_text=target.why_no_text,
     )
     log.info("%s", _summary(info, models))
     if memory := fitted.describe():
@@ -270,7 +285,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     from headstart.engine.model import Model
     from headstart.server.conversation import chat_defaults
     from headstart.server.defaults import request_defaults
-    from headstart.server.model import ServedModel
+    from headstart.server.model import RerankForm, ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
@@ -301,10 +316,14 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         vocab=vocab,
         template=template,
         chat=chat_defaults(config.chat),
+        rerank=RerankForm(model.rerank_template, *vocab.pair_marks),
         defaults=replace(
             request_defaults(config.sampling, model.metadata()),
             cache_prompt=config.scheduler.cache_prompt,
+            cache_reuse=config.scheduler.cache_reuse,
+            num_keep=config.scheduler.keep,
             is_verbose=config.server.verbose,
+            embd_normalize=config.embedding.embd_normalize,
         ),
     )
     found = served.answer_format

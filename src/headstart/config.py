@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.config_chat import ChatConfig as ChatConfig
+from headstart.config_embedding import POOLINGS as POOLINGS
+from headstart.config_embedding import EmbeddingConfig as EmbeddingConfig
 from headstart.config_engine import CACHE_TYPES as CACHE_TYPES
 from headstart.config_engine import LEAST_CONTEXT as LEAST_CONTEXT
 from headstart.config_engine import PLAIN_CACHE_TYPES as PLAIN_CACHE_TYPES
 from headstart.config_engine import DraftEngineConfig as DraftEngineConfig
 from headstart.config_engine import EngineConfig as EngineConfig
+from headstart.config_engine import rpc_endpoints as rpc_endpoints
 from headstart.config_fields import check_at_least
 from headstart.config_fields import option as option
 from headstart.config_logs import LogConfig as LogConfig
@@ -95,6 +98,19 @@ class SchedulerConfig:
         False,
         "reuse prompts over API keys too; whoever has a key can then find out what others wrote",
     )
+    cache_reuse: int = option(
+        0,
+        "smallest piece of a kept prompt, in tokens, that is moved to where a new prompt has it; "
+        "faster, but such an answer may differ a little; 0 moves none",
+    )
+    context_shift: bool = option(
+        False,
+        "where a text fills the context, drop its older half and go on; without it the text ends "
+        "there",
+    )
+    keep: int = option(
+        0, "tokens at the beginning of a text that --context-shift never drops; -1: its prompt"
+    )
     cache_ram: int = option(
         8192,
         "maximum MiB of main memory for prompts that lose their place in the cache, and never "
@@ -105,6 +121,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)
         check_at_least(self, "cache_ram", 0)
+        check_at_least(self, "cache_reuse", 0)
+        check_at_least(self, "keep", -1)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
         check_at_least(self, "prefill_ms", 0)
@@ -229,6 +247,11 @@ class ServerConfig:
         "60 for the next piece of its body or for a client that does not read",
         "-to",
     )
+    sleep_idle_seconds: int = option(
+        -1,
+        "seconds without a request after which the model leaves memory, until the next request; "
+        "-1 never",
+    )
     page: bool = option(True, "serve the page at /", "--webui", "--ui")
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
@@ -248,6 +271,7 @@ class ServerConfig:
         check_at_least(self, "max_body_mb", 1)
         check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
+        check_at_least(self, "sleep_idle_seconds", -1)
         if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
             raise ConfigError(
                 f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "
@@ -272,6 +296,7 @@ class Config:
     speculation: SpeculationConfig = SpeculationConfig()
     chat: ChatConfig = field(default_factory=ChatConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
 

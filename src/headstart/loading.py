@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.config import Config, EngineConfig
 from headstart.engine.context import LlamaEngine
+from headstart.engine.embedding import LlamaEmbedder
+from headstart.engine.encoder import EncoderEngine
 from headstart.engine.fit import Fitted, Part, fit
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.errors import ModelError
-from headstart.types import MemoryKind, SequenceMode
+from headstart.types import Engine, MemoryKind, SequenceMode
 
 
 def _max_draft(config: Config) -> int:
@@ -39,6 +42,49 @@ def fit_models(config: Config, target: Path, draft: Path | None) -> Fitted:
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
     part = Part(target, config.engine, limits, is_asked)
     return fit(part, draft_part if draft else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The loaded target model, and what runs it."""
+
+    model: Model
+    engine: Engine
+    fitted: Fitted
+    embedder: LlamaEmbedder | None = None
+    why_no_text: str = ""
+
+
+def only_embeds(config: Config, path: Path) -> bool:
+    """Whether the model is served for its vectors alone.
+
+    Raises:
+        ModelError: libllama cannot read it.
+    """
+    if not config.embedding.is_on:
+        return False
+    return Model(path, config.engine, vocab_only=True).facts.is_encoder
+
+
+def load_target(config: Config, path: Path, draft: Path | None) -> Target:
+    """The target model with settings that fit; for texts, for vectors, or for both.
+
+    Raises:
+        ConfigError, ModelError: it cannot be used as the settings say.
+    """
+    if only_embeds(config, path):
+        model = Model(path, config.engine)
+        embedder = LlamaEmbedder(model, config.engine, config.embedding)
+        encoder = EncoderEngine(model, embedder.max_tokens)
+        fitted = Fitted(config.engine, Limits(config.scheduler.parallel, 1, 0))
+        return Target(model, encoder, fitted, embedder, encoder.why_no_text)
+    fitted = fit_models(config, path, draft)
+    model = Model(path, fitted.config)
+    engine = LlamaEngine(model, fitted.config, fitted.limits)
+    if not config.embedding.is_on:
+        return Target(model, engine, fitted)
+    # the context that was asked for, not the one that fits beside it
+    return Target(model, engine, fitted, LlamaEmbedder(model, config.engine, config.embedding))
 
 
 def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:

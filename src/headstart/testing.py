@@ -109,6 +109,7 @@ class FakeEngine:
             MemoryKind.ROLLBACK: 4,
             MemoryKind.CHECKPOINT: 0,
         }[memory]
+        self.can_shift = memory is MemoryKind.CUT
         self.cache: dict[int, list[int]] = {}
         self.num_decodes = 0
         self.num_rows = 0
@@ -190,6 +191,12 @@ class FakeEngine:
             self._last_rows[seq_id] = 0
             del cached[length:]
             self.checkpoints.cut(seq_id, length)
+        return True
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        assert self.can_shift, "this memory cannot be moved"
+        assert 0 <= start < end <= len(self.cache[seq_id]), "no tokens of this sequence"
+        del self.cache[seq_id][start:end]
         return True
 
     def _can_cut(self, seq_id: int, length: int) -> bool:

@@ -296,6 +296,7 @@ class Engine(Protocol):
     padding_sequence: int | None
     memory: MemoryKind
     max_rollback: int  # tokens of one decode that `truncate` may drop; huge for attention only
+    can_shift: bool  # whether `shift` is possible
 
     def decode(self, batch: Batch) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
@@ -320,6 +321,9 @@ class Engine(Protocol):
 
     def truncate(self, seq_id: int, length: int) -> bool:
         """Keep the first `length` tokens. False (and nothing changed) if this memory cannot."""
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        """Drop tokens `start` to `end`, move later ones forward; False: no room, it is empty."""
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         """How many of the first `length` tokens `rewind` would keep, or `copy_prefix` can copy."""

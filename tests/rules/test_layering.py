@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config_fields": {"errors"},
     "config_chat": {"errors", "config_fields"},
+    "config_embedding": {"errors", "config_fields"},
     "config_engine": {"errors", "config_fields"},
     "config_logs": {"errors", "config_fields"},
     "config_sampling": {"errors", "config_fields"},
@@ -27,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
         "config_fields",
         "config_chat",
+        "config_embedding",
         "config_engine",
         "config_logs",
         "config_sampling",
@@ -54,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": CORE,
     "saved_control": BOTTOM | {"control"},
     "loading": BOTTOM | {"engine"},
+    "remote": BOTTOM | {"engine", "saved_control"},
     "assemble": CORE
     | {
         "engine",
@@ -64,12 +67,13 @@ ALLOWED: dict[str, set[str]] = {
         "speculation",
         "saved_control",
         "loading",
+        "remote",
         "greeting",
         "logs",
         "process",
     },
     "local": BOTTOM | {"assemble", "scheduler"},
-    "cli": CORE | {"assemble", "local", "text", "hub", "demo"},
+    "cli": CORE | {"assemble", "local", "remote", "text", "hub", "demo"},
     "__main__": {"cli"},
 }
 # `Engine.make_filters` takes SamplingParams; `headstart devices` prints what the engine measured.

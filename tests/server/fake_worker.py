@@ -13,6 +13,7 @@ from headstart.errors import HeadstartError
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
 from headstart.scheduler.request import (
+    EmbeddingEvent,
     Event,
     FinishEvent,
     ProgressEvent,
@@ -128,6 +129,7 @@ class FakeWorker:
         self.status = "loading"
         self.failure = ""
         self.info: WorkerInfo | None = None
+        self.info_when_ready = INFO
         self.script = script
         self.start_error: HeadstartError | None = None
         self.requests: list[Request] = []
@@ -139,7 +141,7 @@ class FakeWorker:
     async def start(self) -> None:
         if self.start_error:
             raise self.start_error
-        self.status, self.info = "ready", INFO
+        self.status, self.info = "ready", self.info_when_ready
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         self.requests.append(request)
@@ -156,7 +158,7 @@ class FakeWorker:
             if step == HOLD:
                 await asyncio.Event().wait()
             elif not isinstance(step, str):
-                if isinstance(step, (FinishEvent, HeadstartError)):
+                if isinstance(step, (FinishEvent, EmbeddingEvent, HeadstartError)):
                     del self._tasks[request.request_id]
                 deliver(step)
                 await asyncio.sleep(0)

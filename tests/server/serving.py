@@ -10,7 +10,11 @@ import httpx2
 import uvicorn
 from tests.server.fake_worker import FakeWorker
 
-from headstart.config import ServerConfig
+from headstart.assemble import build_scheduler, find_models, load_served_model
+from headstart.config import Config, ServerConfig
+from headstart.scheduler.client import WorkerClient
+from headstart.scheduler.transport import ThreadTransport
+from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
 from headstart.server.listen import address_of, take_port, uvicorn_config
 from headstart.server.model import ServedModel
@@ -26,7 +30,7 @@ def served_model(template: str | None = None) -> ServedModel:
 
 @contextmanager
 def serving(
-    worker: FakeWorker | None = None,
+    worker: Worker | None = None,
     config: ServerConfig | None = None,
     model: ServedModel | None = None,
     wait: bool = True,
@@ -50,3 +54,12 @@ def serving(
         server.should_exit = True
         thread.join(20)
         listener.close()
+
+
+@contextmanager
+def serving_models(config: Config) -> Iterator[httpx2.Client]:
+    """The same with real models, the engine in a thread."""
+    models = find_models(config)
+    worker = WorkerClient(lambda: ThreadTransport(lambda: build_scheduler(config, models)))
+    with serving(worker, config.server, load_served_model(config, models)) as client:
+        yield client

@@ -123,4 +123,18 @@ def _directions(path: Path) -> dict[int, NDArray[np.float32]]:
     return found
 
 
-__all__ = ["apply_adapters", "scaled_files"]
+def tensor_names(path: Path) -> list[str]:
+    """Names of a file's tensors; none if it is no GGUF file."""
+    base = ggml_base_library()
+    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, _InitParams)
+    count = prototype(base, "gguf_get_n_tensors", c_int64, c_void_p)
+    name_at = prototype(base, "gguf_get_tensor_name", c_char_p, c_void_p, c_int64)
+    file = read(str(path).encode(), _InitParams(True, None))
+    if not file:
+        return []
+    names = [name_at(file, i).decode("utf-8", "replace") for i in range(count(file))]
+    prototype(base, "gguf_free", None, c_void_p)(file)
+    return names
+
+
+__all__ = ["apply_adapters", "scaled_files", "tensor_names"]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
+from headstart.engine.c_batch import c_batch
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
@@ -49,6 +50,8 @@ class LlamaEngine:
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
         params = context_params(model.facts, config, limits, context)
+        self._adjust(params)
+        self.params = params
         self.max_batch_tokens: int = params.n_batch
         self.max_outputs: int = params.n_outputs_max
         take_errors()
@@ -67,6 +70,9 @@ class LlamaEngine:
         )
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        self.can_shift = rules.kind is MemoryKind.CUT and bool(
+            api.llama_memory_can_shift(self._memory)
+        )
         has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self._sequences = Sequences(
@@ -80,6 +86,9 @@ class LlamaEngine:
         if self.deterministic:
             use_reference_kernels(self.handle)
             self._staging = Batch(self.max_batch_tokens)
+
+    def _adjust(self, params: Any) -> None:
+        """Change libllama's parameters before the context is made; for other kinds of contexts."""
 
     def _rules(self, config: EngineConfig) -> CacheRules:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
@@ -128,12 +137,7 @@ class LlamaEngine:
         return logits
 
     def _decode(self, batch: Batch) -> Logits:
-        known = self._batches.get(id(batch))
-        if known is None:
-            known = self._batches[id(batch)] = (batch, *_c_batch(batch))
-        c_batch = known[1]
-        c_batch.n_tokens = batch.num_rows
-        status = api.llama_decode(self.handle, c_batch)
+        status = api.llama_decode(self.handle, self._c_batch_of(batch))
         if status == 1:
             raise ContextFullError
         if status != 0:
@@ -149,6 +153,14 @@ class LlamaEngine:
             batch.num_outputs, self.vocab_size
         )
         return logits
+
+    def _c_batch_of(self, batch: Batch) -> Any:
+        """The same batch for libllama."""
+        known = self._batches.get(id(batch))
+        if known is None:
+            known = self._batches[id(batch)] = (batch, *c_batch(batch))
+        known[1].n_tokens = batch.num_rows
+        return known[1]
 
     def _decode_invariant(self, batch: Batch) -> Logits:
         """Decode so that a row's logits do not depend on what else is in the batch.
@@ -215,6 +227,9 @@ class LlamaEngine:
     def truncate(self, seq_id: int, length: int) -> bool:
         return self._sequences.truncate(seq_id, length)
 
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        return self._sequences.shift(seq_id, start, end)
+
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         return self._sequences.reusable(seq_id, length, by_copy=by_copy)
 
@@ -260,26 +275,6 @@ class LlamaEngine:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _c_batch(batch: Batch) -> tuple[Any, Any]:
-    """A llama_batch over the arrays of `batch`, and the arrays that it points to besides."""
-    counts = np.ones(batch.capacity, np.int32)
-    pointers = (ctypes.POINTER(ctypes.c_int32) * batch.capacity)()
-    base = batch.seq_ids.ctypes.data
-    for row in range(batch.capacity):
-        pointers[row] = ctypes.cast(base + 4 * row, ctypes.POINTER(ctypes.c_int32))
-    c_batch = api.llama_batch()
-    c_batch.token = _pointer(batch.tokens, ctypes.c_int32)
-    c_batch.pos = _pointer(batch.positions, ctypes.c_int32)
-    c_batch.n_seq_id = _pointer(counts, ctypes.c_int32)
-    c_batch.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
-    c_batch.logits = _pointer(batch.wants_logits, ctypes.c_int8)
-    return c_batch, (counts, pointers)
-
-
-def _pointer(array: NDArray[Any], kind: Any) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
 def _runs(batch: Batch) -> list[tuple[int, int, int]]:

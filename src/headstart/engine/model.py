@@ -21,8 +21,21 @@ _GGUF_MAGIC = b"GGUF"
 class Model:
     """A loaded GGUF. Freed when it is closed or collected; contexts must go first."""
 
-    def __init__(self, path: str | Path, config: EngineConfig, *, vocab_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        config: EngineConfig,
+        *,
+        vocab_only: bool = False,
+        is_drafter: bool = False,
+    ) -> None:
         """Load the file.
+
+        Args:
+            path: the GGUF.
+            config: how to load it.
+            vocab_only: leave out the weights.
+            is_drafter: it reads hidden states of another model and does not write by itself.
 
         Raises:
             ModelError: it cannot be read or is not a model that generates text.
@@ -32,6 +45,7 @@ class Model:
         self.path = Path(path)
         check_file(self.path)
         params, self._keep = model_params(config, vocab_only=vocab_only)
+        params.load_mtp = is_drafter
         library.take_errors()
         self.handle: Any = api.llama_model_load_from_file(str(self.path).encode(), params)
         if not self.handle:
@@ -39,7 +53,7 @@ class Model:
             raise ModelError(f"cannot load {self.path}: {reason}")
         self.facts = Facts.of(self.handle)
         self.vocab = LlamaVocab(self, self.handle)
-        if not vocab_only:
+        if not (vocab_only or is_drafter):
             self._check_kind()
 
     def _check_kind(self) -> None:
@@ -58,7 +72,15 @@ class Model:
 
     @property
     def chat_template(self) -> str | None:
-        template = api.llama_model_chat_template(self.handle, None)
+        return self._template(None)
+
+    @property
+    def rerank_template(self) -> str | None:
+        """How a query and a document become a prompt, with {query} and {document}."""
+        return self._template(b"rerank")
+
+    def _template(self, name: bytes | None) -> str | None:
+        template = api.llama_model_chat_template(self.handle, name)
         return template.decode("utf-8", "replace") if template else None
 
     def metadata(self) -> dict[str, str]:

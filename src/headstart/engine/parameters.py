@@ -22,6 +22,11 @@ _ROPE = {None: -1, "none": 0, "linear": 1, "yarn": 2}
 _MIXED_SNAPSHOTS = frozenset(("lfm2", "lfm2moe"))
 # and these compute another text:
 _ONE_SEQUENCE = frozenset(("plamo2",))
+# libllama makes no cache for these, so they embed texts and generate none
+_ENCODERS = frozenset((
+    "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert",
+    "eurobert", "modern-bert", "gemma-embedding",
+))  # fmt: skip
 _MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
 
 
@@ -35,6 +40,11 @@ class Facts:
     num_layers: int
     vocab_size: int
     architecture: str = ""
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model only turns texts into vectors."""
+        return self.architecture in _ENCODERS
 
     @classmethod
     def of(cls, handle: Any) -> Facts:
@@ -78,7 +88,7 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     # repacked 4-bit weights round differently for 4 rows and more
     params.use_extra_bufts = config.repack and not config.deterministic
     keep: list[Any] = []
-    devices = device_array(config.device)
+    devices = device_array(config.device, can_be_remote=config.rpc is not None)
     if devices is not None:
         keep.append(devices)
         params.devices = ctypes.cast(devices, ctypes.c_void_p)
@@ -97,12 +107,19 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     return params, keep
 
 
-def context_params(facts: Facts, config: EngineConfig, limits: Limits, context: int) -> Any:
-    """libllama's context parameters.
+def context_params(
+    facts: Facts, config: EngineConfig, limits: Limits, context: int, *, embeds: bool = False
+) -> Any:
+    """libllama's context parameters; `embeds`: it is not meant to generate.
 
     Raises:
         ConfigError: settings that contradict each other or the model.
     """
+    if facts.is_encoder and not embeds:
+        raise ConfigError(
+            f"{facts.architecture} models generate no text; start with --embeddings, or with "
+            "--rerank if it is a reranker"
+        )
     params = api.llama_context_default_params()
     params.n_seq_max = limits.num_sequences
     params.kv_unified = not config.deterministic

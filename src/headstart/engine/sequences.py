@@ -56,6 +56,7 @@ class Sequences:
         self._memory = api.llama_get_memory(context)
         self._last_rows: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
+        self._sharing: set[int] = set()  # sequences whose cells may belong to others too
 
     def note_rows(self, seq_id: int, num_rows: int, length: int) -> None:
         """Remember a sequence's rows in the last decode: recurrent rollback is limited to them."""
@@ -79,6 +80,22 @@ class Sequences:
             if self._lengths.get(seq_id, 0) > length > 0:
                 self._last_rows[seq_id] = 0  # the same decode cannot be rolled back twice
             self._set_length(seq_id, min(length, self._lengths.get(seq_id, 0)))
+        return True
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        """Drop the tokens from `start` to `end` and move later ones forward; of CUT only.
+
+        libllama moves a cell for all sequences that share it, so the sequence gets cells of its own
+        before. False (and it is empty) where there are not enough.
+        """
+        if seq_id in self._sharing:
+            state = self._get(seq_id, _WHOLE)
+            self.clear(seq_id)
+            if not self._set(seq_id, state, _WHOLE):
+                self.clear(seq_id)
+                return False
+        api.llama_memory_seq_rm(self._memory, seq_id, start, end)
+        api.llama_memory_seq_add(self._memory, seq_id, end, -1, start - end)
         return True
 
     def rewind(self, seq_id: int, length: int) -> int:
@@ -113,6 +130,7 @@ class Sequences:
         """Forget the sequence and free its cells."""
         self._lengths.pop(seq_id, None)
         self._last_rows.pop(seq_id, None)
+        self._sharing.discard(seq_id)
         self.checkpoints.drop(seq_id)
         api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
@@ -189,6 +207,7 @@ class Sequences:
             api.llama_memory_seq_rm(self._memory, target, length, -1)
         else:
             api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+            self._sharing |= {source, target}
 
     def _copy_with_state(self, source: int, target: int, length: int) -> bool:
         """Share the cells that can be shared and give `target` a state of its own for the rest.

@@ -97,6 +97,20 @@ class LlamaVocab:
             known = self._texts[token] = self._piece(token, special=True)
         return known
 
+    @property
+    def pair_marks(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Tokens before, between and after the two texts of a pair that is ranked."""
+        sep = _optional(api.llama_vocab_sep(self.handle))
+        eos = sep if self.eos_id is None else self.eos_id
+        ends = [eos] if api.llama_vocab_get_add_eos(self.handle) else []
+        seps = [sep] if api.llama_vocab_get_add_sep(self.handle) else []
+        starts = [self.bos_id] if self.add_bos else []
+        before, between, after = (
+            tuple(token for token in tokens if token is not None)
+            for tokens in (starts, ends + seps, ends)
+        )
+        return before, between, after
+
     def is_control(self, token: int) -> bool:
         return bool(api.llama_vocab_is_control(self.handle, token))
 

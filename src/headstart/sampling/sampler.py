@@ -46,6 +46,7 @@ class Sampler:
     def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
         self.params = params
         self.legality: Legality | None = None  # of a constrained request
+        self.num_dropped = 0  # tokens that a context shift took out; the noise still counts them
         self.thoughts: ThoughtCounter | None = None  # of a request whose thoughts are limited
         self.vocab_size = engine.vocab_size
         bias = dict(params.logit_bias)
@@ -126,6 +127,7 @@ class Sampler:
 
     def _drawn(self, ids: NDArray[np.int32], scores: NDArray[np.float32], position: int) -> int:
         """Index of the candidate that the noise chooses; where only one is left, it needs none."""
+        position += self.num_dropped
         return (
             int((scores + gumbel(self.params.seed, position, ids)).argmax()) if len(ids) > 1 else 0
         )
@@ -137,7 +139,8 @@ class Sampler:
         ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
         use_xtc = (
             self.params.has_xtc
-            and uniform(self.params.seed, position, _XTC_SALT) < self.params.xtc_probability
+            and uniform(self.params.seed, position + self.num_dropped, _XTC_SALT)
+            < self.params.xtc_probability
         )
         return self._filters.apply(ids, scores, use_xtc)
 

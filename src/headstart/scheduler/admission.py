@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headstart.errors import ContextLengthError, InvalidParameterError
+from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
 from headstart.scheduler.request import Request
-from headstart.scheduler.slot import ActiveRequest, Slot
+from headstart.scheduler.slot import ALL_EXACT, ActiveRequest, Slot
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Engine, MemoryKind
 
@@ -24,6 +25,12 @@ class Placement:
     slot: Slot
     num_shared: int = 0  # leading tokens of the request that are in the cache
     source: Slot | None = None  # the slot to share cells with; None: its own are used
+    chunks: tuple[Chunk, ...] = ()  # further pieces of the text, which have to be moved
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of the request that need not be read."""
+        return self.num_shared + sum(chunk.length for chunk in self.chunks)
 
 
 def check(request: Request, engine: Engine, num_slots: int) -> None:
@@ -71,9 +78,9 @@ def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> P
     if not active.request.cache_prompt:
         return Placement((wished or [oldest])[0])
     common = {s.slot_id: num_shared(s, active) for s in slots}
-    kept = {s.slot_id: engine.reusable(s.slot_id, common[s.slot_id]) for s in free}
-    slot = (wished or [max(free, key=lambda s: (kept[s.slot_id], -s.last_used))])[0]
-    if not wished and 2 * kept[slot.slot_id] < slot.num_cached:
+    own = {s.slot_id: _continuation(s, common[s.slot_id], active, engine) for s in free}
+    slot = (wished or [max(free, key=lambda s: (own[s.slot_id].num_known, -s.last_used))])[0]
+    if not wished and 2 * own[slot.slot_id].num_known < slot.num_cached:
         slot = oldest  # to continue the other one would lose most of what it holds
     copies = {
         s.slot_id: engine.reusable(s.slot_id, common[s.slot_id], by_copy=True)
@@ -81,24 +88,39 @@ def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> P
         if s is not slot
     }
     source = max(copies, key=lambda slot_id: copies[slot_id], default=slot.slot_id)
-    if copies.get(source, 0) > kept[slot.slot_id]:
+    if copies.get(source, 0) > own[slot.slot_id].num_known:
         return Placement(slot, copies[source], slots[source])
-    return Placement(slot, kept[slot.slot_id])
+    return own[slot.slot_id]
+
+
+def _continuation(slot: Slot, num_shared: int, active: ActiveRequest, engine: Engine) -> Placement:
+    """What a free slot's own cache is good for."""
+    least = active.request.cache_reuse
+    if not least or not engine.can_shift or slot.namespace != active.prompt_namespace:
+        return Placement(slot, engine.reusable(slot.slot_id, num_shared))
+    chunks = find_chunks(slot.kept, active.tokens, num_shared, least)
+    return Placement(slot, num_shared, chunks=chunks)
 
 
 def admit(placement: Placement, active: ActiveRequest, engine: Engine) -> None:
     """Give the request its slot, whose cache then holds exactly what the two have in common."""
     slot, shared = placement.slot, placement.num_shared
-    if placement.source is not None:
+    num_exact = (placement.source or slot).num_exact
+    if placement.chunks:
+        num_exact = min(num_exact, shared)
+        is_moved = move_chunks(slot.slot_id, placement.chunks, engine)
+        shared = engine.rewind(slot.slot_id, placement.num_known if is_moved else 0)
+    elif placement.source is not None:
         if not engine.copy_prefix(placement.source.slot_id, slot.slot_id, shared):
             shared = 0
     elif shared < len(slot.kept):
         shared = engine.rewind(slot.slot_id, shared)
-    slot.kept = []
+    slot.hold([])
     slot.namespace = active.prompt_namespace
     slot.active = active
     active.slot_id = slot.slot_id
     active.num_decoded = shared
+    active.num_exact = num_exact if num_exact < shared else ALL_EXACT
     if active.admitted is None:  # what is read again after a preemption is not counted twice
         active.num_cached = shared
 
@@ -143,6 +165,7 @@ def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engi
             is_copied = engine.copy_prefix(source.slot_id, active.slot_id, length)
             active.num_cached += length * is_copied - active.num_decoded
             active.num_decoded = length * is_copied
+            active.num_exact = source.num_exact if source.num_exact < length else ALL_EXACT
 
 
 def num_shared(slot: Slot, active: ActiveRequest) -> int:
@@ -150,6 +173,8 @@ def num_shared(slot: Slot, active: ActiveRequest) -> int:
     if slot.namespace != active.prompt_namespace:
         return 0
     known = min(_most_shared(active), slot.num_cached)
+    if not active.request.cache_reuse:
+        known = min(known, slot.num_exact)
     return min(known, common_prefix_length(slot.cached, active.tokens))
 
 

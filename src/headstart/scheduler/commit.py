@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.verify import emit, emit_unverified
+from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
@@ -31,10 +32,13 @@ CONTEXT_FULL = Ending("length", is_truncated=True)
 class Committer:
     """Turns the logits of one request into its next tokens and events."""
 
-    def __init__(self, engine: Engine, vocab: Vocab, drafting: Drafting) -> None:
+    def __init__(
+        self, engine: Engine, vocab: Vocab, drafting: Drafting, *, shifts_context: bool = False
+    ) -> None:
         self._engine = engine
         self._vocab = vocab
         self._drafting = drafting
+        self._shifts_context = shifts_context
         self.target_ms = self.draft_ms = 0.0  # of the step that is being committed
 
     def commit(
@@ -132,9 +136,16 @@ class Committer:
             return Ending("eos")
         if active.num_left <= 0 or active.indent.is_over:
             return LENGTH
-        if len(active.tokens) >= self._engine.context_size:
+        if len(active.tokens) >= self._engine.context_size and not self._shift(active):
             return CONTEXT_FULL
         return LENGTH if _is_late(active, now) and self._ends_line(last) else None
+
+    def _shift(self, active: ActiveRequest) -> bool:
+        """Make room in the context, where that is wanted; speculators begin anew behind it."""
+        if not self._shifts_context or not shift_context(active, self._engine, self._vocab):
+            return False
+        self._drafting.end(active)
+        return True
 
     def _ends_line(self, token: int) -> bool:
         return b"\n" in self._vocab.token_bytes(token)

@@ -27,6 +27,8 @@ class Counters:
     prompts_saved: int = 0  # to main memory
     prompts_restored: int = 0  # from there
     prompt_tokens_restored: int = 0
+    embedding_requests: int = 0
+    embedded_tokens: int = 0
     target_seconds: float = 0.0  # of steps, in the target's decodes
     draft_seconds: float = 0.0  # of steps, before the decode: drafting, and admitting requests
     other_seconds: float = 0.0  # of steps, after it: sampling, counting, speculators' learning

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from headstart.errors import CapacityError, EngineError, RequestError
+from headstart.errors import CapacityError, EngineError, NotSupportedError, RequestError
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
-from headstart.scheduler.request import Event, Request, SlotAction, error_event
+from headstart.scheduler.request import EmbeddingRequest, Event, SlotAction, Work, error_event
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.slot import Slot
 
@@ -37,7 +37,7 @@ class Stop:
     """Command: end the loop."""
 
 
-Command = Request | SlotAction | Cancel | Stop
+Command = Work | Cancel | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def run_loop(
             scheduler.warm_up(scheduler.warm_up_seconds, is_wanted)
             scheduler.warm_up_seconds = 0.0
         if not commands:
-            commands += receive(0.0 if scheduler.has_work else saver.seconds_left(clock()))
+            commands += receive(0.0 if _has_work(scheduler) else saver.seconds_left(clock()))
         taken, commands[:] = list(commands), []
         for command in taken:
             if isinstance(command, Stop):
@@ -114,6 +114,8 @@ def run_loop(
         has_work = scheduler.has_work
         scheduler.step()
         events = scheduler.take_events()
+        if scheduler.embeddings:
+            events += scheduler.embeddings.step(is_alone=not scheduler.has_work)
         now = clock()
         is_due = now - last_report > REPORT_SECONDS or any(not hasattr(e, "tokens") for e in events)
         if is_due:
@@ -127,15 +129,23 @@ def run_loop(
         saver.note(now, has_worked=has_work, is_idle=not scheduler.has_work)
 
 
-def _obey(
-    scheduler: Scheduler, command: Request | SlotAction | Cancel, send: Callable[[Message], None]
-) -> None:
+def _has_work(scheduler: Scheduler) -> bool:
+    return scheduler.has_work or bool(scheduler.embeddings and scheduler.embeddings.has_work)
+
+
+def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message], None]) -> None:
     if isinstance(command, Cancel):
         scheduler.cancel(command.request_id)
+        if scheduler.embeddings:
+            scheduler.embeddings.cancel(command.request_id)
         return
     try:
         if isinstance(command, SlotAction):
             send(Message([scheduler.act_on_slot(command)]))
+        elif isinstance(command, EmbeddingRequest):
+            if scheduler.embeddings is None:
+                raise NotSupportedError("this engine does not embed; start with --embeddings")
+            scheduler.embeddings.submit(command)
         else:
             scheduler.submit(command)
     except (RequestError, CapacityError, EngineError) as error:
@@ -163,12 +173,13 @@ def _slot_report(slot: Slot) -> SlotReport:
     active = slot.active
     if active is None:
         return SlotReport(slot_id=slot.slot_id, num_in_cache=len(slot.kept))
+    num_prompt = active.num_prompt
     return SlotReport(
         slot_id=slot.slot_id,
         request_id=active.request.request_id,
         is_processing=True,
-        num_prompt=active.num_prompt,
-        num_processed=min(active.num_decoded, active.num_prompt),
+        num_prompt=num_prompt,
+        num_processed=num_prompt if active.is_generating else min(active.num_decoded, num_prompt),
         num_cached=active.num_cached,
         num_in_cache=active.num_decoded,
         num_emitted=active.num_emitted,

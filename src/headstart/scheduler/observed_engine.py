@@ -45,6 +45,7 @@ class ObservedEngine:
         self.padding_sequence = engine.padding_sequence
         self.memory = engine.memory
         self.max_rollback = engine.max_rollback
+        self.can_shift = False  # what readers have of the tokens that move cannot be moved
 
     def decode(self, batch: Batch) -> Logits:
         logits = self._engine.decode(batch)
@@ -70,6 +71,10 @@ class ObservedEngine:
             return False
         self._tell_length(seq_id, length)
         return True
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        self.clear(seq_id)
+        return False
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         """Rows whose states are needed once more are decoded again, if the memory allows it."""

@@ -53,13 +53,13 @@ class PromptMemory:
     ) -> Placement:
         """Save what the slot loses, and restore what is longer than what the cache holds."""
         slot = placement.slot
-        num_kept = placement.num_shared if placement.source is None else 0
-        stored = self.find(active, placement.num_shared)
+        num_kept = placement.num_known if placement.source is None else 0
+        stored = self.find(active, placement.num_known)
         if stored is not None or 2 * num_kept < len(slot.kept):
             self.keep(slot, slots)
         if stored is None:
             return placement
-        slot.kept = []
+        slot.hold([])
         while not self.restore(stored, slot):
             idle = [one for one in slots if one.active is None and one.kept]
             if not idle:
@@ -71,12 +71,14 @@ class PromptMemory:
         """Free an idle slot's cells; its prompt goes to main memory."""
         self.keep(slot, slots)
         self._engine.clear(slot.slot_id)
-        slot.kept = []
+        slot.hold([])
 
     def keep(self, slot: Slot, slots: Sequence[Slot]) -> None:
         """Copy what an idle slot holds, unless it is known elsewhere; it is about to be dropped."""
         tokens = slot.kept
         if not self.store.max_bytes or len(tokens) < LEAST_TOKENS:
+            return
+        if slot.kept_exact < len(tokens):  # what was moved is only for those who asked for it
             return
         if self.store.holds(slot.namespace, tokens) or any(
             _holds(other, slot) for other in slots if other is not slot
@@ -107,9 +109,10 @@ class PromptMemory:
         started = self._clock()
         data = dict(stored.data)
         if not self._engine.restore_sequence(slot.slot_id, data.pop(TARGET)):
-            slot.kept = []
+            slot.hold([])
             return False
-        slot.kept, slot.namespace = list(stored.tokens), stored.namespace
+        slot.hold(list(stored.tokens))
+        slot.namespace = stored.namespace
         self._speculators.restore_sequences(slot.slot_id, data)
         self.store.take(stored)
         self._counters.prompts_restored += 1

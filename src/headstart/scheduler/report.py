@@ -11,6 +11,15 @@ from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import ModelInfo
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """How a worker embeds."""
+
+    size: int  # numbers of a vector
+    max_tokens: int  # of one text
+    pooling: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
     """Fixed facts of a loaded worker."""
@@ -22,6 +31,8 @@ class WorkerInfo:
     max_batch_tokens: int  # most tokens in one decode
     speculation: Mapping[str, Any]  # mode, types, and why something is off; JSON-ready
     system: str  # libllama's build and processor features
+    embedding: EmbeddingInfo | None = None  # None: it does not embed
+    why_no_text: str = ""  # of a model that only embeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

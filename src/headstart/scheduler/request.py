@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headstart.errors import InvalidParameterError
 from headstart.grammar.constraint import Constraint
 from headstart.sampling.params import SamplingParams
@@ -55,6 +58,9 @@ class Request:
     num_logprobs: int | None = None  # alternatives per token; None: no log probabilities
     post_sampling_probs: bool = False  # probabilities after the filters instead of before
     cache_prompt: bool = True
+    cache_reuse: int = 0  # least tokens of a piece of a kept prompt that is moved; 0: none is
+    num_keep: int = 0  # tokens at the beginning that no context shift drops; -1: the prompt
+    num_discard: int = 0  # tokens that a context shift drops; 0: half of those it may drop
     slot_id: int | None = None  # a wish; served by this slot if it is free
     # of generation, after the first token; then the text ends with its line
     max_seconds: float | None = None
@@ -151,7 +157,7 @@ class FinishEvent:
     reason: str
     stats: RequestStats
     stopping_word: str = ""
-    truncated: bool = False  # ended because the context was full
+    truncated: bool = False  # the context was full: the text ended, or lost what stood in front
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +169,28 @@ class SlotAction:
     slot_id: int
     path: str = ""  # of the file; none to erase
     namespace: str = ""  # of who asks: only its own texts can be saved
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """Texts to be turned into vectors or scores; answered by an `EmbeddingEvent`."""
+
+    request_id: str
+    texts: tuple[Sequence[int], ...]  # token ids; none empty
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.texts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingEvent:
+    """The only event of an embedding request that was served."""
+
+    request_id: str
+    vectors: tuple[NDArray[np.float32], ...]  # of each text (1, size), unpooled (tokens, size)
+    num_tokens: int
+    seconds: float  # since it was submitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,4 +220,5 @@ def error_event(request_id: str, error: Exception, stats: RequestStats | None = 
     return ErrorEvent(request_id, type(error).__name__, str(error), details, stats)
 
 
-Event = TokenEvent | ProgressEvent | FinishEvent | SlotEvent | ErrorEvent
+Event = TokenEvent | ProgressEvent | FinishEvent | SlotEvent | EmbeddingEvent | ErrorEvent
+Work = Request | SlotAction | EmbeddingRequest  # what is submitted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from headstart.scheduler.request import ErrorEvent, RequestStats
+from headstart.scheduler.request import EmbeddingEvent, ErrorEvent, RequestStats
 from headstart.scheduler.speculation_stats import SpeculationStats
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,17 @@ def log_request(request_id: str, stats: RequestStats, reason: str) -> None:
         rate,
         reason,
         _speculation(stats),
+    )
+
+
+def log_embedding(event: EmbeddingEvent) -> None:
+    """Log texts that were embedded."""
+    log.info(
+        "request %s: embedded %d texts of %d tokens in %.0f ms",
+        event.request_id,
+        len(event.vectors),
+        event.num_tokens,
+        1000 * event.seconds,
     )
 
 

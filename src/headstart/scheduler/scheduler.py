@@ -31,20 +31,13 @@ from headstart.scheduler.request import (
     TokenEvent,
     error_event,
 )
-from headstart.scheduler.slot import NO_SLOT, ActiveRequest, Slot
+from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import NEEDED_ROWS, time_decodes
-from headstart.types import (
-    Batch,
-    ContextFullError,
-    Engine,
-    Logits,
-    MemoryKind,
-    StepStats,
-    Vocab,
-)
+from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import GrammarCompiler
+    from headstart.scheduler.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +72,14 @@ class Scheduler:
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
+        self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         self._batch = Batch(engine.max_batch_tokens)
         self._num_padding = 0  # rows of this step that nobody needs
         self._max_prompt_rows = 0  # of this step
         self._in_batch: list[ActiveRequest] = []  # in the order of their rows
         self.num_failed_decodes = 0  # since the last one that worked
         self._events: list[Event] = []
-        self._committer = Committer(engine, vocab, drafting)
+        self._committer = Committer(engine, vocab, drafting, shifts_context=config.context_shift)
         store = PromptStore(config.cache_ram * 2**20)
         self.memory = PromptMemory(store, engine, drafting, self.counters, clock)
 
@@ -285,7 +279,8 @@ class Scheduler:
     def _preempt(self, active: ActiveRequest) -> None:
         """Take the request off its slot; it loses its cells and no text, and continues later."""
         self._clear(active)
-        active.num_decoded, active.proposal, active.leader = 0, NO_PROPOSAL, None
+        active.num_decoded, active.num_exact = 0, ALL_EXACT
+        active.proposal, active.leader = NO_PROPOSAL, None
         self.waiting.appendleft(active)
         self.counters.preemptions += 1
         log.info(
@@ -311,14 +306,14 @@ class Scheduler:
         """Take the request off its slot and forget what is in the cache."""
         slot = self._release(active)
         self.engine.clear(slot.slot_id)
-        slot.kept = []
+        slot.hold([])
 
     def _release(self, active: ActiveRequest) -> Slot:
         """Take the request off its slot, which keeps its tokens for the next prompt."""
         self.drafting.end(active)
         self.running.remove(active)
         slot = self.slots[active.slot_id]
-        slot.kept = active.tokens[: active.num_decoded]
+        slot.hold(active.tokens[: active.num_decoded], active.num_exact)
         slot.active, slot.last_used, active.slot_id = None, self.clock(), NO_SLOT
         return slot
 
@@ -330,7 +325,8 @@ class Scheduler:
         summary = active.summarize(now)
         self.counters.add_request(summary)
         word = active.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
-        end = FinishEvent(request_id, ending.reason, summary, word, ending.is_truncated)
+        is_truncated = ending.is_truncated or active.num_dropped > 0
+        end = FinishEvent(request_id, ending.reason, summary, word, is_truncated)
         self._events.append(end)
         self._release(active)
 

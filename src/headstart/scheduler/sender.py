@@ -14,12 +14,13 @@ from multiprocessing.connection import Connection
 
 from headstart.errors import CapacityError
 from headstart.scheduler.loop import Cancel, Command
-from headstart.scheduler.request import Request
+from headstart.scheduler.request import EmbeddingRequest, Request
 
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 512  # that the engine did not take yet
 MAX_TOKENS = 1 << 22  # of their prompts
+_COUNTED = (Request, EmbeddingRequest)
 
 
 class Sender:
@@ -46,7 +47,7 @@ class Sender:
         with self._changed:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
-            if isinstance(command, Request):
+            if isinstance(command, _COUNTED):
                 self._count(command)
             self._commands.append(command)
             self._changed.notify()
@@ -57,8 +58,8 @@ class Sender:
             self._is_closed = True
             self._changed.notify()
 
-    def _count(self, request: Request) -> None:
-        num_tokens = self._num_tokens + len(request.prompt)
+    def _count(self, request: Request | EmbeddingRequest) -> None:
+        num_tokens = self._num_tokens + _size(request)
         if self._num_requests >= MAX_REQUESTS or (self._num_requests and num_tokens > MAX_TOKENS):
             raise CapacityError(
                 f"{self._num_requests} requests wait for the engine, which is in a long step; try "
@@ -69,16 +70,16 @@ class Sender:
     def _forget(self, request_id: str) -> bool:
         """Take back a request that was not sent yet."""
         for command in self._commands:
-            if isinstance(command, Request) and command.request_id == request_id:
+            if isinstance(command, _COUNTED) and command.request_id == request_id:
                 self._commands.remove(command)
                 self._discount(command)
                 return True
         return False
 
     def _discount(self, command: Command) -> None:
-        if isinstance(command, Request):
+        if isinstance(command, _COUNTED):
             self._num_requests -= 1
-            self._num_tokens -= len(command.prompt)
+            self._num_tokens -= _size(command)
 
     def _run(self) -> None:
         while True:
@@ -93,3 +94,8 @@ class Sender:
                 log.debug("the engine process is gone; a command was dropped")
             with self._changed:
                 self._discount(command)
+
+
+def _size(request: Request | EmbeddingRequest) -> int:
+    """Tokens that have to be sent."""
+    return len(request.prompt) if isinstance(request, Request) else request.num_tokens

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from headstart.grammar.state import GrammarState
 
 NO_SLOT = -1
+ALL_EXACT = 2**30
 
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
     """One request from submission to its last event.
 
+    tokens[0 : num_exact]        if in the cache, computed behind the tokens before them
     tokens[0 : num_decoded]      in the target's cache
     tokens[num_decoded : ]       not decoded yet: prompt to read, or the one token emitted last
     proposal.tokens              proposed; in the cache only between decode and commit
@@ -41,6 +43,8 @@ class ActiveRequest:
     tokens: list[int] = field(init=False)
     slot_id: int = NO_SLOT  # also its seq_id
     num_decoded: int = 0
+    num_exact: int = ALL_EXACT  # less where cells were moved, see `context_shift`
+    num_dropped: int = 0  # tokens of the text that context shifts took out
     num_awaited: int = 0  # tokens that the leader has to read before they are shared
     leader: ActiveRequest | None = None  # reads the same prefix; this one waits and shares it
     proposal: Proposal = NO_PROPOSAL
@@ -84,7 +88,7 @@ class ActiveRequest:
 
     @property
     def num_emitted(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) + self.num_dropped - len(self.request.prompt)
 
     @property
     def num_pending(self) -> int:
@@ -98,7 +102,8 @@ class ActiveRequest:
         The last token of a prompt is no such token, even if all before it came from the cache.
         """
         num_tokens = len(self.tokens)
-        return num_tokens - self.num_decoded == 1 and num_tokens > len(self.request.prompt)
+        num_answered = num_tokens + self.num_dropped - len(self.request.prompt)
+        return num_tokens - self.num_decoded == 1 and num_answered > 0
 
     @property
     def num_left(self) -> int:
@@ -138,8 +143,18 @@ class Slot:
     slot_id: int  # also its seq_id
     active: ActiveRequest | None = None
     kept: list[int] = field(default_factory=list)  # in the cache while no request uses the slot
+    kept_exact: int = ALL_EXACT  # of `kept`, as `ActiveRequest.num_exact`
     namespace: str = ""  # whose text it holds
     last_used: float = 0.0
+
+    def hold(self, tokens: list[int], num_exact: int = ALL_EXACT) -> None:
+        """Note what the cache holds while no request uses the slot."""
+        self.kept, self.kept_exact = tokens, num_exact
+
+    @property
+    def num_exact(self) -> int:
+        """Tokens of the cache that any request may use, see `ActiveRequest.num_exact`."""
+        return self.kept_exact if self.active is None else self.active.num_exact
 
     @property
     def cached(self) -> list[int]:

@@ -42,8 +42,9 @@ def _save(slot: Slot, action: SlotAction, engine: Engine) -> tuple[int, int]:
 
 
 def _restore(slot: Slot, action: SlotAction, engine: Engine) -> tuple[int, int]:
-    slot.kept = []
-    slot.kept, num_bytes = engine.read_sequence(slot.slot_id, Path(action.path))
+    slot.hold([])
+    tokens, num_bytes = engine.read_sequence(slot.slot_id, Path(action.path))
+    slot.hold(tokens)
     slot.namespace = action.namespace
     return len(slot.kept), num_bytes
 
@@ -51,7 +52,8 @@ def _restore(slot: Slot, action: SlotAction, engine: Engine) -> tuple[int, int]:
 def _erase(slot: Slot, action: SlotAction, engine: Engine) -> tuple[int, int]:
     if slot.namespace != action.namespace:
         return 0, 0
-    num_tokens, slot.kept = len(slot.kept), []
+    num_tokens = len(slot.kept)
+    slot.hold([])
     engine.clear(slot.slot_id)
     return num_tokens, 0
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from headstart.errors import HeadstartError
 from headstart.scheduler.report import WorkerInfo, WorkerReport
-from headstart.scheduler.request import Event, Request, SlotAction
+from headstart.scheduler.request import Event, Work
 
 Deliver = Callable[[Event | HeadstartError], None]
 """Takes the events of one request, in the asyncio loop."""
@@ -16,7 +16,8 @@ Deliver = Callable[[Event | HeadstartError], None]
 class Worker(Protocol):
     """Runs requests. All methods belong to one asyncio loop."""
 
-    status: str  # "loading", "ready", "restarting", "failed" or "closed"
+    # "loading", "ready", "sleeping", "waking", "restarting", "failed" or "closed"
+    status: str
     failure: str  # why the status is "restarting" or "failed"; else empty
     info: WorkerInfo | None  # None until it was ready once
 
@@ -27,10 +28,11 @@ class Worker(Protocol):
             ConfigError, ModelError: they cannot be loaded.
         """
 
-    def submit(self, request: Request | SlotAction, deliver: Deliver) -> None:
+    def submit(self, request: Work, deliver: Deliver) -> None:
         """Run a request; `deliver` is called with each event, last a FinishEvent or an exception.
 
-        A slot action is answered by one SlotEvent, or an exception.
+        A slot action is answered by one SlotEvent, texts to embed by one EmbeddingEvent, or by an
+        exception.
 
         The exception may be a CapacityError (the queue is full), a RequestError (a value cannot be
         honoured), an EngineError (decoding failed) or a WorkerDeadError (the engine ended).
@@ -45,6 +47,16 @@ class Worker(Protocol):
 
     async def report(self) -> WorkerReport:
         """Counters, slots and speculators as of the last step; never waits for a step."""
+
+    async def sleep(self) -> None:
+        """Free the model's memory, unless something runs."""
+
+    async def wake(self) -> None:
+        """Load the model again if it sleeps; return when it is ready.
+
+        Raises:
+            UnavailableError: it cannot be loaded; it sleeps on.
+        """
 
     async def close(self) -> None:
         """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""

@@ -18,11 +18,14 @@ from headstart.server import (
     anthropic,
     chat,
     completions,
+    embeddings,
     errors,
     events,
     infill,
     metrics,
     native,
+    rerank,
+    responses,
     slots,
     status,
     text,
@@ -32,10 +35,14 @@ from headstart.server.model import ServedModel, Service
 from headstart.server.openapi import describe, page
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Endpoint, Prefixed
+from headstart.server.sleeping import IdleTimer, Waking
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = (status, events, chat, anthropic, completions, native, infill, text, metrics, slots)
+FAMILIES = (
+    status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
+    text, metrics, slots,
+)  # fmt: skip
 
 
 def create_app(
@@ -58,10 +65,13 @@ def create_app(
         ConfigError: the API key file cannot be used.
     """
     service = Service(config, worker)
+    timer = None
+    if config.sleep_idle_seconds > 0:
+        timer = IdleTimer(worker, config.sleep_idle_seconds)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(service, load_model, on_loaded))
+        loading = asyncio.create_task(_load(service, load_model, on_loaded, timer))
         try:
             yield
         finally:
@@ -75,6 +85,8 @@ def create_app(
     app = Starlette(routes=[*routes, *_api_pages()], lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
+    if timer is not None:
+        app.add_middleware(Waking, timer=timer)
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
     # another page brings its own rules along
     policy = POLICY if config.path is None else None
@@ -108,6 +120,7 @@ async def _load(
     service: Service,
     load_model: Callable[[], ServedModel],
     on_loaded: Callable[[Exception | None], None] | None,
+    timer: IdleTimer | None,
 ) -> None:
     """Load the worker, then this side; a failure is kept for /health.
 
@@ -117,6 +130,8 @@ async def _load(
     try:
         await service.worker.start()
         service.model = await service.text_threads.run(load_model)
+        if timer is not None:
+            timer.restart()
     except Exception as error:  # the server's own start: everything that goes wrong is told
         failure, service.load_failure = error, str(error)
     if on_loaded:

@@ -6,6 +6,7 @@ import secrets
 
 from starlette.requests import Request as HttpRequest
 
+from headstart.errors import NotSupportedError
 from headstart.server.dialect import Choice
 from headstart.server.model import Service
 from headstart.server.prompts import Prompt
@@ -16,7 +17,13 @@ from headstart.server.translate import Call, make_requests
 def new_call(
     http: HttpRequest, service: Service, prefix: str, *, stop: tuple[str, ...] = ()
 ) -> Call:
-    """Name a call and note who asks."""
+    """Name a call and note who asks.
+
+    Raises:
+        NotSupportedError: the model generates no text.
+    """
+    if service.info.why_no_text:
+        raise NotSupportedError(service.info.why_no_text)
     return Call(
         id=f"{prefix}-{secrets.token_hex(12)}",
         created=int(service.clock()),

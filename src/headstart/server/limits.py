@@ -11,6 +11,8 @@ from collections.abc import Sized
 from headstart.server.errors import ApiError
 
 MAX_PROMPTS = 256  # answers of one call
+MAX_INPUTS = 2048  # texts to embed or rank in one call, as at OpenAI
+MAX_VALUES = 1 << 23  # numbers in the vectors of one answer, some 100 MB of JSON
 MAX_STOPS, MAX_STOP_BYTES = 64, 1024
 MAX_SAMPLERS = 32
 # libllama searches the whole vocabulary for each, 20 ms of a large one, and reads 40 bytes of it
@@ -31,7 +33,7 @@ MIN_COUNTED_TOKENS = 131_072
 MAX_FIELDS = 256
 MAX_ENTRIES = 32_768  # of a list whose entries are objects or texts
 ANY_LENGTH = frozenset(
-    {"prompt", "tokens", "content", "logit_bias", "input_prefix", "input_suffix"}
+    {"prompt", "tokens", "content", "input", "logit_bias", "input_prefix", "input_suffix"}
 )
 MAX_TEXTS, MAX_CONTAINERS = 100_000, 400_000
 

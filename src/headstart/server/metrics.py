@@ -219,6 +219,18 @@ METRICS = (
     ),
     Metric("headstart_requests_total", "counter", "Requests that ended", _counter("requests")),
     Metric(
+        "headstart_embedding_requests_total",
+        "counter",
+        "Requests for embeddings or scores that ended",
+        _counter("embedding_requests"),
+    ),
+    Metric(
+        "headstart_embedded_tokens_total",
+        "counter",
+        "Tokens of texts that were embedded or ranked",
+        _counter("embedded_tokens"),
+    ),
+    Metric(
         "headstart_requests_failed_total",
         "counter",
         "Requests that ended with an error",

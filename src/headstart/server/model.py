@@ -16,6 +16,7 @@ from headstart.sampling.params import SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.worker import Worker
 from headstart.server.conversation import ChatDefaults
+from headstart.server.response_store import ResponseStore
 from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
 from headstart.toolcalls.answer_format import AnswerFormat
@@ -33,6 +34,19 @@ class RequestDefaults:
     stop: tuple[str, ...] = ()
     is_verbose: bool = False  # OpenAI's formats carry `__verbose`
     cache_prompt: bool = True
+    embd_normalize: int = 2
+    cache_reuse: int = 0
+    num_keep: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RerankForm:
+    """How a query and a document become one prompt."""
+
+    template: str | None = None  # the model's, with {query} and {document}
+    start: tuple[int, ...] = ()  # tokens around the two, where there is no template
+    middle: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +60,7 @@ class ServedModel:
     tags: tuple[str, ...] = ()
     chat: ChatDefaults = field(default_factory=ChatDefaults)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    rerank: RerankForm = field(default_factory=RerankForm)
     # in force, JSON-ready, with the origin of each
     settings: Sequence[Mapping[str, Any]] = ()
 
@@ -75,6 +90,7 @@ class Service:
     # what makes a prompt waits for nothing but prompts; what only counts or shows has its own
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
+    responses: ResponseStore = field(default_factory=ResponseStore)
     is_stopping: bool = False  # streams without an end of their own end now
 
     def __post_init__(self) -> None:
@@ -98,7 +114,8 @@ class Service:
             return f"restarting the engine: {reason}"
         if status == "closed":
             return "the server is shutting down"
-        return None if status == "ready" and self.model is not None else "Loading model"
+        is_loaded = status in ("ready", "sleeping", "waking") and self.model is not None
+        return None if is_loaded else "Loading model"
 
     @property
     def served(self) -> ServedModel:

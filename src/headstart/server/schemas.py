@@ -136,6 +136,9 @@ class GenerationBody(SamplingBody):
     )
     post_sampling_probs: bool = False
     cache_prompt: bool | None = None  # None: as the server was started
+    n_cache_reuse: Int | None = Field(default=None, description="see --cache-reuse")
+    n_keep: Int | None = Field(default=None, description="see --keep")
+    n_discard: Int = Field(0, description="tokens that a context shift drops; 0 for half")
     id_slot: Int = -1
     t_max_predict_ms: Int = Field(
         0, description="after so many ms the text ends with the line it is in; 0 is off"

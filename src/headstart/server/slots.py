@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from pathlib import Path
@@ -12,12 +11,12 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.errors import HeadstartError
-from headstart.scheduler.request import Event, SlotAction, SlotEvent
+from headstart.scheduler.request import SlotAction, SlotEvent
 from headstart.server.errors import ApiError
-from headstart.server.model import Service, service_of
+from headstart.server.model import service_of
 from headstart.server.routing import Router, post
 from headstart.server.schemas import SlotBody, read_body
+from headstart.server.single_event import single_event
 
 ACTIONS = ("save", "restore", "erase")
 _NAME = re.compile(r"[\w. +@-]{1,200}")
@@ -44,7 +43,8 @@ async def act(http: HttpRequest) -> Response:
         str(Path(folder) / name) if name else "",
         http.scope["headstart.namespace"],
     )
-    event = await _perform(service, command)
+    event = await single_event(service.worker, command)
+    assert isinstance(event, SlotEvent)
     return Response(orjson.dumps(_answer(command, name, event)), media_type="application/json")
 
 
@@ -55,21 +55,6 @@ def _file_name(name: str | None) -> str:
             400, f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
         )
     return name
-
-
-async def _perform(service: Service, command: SlotAction) -> SlotEvent:
-    done: asyncio.Future[Event | HeadstartError] = asyncio.get_running_loop().create_future()
-
-    def deliver(event: Event | HeadstartError) -> None:
-        if not done.done():
-            done.set_result(event)
-
-    service.worker.submit(command, deliver)
-    event = await done
-    if isinstance(event, HeadstartError):
-        raise event
-    assert isinstance(event, SlotEvent)
-    return event
 
 
 def _answer(command: SlotAction, name: str, event: SlotEvent) -> dict[str, Any]:

@@ -81,6 +81,9 @@ def make_requests(
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
         cache_prompt=_cache_prompt(body, call),
+        cache_reuse=max(0, _given(body.n_cache_reuse, call.model.defaults.cache_reuse)),
+        num_keep=max(-1, _given(body.n_keep, call.model.defaults.num_keep)),
+        num_discard=max(0, body.n_discard),
         slot_id=_slot(body.id_slot, call.info),
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
@@ -100,6 +103,10 @@ def make_requests(
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_choices))
     ]
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def _cache_prompt(body: GenerationBody, call: Call) -> bool:
@@ -187,6 +194,9 @@ def generation_settings(request: Request, body: GenerationBody | None = None) ->
         "grammar": "" if request.constraint is None else request.constraint.text,
         "grammar_lazy": request.constraint is not None and bool(request.constraint.triggers),
         "cache_prompt": request.cache_prompt,
+        "n_cache_reuse": request.cache_reuse,
+        "n_keep": request.num_keep,
+        "n_discard": request.num_discard,
         "stream": body.stream if body else False,
         "timings_per_token": body.timings_per_token if body else False,
         "mirostat": 0,

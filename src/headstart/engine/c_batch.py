@@ -1,0 +1,39 @@
+"""Rows as libllama takes them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.engine.library import api
+from headstart.structures.feature_batch import FeatureBatch
+from headstart.types import Batch
+
+
+def c_batch(batch: Batch) -> tuple[Any, Any]:
+    """A llama_batch over the arrays of `batch`, and the arrays that it points to besides."""
+    counts = np.ones(batch.capacity, np.int32)
+    pointers = (ctypes.POINTER(ctypes.c_int32) * batch.capacity)()
+    base = batch.seq_ids.ctypes.data
+    for row in range(batch.capacity):
+        pointers[row] = ctypes.cast(base + 4 * row, ctypes.POINTER(ctypes.c_int32))
+    made = api.llama_batch()
+    if not isinstance(batch, FeatureBatch):
+        made.token = _pointer(batch.tokens, ctypes.c_int32)
+    if (states := getattr(batch, "states", None)) is not None:  # of a batch that carries them
+        made.embd = _pointer(states, ctypes.c_float)
+    made.pos = _pointer(batch.positions, ctypes.c_int32)
+    made.n_seq_id = _pointer(counts, ctypes.c_int32)
+    made.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+    made.logits = _pointer(batch.wants_logits, ctypes.c_int8)
+    return made, (counts, pointers)
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+
+
+__all__ = ["c_batch"]

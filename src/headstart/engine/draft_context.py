@@ -1,0 +1,129 @@
+"""`DraftContext` over a llama_context: multi-token heads, EAGLE-3, DFlash and Gemma's assistants.
+
+All read hidden states of a target, which their batches carry beside the tokens. What this libllama
+aborts on is kept from it by construction, or was refused by `drafters` before.
+
+Source: llama.cpp, common/speculative.cpp
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import EngineConfig
+from headstart.engine import extension
+from headstart.engine.context import LlamaEngine
+from headstart.engine.library import api, take_errors
+from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
+from headstart.engine.sequences import CacheRules
+from headstart.errors import EngineError
+from headstart.structures.feature_batch import FeatureBatch
+from headstart.types import Batch, Logits, MemoryKind
+
+_HEADS = 1  # libllama's kind of context for multi-token heads
+_ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
+_OF_THE_CACHE = ("n_ctx", "n_seq_max", "kv_unified", "swa_full", "flash_attn_type")
+_UNLIMITED = 2**30
+
+
+class LlamaDraftContext(LlamaEngine):
+    """A drafting model beside the target's context, which must outlive it."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        limits: Limits,
+        target: LlamaEngine,
+        *,
+        is_heads: bool = False,
+    ) -> None:
+        """Create the context.
+
+        Args:
+            model: the draft model, or the target's with its heads.
+            config: its settings; deterministic mode is not for drafts.
+            is_heads: run the multi-token heads of the model.
+
+        Raises:
+            ModelError: libllama cannot create it, or lacks a symbol.
+        """
+        architecture = model.facts.architecture
+        self._target, self._is_heads = target, is_heads or architecture == _ASSISTANT
+        self._head = self._num_rows = self.selector_size = self.feature_width = 0
+        self.shares_target = architecture == _ASSISTANT
+        config = replace(config, deterministic=False, swa_full=True, ctx_checkpoints=0)
+        super().__init__(model, config, limits)
+        handle, target_handle = model.handle, target.model.handle
+        self.num_heads = int(api.llama_model_n_layer_nextn(handle)) if is_heads else 1
+        self._output_width = self.state_width = int(api.llama_model_n_embd_out(handle))
+        if not self._is_heads:
+            num_layers = len(extension.target_layers(handle))
+            self.feature_width = num_layers * int(api.llama_model_n_embd(target_handle))
+            self._encoding = FeatureBatch(self.max_batch_tokens, self.feature_width)
+        if architecture == _BLOCK:
+            self.selector_size = extension.selector_size(handle)
+            is_causal = model.metadata().get("dflash.attention.causal") == "true"
+            api.llama_set_causal_attn(self.handle, is_causal)
+        extension.set_states(self.handle, is_on=True, outputs_only=not self.selector_size)
+
+    def _adjust(self, params: Any) -> None:
+        params.ctx_other = self._target.handle
+        params.ctx_type = _HEADS if self._is_heads else 0
+        params.n_rs_seq = 0
+        # a block is decoded in one micro-batch: its rows see each other
+        params.n_ubatch = params.n_batch
+        if self.shares_target:  # the same cells, found in the same way
+            for name in _OF_THE_CACHE:
+                setattr(params, name, getattr(self._target.params, name))
+        params.n_outputs_max = max(params.n_outputs_max, params.n_seq_max)
+
+    def _rules(self, config: EngineConfig) -> CacheRules:
+        """Heads of hybrid models too have attention only; windows are kept whole."""
+        return CacheRules(MemoryKind.CUT, _UNLIMITED)
+
+    @property
+    def engine(self) -> LlamaEngine:
+        return self
+
+    def decode(self, batch: Batch) -> Logits:
+        if (head := getattr(batch, "head", 0)) != self._head:
+            extension.set_head(self.handle, head)
+            self._head = head
+        self._num_rows = batch.num_rows if self.selector_size else batch.num_outputs
+        return super().decode(batch)
+
+    def outputs(self) -> NDArray[np.float32]:
+        if not self._num_rows:
+            return np.empty((0, self._output_width), np.float32)
+        return extension.states(self.handle, self._num_rows, self._output_width)
+
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        size = self.max_batch_tokens
+        parts = [features[start : start + size] for start in range(0, len(features), size)]
+        return np.concatenate([self._encode(part) for part in parts])
+
+    def _encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        batch, rows = self._encoding, len(features)
+        # positions are checked though the encoder has no use for them
+        position = int(api.llama_memory_seq_pos_max(self._memory, 0)) + 1
+        batch.clear()
+        batch.add_states(0, position, features)
+        c_batch = self._c_batch_of(batch)
+        if status := api.llama_encode(self.handle, c_batch):
+            raise EngineError(
+                f"llama_encode returned {status} for {rows} rows: "
+                f"{take_errors() or 'no reason given'}"
+            )
+        return extension.states(self.handle, rows, self.state_width).copy()
+
+    def read_features(self, batch: FeatureBatch) -> None:
+        self.decode(batch)
+
+
+__all__ = ["LlamaDraftContext"]

@@ -1,0 +1,161 @@
+"""Texts to vectors: a second context of a model, which keeps nothing between two decodes.
+
+With pooling libllama makes one vector of all tokens of a sequence, so a text has to be computed in
+one micro-batch, unless the pooling takes the last token's vector of a causal model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
+from headstart.engine.adapters import apply_adapters, tensor_names
+from headstart.engine.c_batch import c_batch
+from headstart.engine.library import api, take_errors
+from headstart.engine.model import Model
+from headstart.engine.parameters import Limits, context_params
+from headstart.errors import EngineError, ModelError
+from headstart.types import Batch
+
+_MAX_TEXTS = 64  # of one decode
+_MAX_CELLS = 8192  # where nobody says how long a text may be
+_HEADS = ("cls.weight", "cls.output.weight")
+
+
+class LlamaEmbedder:
+    """A model that turns texts into vectors, or with the pooling `rank` into scores."""
+
+    def __init__(self, model: Model, config: EngineConfig, wanted: EmbeddingConfig) -> None:
+        """Create the context.
+
+        Raises:
+            ModelError: libllama cannot create it, or the model does not have what is asked for.
+        """
+        self.model = model
+        self._handle: Any = None
+        is_ranking = wanted.rerank or wanted.pooling == "rank"
+        if is_ranking and not _has_head(model.path):
+            raise ModelError(
+                f"{model.path.name} cannot rank: it has no classification head; serve a reranker, "
+                "or drop --rerank"
+            )
+        asked = "rank" if is_ranking else wanted.pooling
+        params = self._params(config, asked)
+        take_errors()
+        self._handle = api.llama_init_from_model(model.handle, params)
+        if not self._handle:
+            reason = take_errors() or "libllama gave no reason"
+            raise ModelError(f"cannot create a context for embeddings of {model.path}: {reason}")
+        apply_adapters(model, self._handle, config)
+        self._memory = api.llama_get_memory(self._handle)
+        self.pooling = POOLINGS[api.llama_pooling_type(self._handle)]
+        self.size = int(
+            api.llama_model_n_cls_out(model.handle)
+            if self.pooling == "rank"
+            else api.llama_model_n_embd_out(model.handle)
+        )
+        self.vocab_size = model.vocab.size
+        self.max_batch_tokens = int(params.n_batch)
+        self.max_batch_texts = int(params.n_seq_max)
+        self.can_split = bool(self._memory) and self._reads_last(model)
+        longest = api.llama_n_ctx_seq(self._handle) if self.can_split else params.n_batch
+        # positions beyond those of training end the process where the model has a table of them
+        self.max_tokens = min(int(longest), model.facts.train_context)
+        self._batch = Batch(self.max_batch_tokens)
+        self._rows, self._keep = c_batch(self._batch)
+
+    def _params(self, config: EngineConfig, pooling: str | None) -> Any:
+        facts = self.model.facts
+        num_texts = 1 if facts.is_recurrent else min(_MAX_TEXTS, config.ubatch)
+        cells = min(facts.train_context, _MAX_CELLS)
+        if config.context:
+            cells = min(config.context, facts.train_context)
+        cells = max(cells, config.ubatch)
+        params = context_params(facts, config, Limits(num_texts, 1, 0), cells, embeds=True)
+        params.n_ctx, params.n_seq_max = cells, num_texts
+        params.n_batch = params.n_ubatch = config.ubatch
+        params.n_outputs_max = params.n_batch
+        params.n_rs_seq = 0
+        params.kv_unified = True
+        params.embeddings = True
+        params.pooling_type = -1 if pooling is None else POOLINGS.index(pooling)
+        return params
+
+    def _reads_last(self, model: Model) -> bool:
+        """Whether only the last token's vector counts, and it sees all tokens before it."""
+        architecture = model.facts.architecture
+        is_causal = model.metadata().get(f"{architecture}.attention.causal") != "false"
+        return self.pooling == "last" or (self.pooling == "rank" and is_causal)
+
+    def embed(
+        self, texts: Sequence[Sequence[int]], position: int = 0, *, is_end: bool = True
+    ) -> list[NDArray[np.float32]]:
+        """One matrix for each text: a row, or a row for each token without pooling.
+
+        Args:
+            position: of the first token, of one text alone that goes on from the call before.
+            is_end: the texts end here; if not, there are no vectors yet.
+
+        Raises:
+            EngineError: libllama failed; nothing is kept.
+        """
+        batch = self._batch
+        batch.clear()
+        for seq_id, text in enumerate(texts):
+            batch.add(seq_id, position, text, len(text))
+        self._rows.n_tokens = batch.num_rows
+        if not position and self._memory:  # the text before may have been given up half-way
+            api.llama_memory_clear(self._memory, False)
+        try:
+            status = api.llama_decode(self._handle, self._rows)
+            if status != 0:
+                is_end = True
+                raise EngineError(
+                    f"llama_decode returned {status} for {batch.num_rows} tokens to embed: "
+                    f"{take_errors() or 'no reason given'}"
+                )
+            return self._vectors(texts) if is_end else []
+        finally:
+            if is_end and self._memory:
+                api.llama_memory_clear(self._memory, False)
+
+    def _vectors(self, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        if self.pooling != "none":
+            return [self._row(api.llama_get_embeddings_seq(self._handle, i), 1)
+                    for i in range(len(texts))]  # fmt: skip
+        every = self._row(api.llama_get_embeddings(self._handle), self._batch.num_rows)
+        ends = np.cumsum([len(text) for text in texts])
+        return np.split(every, ends[:-1])
+
+    def _row(self, pointer: Any, count: int) -> NDArray[np.float32]:
+        if not pointer:
+            raise EngineError("libllama made no vectors of these tokens")
+        address = ctypes.cast(pointer, c_void_p).value
+        memory: Any = (ctypes.c_float * (count * self.size)).from_address(address or 0)
+        return np.frombuffer(memory, np.float32).reshape(count, self.size).copy()
+
+    def close(self) -> None:
+        if getattr(self, "_handle", None):
+            api.llama_free(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _has_head(path: Path) -> bool:
+    """Whether the model has what makes a score; of the later parts of a split file nothing is
+    known, so such a file is believed.
+    """
+    names = tensor_names(path)
+    return not names or "-of-" in path.name or any(head in names for head in _HEADS)
+
+
+__all__ = ["LlamaEmbedder"]

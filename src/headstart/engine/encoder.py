@@ -1,0 +1,84 @@
+"""The `Engine` of a model that only embeds: it has no cache and generates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.engine.filters import LlamaFilters
+from headstart.engine.model import Model
+from headstart.errors import EngineError, ModelError, NotSupportedError
+from headstart.sampling.params import SamplingParams
+from headstart.types import Batch, Filters, Logits, MemoryKind
+
+
+class EncoderEngine:
+    """Answers what a scheduler asks an engine that has nothing to do."""
+
+    padding_sequence: int | None = None
+    memory = MemoryKind.CUT
+    max_rollback = 0
+    can_shift = False
+    max_outputs = 1
+
+    def __init__(self, model: Model, max_tokens: int) -> None:
+        """`max_tokens`: of a text that the model embeds."""
+        self.model = model
+        self.vocab_size = model.vocab.size
+        self.context_size = self.num_cells = self.max_batch_tokens = max_tokens
+
+    @property
+    def why_no_text(self) -> str:
+        """What whoever asks for text is told."""
+        return f"{self.model.facts.architecture} models compute embeddings and generate no text"
+
+    def decode(self, batch: Batch) -> Logits:
+        raise EngineError(self.why_no_text)
+
+    def publish_states(self, layers: Collection[int]) -> None:
+        raise ModelError(self.why_no_text)
+
+    def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
+        return {}
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        return length == 0
+
+    def shift(self, seq_id: int, start: int, end: int) -> bool:
+        return False
+
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        return 0
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        return 0
+
+    def checkpoint(self, seq_id: int) -> None:
+        return
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        return False
+
+    def clear(self, seq_id: int) -> None:
+        return
+
+    def save_sequence(self, seq_id: int) -> bytearray:
+        return bytearray()
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        return False
+
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+        raise NotSupportedError(self.why_no_text)
+
+    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+        raise NotSupportedError(self.why_no_text)
+
+    def make_filters(self, params: SamplingParams) -> Filters:
+        return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
+
+
+__all__ = ["EncoderEngine"]

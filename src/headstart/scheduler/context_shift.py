@@ -1,0 +1,95 @@
+"""Takes tokens out of the middle of a sequence, so that what stands behind them moves forward.
+
+A context shift makes room for a text that is longer than the context. Cache reuse takes pieces of a
+kept prompt for a new one in which they stand further in front. In both cases the cells that moved
+were computed behind other tokens than those that now stand before them: an approximation, which
+only those get who asked for it (`ActiveRequest.num_exact`). Where a cache cannot be moved, what is
+left of a text is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headstart.scheduler.slot import ALL_EXACT, ActiveRequest
+from headstart.types import Engine, Vocab
+
+LEAST_MOVED = 4  # tokens at the end of the context that a shift always leaves
+
+
+class Chunk(NamedTuple):
+    """Tokens that a cache holds and that a prompt has further in front."""
+
+    start: int  # in the cache
+    target: int  # in the prompt
+    length: int
+
+
+def shift_context(active: ActiveRequest, engine: Engine, vocab: Vocab) -> bool:
+    """Drop tokens behind those that the request keeps; False if there are none to drop.
+
+    All but the last token of the text are in the cache. The numbers are llama-server's.
+    """
+    request = active.request
+    num_keep = request.num_keep if request.num_keep >= 0 else len(request.prompt)
+    num_keep = min(num_keep + vocab.add_bos, engine.context_size - LEAST_MOVED)
+    num_left = active.num_decoded - num_keep
+    num_discard = min(request.num_discard or num_left // 2, num_left - 1)
+    if num_discard <= 0:
+        return False
+    active.num_decoded = _cut(active, engine, num_keep, num_discard)
+    if active.num_exact >= active.num_decoded:
+        active.num_exact = ALL_EXACT
+    del active.tokens[num_keep : num_keep + num_discard]
+    active.num_dropped += num_discard
+    active.sampler.num_dropped += num_discard
+    return True
+
+
+def _cut(active: ActiveRequest, engine: Engine, start: int, num_tokens: int) -> int:
+    """Take tokens out of the cache; returns how many are left. Others are read again."""
+    if not engine.can_shift:
+        return engine.rewind(active.slot_id, start)
+    if not engine.shift(active.slot_id, start, start + num_tokens):  # no room to do it in
+        return 0
+    active.num_exact = min(active.num_exact, start)
+    return active.num_decoded - num_tokens
+
+
+def find_chunks(
+    cached: Sequence[int], tokens: Sequence[int], num_shared: int, least: int
+) -> tuple[Chunk, ...]:
+    """Pieces of at least `least` tokens behind the shared beginning, in the order of both texts.
+
+    Each is the first in the cache that goes on with the prompt where the one before ended.
+    O(len(cached) * least) at worst.
+    """
+    chunks = []
+    start = target = num_shared
+    end = len(tokens) - 1  # the last token is always decoded again
+    while start < len(cached) and end - target >= least:
+        length = 0
+        while (
+            start + length < len(cached)
+            and target + length < end
+            and cached[start + length] == tokens[target + length]
+        ):
+            length += 1
+        if length >= least:
+            chunks.append(Chunk(start, target, length))
+            start, target = start + length, target + length
+        else:
+            start += 1
+    return tuple(chunks)
+
+
+def move_chunks(seq_id: int, chunks: Sequence[Chunk], engine: Engine) -> bool:
+    """Move the pieces to where the prompt has them; False (and the sequence is empty) if not."""
+    num_dropped = 0
+    for chunk in chunks:
+        start = chunk.start - num_dropped
+        if not engine.shift(seq_id, chunk.target, start):
+            return False
+        num_dropped += start - chunk.target
+    return True

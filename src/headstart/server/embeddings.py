@@ -1,0 +1,272 @@
+"""POST /v1/embeddings and /embedding: texts as vectors, in OpenAI's form and in llama-server's."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.errors import NotSupportedError
+from headstart.scheduler.report import EmbeddingInfo
+from headstart.scheduler.request import EmbeddingEvent, EmbeddingRequest
+from headstart.server.errors import CLIENT_GONE, ApiError, not_supported, shorten
+from headstart.server.limits import MAX_INPUTS, MAX_VALUES, check_fits, check_length
+from headstart.server.model import Service, service_of
+from headstart.server.prompts import is_id, tokenize_mixed
+from headstart.server.routing import Router, post
+from headstart.server.schemas import Body, Int, read_body
+from headstart.server.single_event import single_event
+from headstart.server.threads import ClientGoneError, unless_left
+from headstart.types import Vocab
+
+LARGEST = 32760.0  # number of a vector that is scaled with embd_normalize 0
+
+router = Router()
+
+
+class EmbeddingBody(Body):
+    """POST /v1/embeddings and /embedding."""
+
+    input: Any = Field(
+        default=None,
+        description="string, token ids, a mix of both, or a list of these; or objects with "
+        "prompt_string, or with content as parts of text",
+    )
+    content: Any = Field(default=None, description="the same as input; answered as by /embedding")
+    model: str | None = None
+    encoding_format: str = Field(default="float", description="float or base64")
+    dimensions: Int | None = Field(
+        default=None, description="only so many numbers of each vector, scaled anew"
+    )
+    embd_normalize: Int | None = Field(
+        default=None,
+        description="-1 none, 0 the largest number to 32760, 1 taxicab, 2 Euclidean, above: p-norm",
+    )
+
+
+@post(router, "/v1/embeddings", body=EmbeddingBody, answer="`data`: a list of vectors; `usage`")
+async def embeddings(http: HttpRequest) -> Response:
+    """Turn texts into vectors."""
+    return await _embed(http, is_openai=True)
+
+
+@post(
+    router, "/embedding", "/embeddings", body=EmbeddingBody,
+    answer="a list with `index` and `embedding`, a list of vectors",
+)  # fmt: skip
+async def embedding(http: HttpRequest) -> Response:
+    """Turn texts into vectors; without pooling one for each token."""
+    return await _embed(http, is_openai=False)
+
+
+async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
+    service = service_of(http)
+    info = embedding_info(service)
+    if is_openai and info.pooling == "none":
+        raise ApiError(
+            400,
+            "Pooling type 'none' is not OAI compatible. Please use a different pooling type "
+            "(--pooling mean), or /embedding",
+        )
+    body = await read_body(http, EmbeddingBody)
+    _check(body, info)
+    is_openai = is_openai and body.input is not None
+    try:
+        event = await embed(
+            http, service, lambda: read_inputs(_given(body), service.served.vocab, info)
+        )
+        write = _openai_answer if is_openai else _native_answer
+        data = await unless_left(
+            http.receive, service.text_threads.run(lambda: write(body, service, event))
+        )
+    except ClientGoneError:
+        return Response(status_code=CLIENT_GONE)
+    return Response(data, media_type="application/json")
+
+
+def embedding_info(service: Service) -> EmbeddingInfo:
+    """How this server embeds.
+
+    Raises:
+        NotSupportedError: it does not.
+    """
+    info = service.info.embedding
+    if info is None:
+        raise NotSupportedError(
+            "This server does not support embeddings. Start it with `--embeddings`"
+        )
+    if info.pooling == "rank":
+        raise NotSupportedError(
+            "This server ranks and does not support embeddings. Start it with `--embeddings` and "
+            "without `--rerank`"
+        )
+    return info
+
+
+async def embed(
+    http: HttpRequest, service: Service, read: Any, *, prefix: str = "embd"
+) -> EmbeddingEvent:
+    """The vectors of texts that `read` tokenizes, off the event loop.
+
+    Raises:
+        ClientGoneError: the client left.
+        ApiError, HeadstartError: they cannot be had.
+    """
+    texts = await unless_left(http.receive, service.prompt_threads.run(read))
+    command = EmbeddingRequest(f"{prefix}-{secrets.token_hex(12)}", tuple(texts))
+    event = await unless_left(http.receive, single_event(service.worker, command))
+    assert isinstance(event, EmbeddingEvent)
+    return event
+
+
+def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
+    if body.input is None and body.content is None:
+        raise ApiError(400, '"input" or "content" must be provided')
+    if body.encoding_format not in ("float", "base64"):
+        raise ApiError(
+            400,
+            f"encoding_format is {shorten(body.encoding_format)}: the format to return the "
+            "embeddings in can be either float or base64",
+        )
+    if body.embd_normalize is not None and body.embd_normalize < -1:
+        raise ApiError(400, f"embd_normalize is {body.embd_normalize} but must be -1 or more")
+    if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
+        raise ApiError(
+            400, f"dimensions is {body.dimensions} but must be from 1 to {info.size}, the model's"
+        )
+
+
+def _given(body: EmbeddingBody) -> Any:
+    return body.content if body.input is None else body.input
+
+
+def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]]:
+    """Token ids of each text.
+
+    Raises:
+        ApiError: a text is none, is empty, or is longer than the model takes.
+    """
+    entries = given if isinstance(given, list) and not any(map(is_id, given)) else [given]
+    if not entries:
+        raise ApiError(400, '"input" must not be empty')
+    check_length("input", entries, MAX_INPUTS, "texts")
+    texts = [_read(f"input {i}", entry, vocab, info) for i, entry in enumerate(entries)]
+    rows = sum(map(len, texts)) if info.pooling == "none" else len(texts)
+    if rows * info.size > MAX_VALUES:
+        raise ApiError(
+            400,
+            f"the answer would have {rows} vectors of {info.size} numbers but at most "
+            f"{MAX_VALUES} numbers are sent; send fewer texts at once",
+        )
+    return texts
+
+
+def _read(field: str, entry: Any, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
+    if isinstance(entry, dict):
+        entry = _text_of(field, entry)
+    tokens = tokenize_text(field, entry, vocab, info, add_special=True)
+    if not tokens:
+        raise ApiError(400, "Input content cannot be empty")
+    return check_size(field, tokens, info)
+
+
+def tokenize_text(
+    field: str, text: Any, vocab: Vocab, info: EmbeddingInfo, *, add_special: bool,
+    parse_special: bool = True,
+) -> list[int]:  # fmt: skip
+    """Token ids of a text to embed, of which more than fit are found to be too many elsewhere."""
+    limit = 4 * info.max_tokens
+    parts = text if isinstance(text, list) else [text]
+    check_fits(sum(len(part) for part in parts if isinstance(part, str)), info.max_tokens)
+    return tokenize_mixed(
+        text, vocab, field=field, limit=limit, add_special=add_special, parse_special=parse_special
+    )
+
+
+def check_size(field: str, tokens: list[int], info: EmbeddingInfo) -> list[int]:
+    """The tokens, unless they are more than the model reads at once."""
+    if len(tokens) > info.max_tokens:
+        raise ApiError(
+            400,
+            f"{field} ({len(tokens)} tokens) is too large to process: at most {info.max_tokens} "
+            "are taken; shorten it, or start with a larger --ubatch if the model knows so many",
+        )
+    return tokens
+
+
+def _text_of(field: str, entry: dict[str, Any]) -> Any:
+    if entry.get("multimodal_data"):
+        raise not_supported(f"{field} has multimodal_data: this server reads text only")
+    if "content" not in entry:
+        return entry.get("prompt_string")
+    parts = entry["content"]
+    if not isinstance(parts, list):
+        raise ApiError(400, f"{field}.content is {shorten(parts)} but must be a list of parts")
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise not_supported(
+                f"{field}.content has a part of type {shorten(kind)}: this server reads text only"
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
+    """Scale each row as llama-server does; rows of zeros stay."""
+    if kind == -1:
+        return vectors
+    wide = np.abs(vectors.astype(np.float64))
+    if kind == 0:
+        norms = wide.max(axis=1, keepdims=True) / LARGEST
+    else:
+        norms = (wide**kind).sum(axis=1, keepdims=True) ** (1.0 / kind)
+    factors = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
+    scaled: NDArray[np.float32] = (vectors * factors).astype(np.float32)
+    return scaled
+
+
+def finished(
+    event: EmbeddingEvent, service: Service, kind: int | None, dimensions: int | None
+) -> Sequence[NDArray[np.float32]]:
+    """The vectors as they are sent; those of single tokens as they are."""
+    info = service.info.embedding
+    if info is not None and info.pooling == "none":
+        return event.vectors
+    usual = service.served.defaults.embd_normalize
+    wanted = usual if kind is None else kind
+    return [normalize(vectors[:, :dimensions], wanted) for vectors in event.vectors]
+
+
+def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> bytes:
+    data: list[dict[str, Any]] = []
+    for index, rows in enumerate(finished(event, service, body.embd_normalize, body.dimensions)):
+        vector = np.ascontiguousarray(rows[0], np.dtype("<f4"))
+        said: dict[str, Any] = {"embedding": vector, "index": index, "object": "embedding"}
+        if body.encoding_format == "base64":
+            said["embedding"] = base64.b64encode(vector.tobytes()).decode()
+            said["encoding_format"] = "base64"
+        data.append(said)
+    usage = {"prompt_tokens": event.num_tokens, "total_tokens": event.num_tokens}
+    model = body.model or service.served.alias
+    return _dump({"model": model, "object": "list", "usage": usage, "data": data})
+
+
+def _native_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> bytes:
+    rows = finished(event, service, body.embd_normalize, body.dimensions)
+    return _dump(
+        [{"index": i, "embedding": np.ascontiguousarray(one)} for i, one in enumerate(rows)]
+    )
+
+
+def _dump(data: Any) -> bytes:
+    return orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,180 @@
+"""Texts longer than the context, and kept prompts of which pieces are moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.harness import (
+    AUTO,
+    EOS,
+    SIZE,
+    Letters,
+    Model,
+    Oracle,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+    run,
+)
+
+from headstart.sampling import SamplingParams
+from headstart.sampling.sampler import Sampler
+from headstart.scheduler.context_shift import find_chunks
+from headstart.scheduler.request import Request
+from headstart.types import MemoryKind
+
+CONTEXT = 48
+
+
+def shifted(engine: Model, request: Request) -> list[int]:
+    """The rule token by token; a full context loses what stands behind `num_keep` tokens."""
+    sampler = Sampler(request.sampling, engine, Letters.eog_ids)
+    visible = list(request.prompt)
+    sampler.read(visible)
+    emitted: list[int] = []
+    while len(emitted) < (request.max_tokens or 0):
+        position = len(request.prompt) + len(emitted)
+        token = sampler.sample(engine.logits_after(visible), position)
+        sampler.read([token])
+        emitted.append(token)
+        visible.append(token)
+        if token == EOS and not request.sampling.ignore_eos:
+            break
+        if len(visible) >= engine.context_size:
+            keep = request.num_keep if request.num_keep >= 0 else len(request.prompt)
+            keep = min(keep, engine.context_size - 4)
+            left = len(visible) - 1 - keep
+            del visible[keep : keep + min(request.num_discard or left // 2, left - 1)]
+    return emitted
+
+
+def long_requests(temperature: float) -> list[Request]:
+    keeps = ((0, 0), (5, 0), (-1, 0), (3, 7), (10_000, 0))
+    return [
+        replace(request, num_keep=keeps[i % 5][0], num_discard=keeps[i % 5][1])
+        for i, request in enumerate(make_requests(5, temperature, max_tokens=110))
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "chain", [(), ("draft-model",), ("suffix", "draft-model"), ("ngram-mod", "recycling")], ids=str
+)
+def test_a_shifted_text_is_identical_with_and_without_drafts(
+    chain: Sequence[str], temperature: float
+) -> None:
+    order = 2 if temperature else None
+    requests = long_requests(temperature)
+    for spec in (fixed(5), AUTO)[: 1 + bool(chain)]:
+        engine = Model(order, context_size=CONTEXT)
+        drafts = make_speculators(chain, lambda: Model(order, skew=0.3, context_size=CONTEXT))
+        scheduler = make_scheduler(engine, drafts, spec, context_shift=True)
+        answers = run(scheduler, requests)
+        for request in requests:
+            answer = answers[request.request_id]
+            assert answer.tokens == shifted(engine, request)
+            is_long = len(request.prompt) + len(answer.tokens) > CONTEXT
+            assert answer.finish.truncated == is_long
+
+
+def test_drafts_that_are_always_right_cross_a_shift() -> None:
+    engine = Model(context_size=CONTEXT)
+    request = Request(
+        request_id="r",
+        prompt=[1] * 20,
+        sampling=SamplingParams(temperature=0.8, ignore_eos=True),
+        max_tokens=100,
+    )
+    scheduler = make_scheduler(
+        engine, [Oracle(engine, [request], wrong=0.0)], fixed(16), context_shift=True
+    )
+    assert run(scheduler, [request])["r"].tokens == shifted(engine, request)
+
+
+def test_the_log_of_a_shifted_request_counts_all_of_its_tokens() -> None:
+    engine = Model(context_size=CONTEXT)
+    request = replace(long_requests(0.8)[1], max_tokens=150)
+    assert request.sampling.ignore_eos
+    stats = run(make_scheduler(engine, context_shift=True), [request])["r1"].finish.stats
+    assert (stats.num_prompt, stats.num_emitted) == (len(request.prompt), 150)
+
+
+@pytest.mark.parametrize("memory", list(MemoryKind))
+def test_a_cache_that_cannot_be_moved_is_read_again(memory: MemoryKind) -> None:
+    engine = Model(context_size=CONTEXT, memory=memory)
+    engine.can_shift = False
+    drafts = make_speculators(("draft-model",), lambda: Model(skew=0.3, context_size=CONTEXT))
+    requests = long_requests(0.8)
+    unusable = memory is MemoryKind.CHECKPOINT  # nothing is drafted then
+    scheduler = make_scheduler(engine, [] if unusable else drafts, fixed(3), context_shift=True)
+    answers = run(scheduler, requests)
+    for request in requests:
+        assert answers[request.request_id].tokens == shifted(engine, request)
+    assert all(slot.num_exact > CONTEXT for slot in scheduler.slots)
+
+
+def test_what_a_shift_moved_is_not_used_for_other_requests() -> None:
+    """The cells behind the kept tokens were computed behind others, which a fake cannot show."""
+    engine = Model(context_size=CONTEXT)
+    scheduler = make_scheduler(engine, parallel=1, context_shift=True)
+    request = replace(long_requests(0.8)[1], num_keep=5)
+    run(scheduler, [request])
+    (slot,) = scheduler.slots
+    assert slot.num_exact == 5
+    following = Request(request_id="next", prompt=[*slot.kept, 3], max_tokens=2)
+    assert run(scheduler, [following])["next"].finish.stats.num_cached == 5
+    assert slot.num_exact > len(slot.kept)
+    assert not scheduler.memory.store  # nor kept for later
+
+
+def test_a_request_that_lost_its_cells_after_a_shift_goes_on_with_what_it_has() -> None:
+    engine = Model(context_size=CONTEXT, num_cells=CONTEXT + 20)
+    requests = [replace(r, num_keep=3) for r in long_requests(0.8)]
+    scheduler = make_scheduler(engine, context_shift=True)
+    answers = run(scheduler, requests)
+    assert scheduler.counters.preemptions > 0
+    for request in requests:
+        assert answers[request.request_id].tokens == shifted(engine, request)
+
+
+def reuse(prompt: Sequence[int], least: int = 4, request_id: str = "r") -> Request:
+    return Request(request_id=request_id, prompt=list(prompt), max_tokens=12, cache_reuse=least)
+
+
+def test_moved_pieces_are_those_that_agree_and_are_long_enough() -> None:
+    assert find_chunks("abcXXXXdefghYijklm", "abcdefghZijklm!", 3, 4) == ((7, 3, 5),)
+    assert find_chunks("abcXdefghYijklm", "abcdefghijklm!", 3, 4) == ((4, 3, 5), (10, 8, 5))
+    assert find_chunks("abcXdefgh", "abcdefgh", 3, 4) == ((4, 3, 4),)  # but for the last token
+    assert find_chunks("abc", "abcd", 3, 1) == ()
+
+
+def test_a_prompt_with_gaps_is_answered_as_if_it_were_read() -> None:
+    random = np.random.default_rng(5)
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine, make_speculators(("suffix",), Model), parallel=2)
+    text = random.integers(0, EOS, 100).tolist()
+    for index in range(40):
+        kept = [t for t in np.array_split(text, 12) if random.random() < 0.8]
+        prompt = [t for piece in kept for t in piece.tolist()] + [int(random.integers(0, EOS))]
+        request = reuse(prompt, 4 if index % 3 else 0, f"r{index}")
+        answers = run(scheduler, [request])
+        check(engine, [request], answers)  # the fake's logits are of the tokens in its cache
+        text = (prompt + random.integers(0, EOS, 100).tolist())[:100]
+
+
+def test_only_who_asks_for_moved_cells_gets_them() -> None:
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine, parallel=1)
+    old = list(range(SIZE - 2)) * 2
+    run(scheduler, [reuse(old)])
+    new = [*old[:10], *old[20:], 7]
+    stats = run(scheduler, [reuse(new)])["r"].finish.stats
+    assert stats.num_cached == len(new) - 1
+    assert run(scheduler, [reuse([*new, 8])])["r"].finish.stats.num_cached == len(new)
+    plain = replace(reuse([*new, 8], 0), request_id="plain")
+    assert run(scheduler, [plain])["plain"].finish.stats.num_cached == 10

@@ -1,0 +1,146 @@
+"""Texts wait for vectors: they share decodes, take turns, and fail alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from headstart.errors import CapacityError, EngineError, InvalidParameterError
+from headstart.scheduler import embedding
+from headstart.scheduler.counters import Counters
+from headstart.scheduler.embedding import EmbeddingQueue
+from headstart.scheduler.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
+
+
+class FakeEmbedder:
+    """A text's vector is its sum and its length; remembers what shared a decode."""
+
+    vocab_size, size, pooling = 1000, 2, "last"
+    max_tokens, max_batch_tokens, max_batch_texts = 40, 10, 3
+
+    def __init__(self) -> None:
+        self.calls: list[list[list[int]]] = []
+        self.failing: Sequence[int] = ()
+        self._read: list[int] = []
+
+    def embed(
+        self, texts: Sequence[Sequence[int]], position: int = 0, *, is_end: bool = True
+    ) -> list[NDArray[np.float32]]:
+        assert sum(map(len, texts)) <= self.max_batch_tokens
+        self.calls.append([list(text) for text in texts])
+        if any(token in self.failing for text in texts for token in text):
+            raise EngineError("no")
+        self._read = [*self._read, *texts[0]] if position else list(texts[0])
+        assert len(self._read) == position + len(texts[0])
+        whole = [self._read] if len(texts) == 1 else texts
+        rows = [np.array([[sum(text), len(text)]], np.float32) for text in whole]
+        return rows if is_end else []
+
+
+@pytest.fixture
+def engine() -> FakeEmbedder:
+    return FakeEmbedder()
+
+
+@pytest.fixture
+def queue(engine: FakeEmbedder) -> EmbeddingQueue:
+    return EmbeddingQueue(engine, Counters(), lambda: 0.0)
+
+
+def finish(queue: EmbeddingQueue, *, is_alone: bool = True) -> list[Event]:
+    events: list[Event] = []
+    while queue.has_work:
+        events += queue.step(is_alone=is_alone)
+    return events
+
+
+def vectors(event: Event) -> list[list[float]]:
+    assert isinstance(event, EmbeddingEvent)
+    return [rows[0].tolist() for rows in event.vectors]
+
+
+def test_texts_of_several_requests_share_a_decode(
+    queue: EmbeddingQueue, engine: FakeEmbedder
+) -> None:
+    queue.submit(EmbeddingRequest("a", ((1, 2), (3,))))
+    queue.submit(EmbeddingRequest("b", ((4, 5, 6),)))
+    events = {event.request_id: vectors(event) for event in finish(queue)}
+    assert engine.calls == [[[1, 2], [4, 5, 6], [3]]]
+    assert events == {"a": [[3, 2], [3, 1]], "b": [[15, 3]]}
+
+
+def test_requests_take_turns(queue: EmbeddingQueue) -> None:
+    queue.submit(EmbeddingRequest("long", tuple((1,) * 8 for _ in range(20))))
+    queue.submit(EmbeddingRequest("short", ((2,) * 8,)))
+    order = [event.request_id for event in finish(queue)]
+    assert order == ["short", "long"]
+
+
+def test_a_text_longer_than_a_decode_is_read_in_pieces(
+    queue: EmbeddingQueue, engine: FakeEmbedder
+) -> None:
+    queue.submit(EmbeddingRequest("a", (tuple(range(25)), (1,))))
+    queue.submit(EmbeddingRequest("b", ((7,),)))
+    events = {event.request_id: event for event in finish(queue)}
+    assert [len(call[0]) for call in engine.calls][:3] == [10, 10, 5]
+    assert vectors(events["a"]) == [[300, 25], [1, 1]]
+    assert vectors(events["b"]) == [[7, 1]]
+
+
+def test_beside_those_who_generate_a_decode_is_small(
+    queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "FEW_TOKENS", 4)
+    queue.submit(EmbeddingRequest("a", ((1, 1, 1), (2, 2, 2), (3,) * 9)))
+    finish(queue, is_alone=False)
+    assert [len(call) for call in engine.calls] == [1, 1, 1]
+
+
+def test_a_failed_decode_fails_its_requests_alone(
+    queue: EmbeddingQueue, engine: FakeEmbedder
+) -> None:
+    engine.failing = (9,)
+    queue.submit(EmbeddingRequest("bad", ((9,) * 10, (1,))))
+    queue.submit(EmbeddingRequest("good", ((1,) * 8,)))
+    events = {event.request_id: event for event in finish(queue)}
+    assert isinstance(events["bad"], ErrorEvent)
+    assert vectors(events["good"]) == [[8, 8]]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_cancelled_request_is_forgotten(queue: EmbeddingQueue, num_steps: int) -> None:
+    queue.submit(EmbeddingRequest("a", (tuple(range(25)),)))
+    for _ in range(num_steps):
+        assert queue.step(is_alone=True) == []
+    queue.cancel("a")
+    queue.cancel("unknown")
+    assert not queue.has_work
+    queue.submit(EmbeddingRequest("b", ((5,) * 12,)))
+    assert [vectors(event) for event in finish(queue)] == [[[60, 12]]]
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ((), "no input"),
+        (((),), "input 0 must have tokens"),
+        (((1,), (1000,)), "input 1 must have tokens, with ids from 0 to 999"),
+        (((1,) * 41,), "41 tokens, too large to process: at most 40"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(
+    queue: EmbeddingQueue, texts: tuple[tuple[int, ...], ...], words: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=words):
+        queue.submit(EmbeddingRequest("a", texts))
+    assert not queue.has_work
+
+
+def test_not_everything_may_wait(queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "MAX_WAITING", 50)
+    queue.submit(EmbeddingRequest("a", ((1,) * 40,)))
+    with pytest.raises(CapacityError, match="40 tokens wait"):
+        queue.submit(EmbeddingRequest("b", ((1,) * 11,)))
