@@ -69,10 +69,20 @@ class SpeedupAverage:
     """What was reached with one number of slots; are drafts on?"""
 
     reached: MovingSpeedup = field(default_factory=MovingSpeedup)
-    # in the steps for which no model drafted: what there is where one would first have to read
+    # the same of the steps for which no model drafted, and the share of the other steps
     without_model: MovingSpeedup = field(default_factory=MovingSpeedup)
+    model_share: float = 0.0
     is_on: bool = False
     repeats: int = 0  # decisions since both ways, drafting and not, were last taken
+
+    def speedup(self, *, is_unread: bool = False) -> float:
+        """What is reached, or what of it there is where the models that reached it would first
+        have to read: the more of it was theirs, the less.
+        """
+        reached = float(self.reached)
+        if not is_unread:
+            return reached
+        return reached - self.model_share * max(0.0, reached - float(self.without_model))
 
     def margin(self, num_slots: int) -> float:
         """Of the speedup that a draft has to beat."""
@@ -83,7 +93,10 @@ class SpeedupAverage:
 _SPEEDUP = Fields(
     MovingSpeedup, tokens=Number(0.01, 1000.0), time=Number(0.01, 1000.0), steps=Count()
 )
-AVERAGES = Table(int, Fields(SpeedupAverage, reached=_SPEEDUP, without_model=_SPEEDUP))
+AVERAGES = Table(
+    int,
+    Fields(SpeedupAverage, reached=_SPEEDUP, without_model=_SPEEDUP, model_share=Number(0.0, 1.0)),
+)
 
 
 class Budget:
@@ -103,8 +116,12 @@ class Budget:
         not go on at the speed that other texts reached with it.
         """
         average = self._average(num_slots)
-        speedup = average.without_model if is_unread else average.reached
-        return float(speedup) * average.margin(num_slots) * num_slots / plain_ms
+        speedup = average.speedup(is_unread=is_unread) * average.margin(num_slots)
+        return speedup * num_slots / plain_ms
+
+    def speedup(self, num_slots: int) -> float:
+        """What is reached where no model has read the text."""
+        return self._average(num_slots).speedup(is_unread=True)
 
     def slot_ms(self, step: Step) -> float:
         """Milliseconds of a step without drafts, per slot."""
@@ -227,6 +244,7 @@ class Budget:
         tokens = 1.0 + gained / num_slots
         time = (curve[num_slots + num_rows] + sunk_ms) / plain
         average.reached.follow(tokens, time)
+        average.model_share += SPEEDUP_RATE * (float(sunk_ms > 0.0) - average.model_share)
         if not sunk_ms:
             average.without_model.follow(tokens, time)
 

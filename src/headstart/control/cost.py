@@ -124,8 +124,9 @@ class CostTable:
             innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
             self._follow(knot, innovation, 1.0 - attention / total, lever / total)
         self._count[knot] = seen + 1
-        if knot in self._warm_up:
+        if knot in self._warm_up:  # from now on it counts as it is
             self._contradicted[knot] = self._warm_up.pop(knot)
+            self._weights.clear()
         self._age += 1
         is_in_doubt = seen < GROWN or abs(self._surprises) >= MANY_SURPRISES  # either may move far
         if is_in_doubt or self._age >= REBUILD_EVERY:

@@ -266,8 +266,9 @@ class ModelDraftPlanner:
         return (run.milliseconds / len(run.seq_ids) + rows_ms) / plain
 
     def _saved_if_perfect(self, cost: DraftCost, step: Step) -> float:
-        """Plain steps that each token of a request would save if the model were always right, and
-        row counts never measured as cheap as they may be."""
+        """Plain steps that each token would save over what is reached without this model if it
+        were always right, and row counts never measured as cheap as they may be.
+        """
         plain, base, num_slots = self._plain(step), step.num_base_rows, step.num_slots
         longest = min(LENGTHS[-1], step.max_draft_rows // num_slots)
         curve = self._cost.curve(
@@ -279,7 +280,8 @@ class ModelDraftPlanner:
             for k in LENGTHS
             if k <= longest
         )
-        return max(0.0, 1.0 - min(times, default=plain) / plain)
+        now = 1.0 / self._budget.speedup(num_slots)
+        return max(0.0, now - min(times, default=plain) / plain)
 
     def _plain(self, step: Step) -> float:
         curve = self._cost.curve(step.num_slots, step.context, can_fill=step.can_pad)
