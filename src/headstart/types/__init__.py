@@ -36,6 +36,8 @@ from headstart.types.vocab import (
 )
 
 __all__ = [
+    "LAST_STATE",
+    "NO_DRAFT",
     "Batch",
     "Capability",
     "Choose",
@@ -48,12 +50,10 @@ __all__ = [
     "Engine",
     "Filters",
     "FimTokens",
-    "LAST_STATE",
     "Legality",
     "Logits",
     "MemoryKind",
     "ModelInfo",
-    "NO_DRAFT",
     "SequenceMode",
     "StepStats",
     "TokenChoice",
