@@ -133,3 +133,8 @@ def test_blocks_become_messages_in_their_order() -> None:
 def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> None:
     with pytest.raises(ApiError, match=says):
         chat_body(MessagesBody.model_validate({"messages": MESSAGES, field: value}))
+
+
+def test_a_list_without_messages_is_a_silent_user(client):
+    answer = client.post("/v1/messages", json={"max_tokens": 4, "messages": []})
+    assert (answer.status_code, answer.json()["type"]) == (200, "message")

@@ -23,6 +23,7 @@ from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.provenance import Emission, provenance
 from headstart.server.results import (
+    reading_times,
     sources_of_tokens,
     speculative_metrics,
     sum_stats,
@@ -178,7 +179,7 @@ class Dialect(ABC):
 
     def progress(self, choice: Choice, event: ProgressEvent) -> dict[str, Any]:
         """The chunk that tells how far the prompt is read."""
-        return self.delta(choice, Piece("")) | {
+        chunk = self.delta(choice, Piece("")) | {
             "prompt_progress": {
                 "total": event.num_prompt,
                 "cache": event.num_cached,
@@ -186,6 +187,9 @@ class Dialect(ABC):
                 "time_ms": int(event.seconds * 1000),
             }
         }
+        if self.body.timings_per_token:
+            chunk["timings"] = reading_times(event)
+        return chunk
 
     def wants(self, piece: Piece) -> bool:
         """Whether a piece is worth a chunk; text may be held back while its tokens are not."""
