@@ -19,6 +19,7 @@ from headstart.config_engine import LEAST_CONTEXT as LEAST_CONTEXT
 from headstart.config_engine import PLAIN_CACHE_TYPES as PLAIN_CACHE_TYPES
 from headstart.config_engine import DraftEngineConfig as DraftEngineConfig
 from headstart.config_engine import EngineConfig as EngineConfig
+from headstart.config_engine import rpc_endpoints as rpc_endpoints
 from headstart.config_fields import check_at_least
 from headstart.config_fields import option as option
 from headstart.config_logs import LogConfig as LogConfig
