@@ -385,7 +385,3 @@ def test_the_timings_of_a_prompt_that_is_read_count_what_was_read(client):
     first = events_of(client.post("/completion", json=body))[0]["timings"]
     assert (first["cache_n"], first["prompt_n"], first["prompt_ms"]) == (2, 3, 500.0)
     assert (first["predicted_n"], first["predicted_ms"]) == (0, 0.0)
-
-
-def test_the_server_opens_no_connections_for_clients(client):
-    assert client.get("/cors-proxy?url=http://example.com").status_code == 403

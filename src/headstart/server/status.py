@@ -114,12 +114,6 @@ async def slots(http: HttpRequest) -> Response:
     return _json([slot_state(slot, service) for slot in report.slots])
 
 
-@get(router, "/cors-proxy", answer="never: the server opens no connections for clients")
-async def cors_proxy(http: HttpRequest) -> Response:
-    """Refuse what llama-server's page may ask for where that is switched on."""
-    raise ApiError(403, "this server opens no connections for clients; ask the other one itself")
-
-
 def _json(data: Any) -> Response:
     return Response(
         orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS), media_type="application/json"
