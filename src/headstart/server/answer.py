@@ -94,7 +94,7 @@ async def _stream(
             return
         except Exception as error:  # the status is sent already: the stream itself must say it
             log_failure(error)
-            yield sse.event(error_body(error))
+            yield dialect.encode_error(error_body(error))
 
 
 def _take(dialect: Dialect, index: int, event: Event) -> None:
@@ -116,7 +116,7 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
         case ProgressEvent():
             choice.progress = event
             if dialect.body.return_progress:
-                chunks = [*_open(dialect, choice), dialect.progress(choice, event)]
+                chunks = [*_open(dialect, choice), *dialect.progress(choice, event)]
         case TokenEvent():
             piece = choice.add(event)
             choice.logprobs.clear()  # sent with this piece, and never again

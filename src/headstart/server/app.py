@@ -25,6 +25,7 @@ from headstart.server import (
     metrics,
     native,
     rerank,
+    responses,
     slots,
     status,
     text,
@@ -39,8 +40,8 @@ from headstart.server.sleeping import IdleTimer, Waking
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
-    status, events, chat, anthropic, completions, native, infill, embeddings, rerank, text,
-    metrics, slots,
+    status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
+    text, metrics, slots,
 )  # fmt: skip
 
 
