@@ -136,6 +136,11 @@ def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> 
         chat_body(MessagesBody.model_validate({"messages": MESSAGES, field: value}))
 
 
+def test_a_list_without_messages_is_a_silent_user(client):
+    answer = client.post("/v1/messages", json={"max_tokens": 4, "messages": []})
+    assert (answer.status_code, answer.json()["type"]) == (200, "message")
+
+
 def test_a_failure_in_a_stream_is_an_error_event() -> None:
     worker = FakeWorker(lambda request: [*say(request, b"a")[:1], EngineError("it broke")])
     body = {"messages": MESSAGES, "stream": True, "max_tokens": 9}

@@ -23,6 +23,7 @@ from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.provenance import Emission, provenance
 from headstart.server.results import (
+    reading_times,
     sources_of_tokens,
     speculative_metrics,
     sum_stats,
@@ -146,6 +147,8 @@ class Dialect(ABC):
     """Writes choices as the JSON of one API family. One instance per call."""
 
     ends_with_done: ClassVar[bool]  # `data: [DONE]` closes a stream
+    media_type: ClassVar[str] = "text/event-stream"
+    can_ping: ClassVar[bool] = True  # a silent stream may have comments
 
     def __init__(self, call: Call, body: GenerationBody, choices: list[Choice]) -> None:
         self.call = call
@@ -181,8 +184,8 @@ class Dialect(ABC):
         return []
 
     def prompt_progress(self, event: ProgressEvent) -> dict[str, Any]:
-        """llama-server's field for it."""
-        return {
+        """llama-server's fields for it."""
+        fields: dict[str, Any] = {
             "prompt_progress": {
                 "total": event.num_prompt,
                 "cache": event.num_cached,
@@ -190,6 +193,9 @@ class Dialect(ABC):
                 "time_ms": int(event.seconds * 1000),
             }
         }
+        if self.body.timings_per_token:
+            fields["timings"] = reading_times(event)
+        return fields
 
     def wants(self, piece: Piece) -> bool:
         """Whether a piece is worth a chunk; text may be held back while its tokens are not."""
