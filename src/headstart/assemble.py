@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headstart import demo
 from headstart.config import Config, EngineConfig
 from headstart.hub import ModelPaths, resolve_model
+from headstart.parent import Parent
 
 if TYPE_CHECKING:
     from headstart.engine.devices import Device
@@ -38,10 +39,16 @@ def libllama_version() -> str:
     return library.version()
 
 
-def list_devices() -> list[Device]:
-    """All devices libllama can compute on."""
-    from headstart.engine.devices import list_devices as devices
+def list_devices(config: EngineConfig) -> list[Device]:
+    """All devices libllama can compute on, those of `--rpc` too.
 
+    Raises:
+        ConfigError, RpcWorkerError: a worker cannot be used.
+    """
+    from headstart.engine.devices import list_devices as devices
+    from headstart.remote import connect_workers
+
+    connect_workers(config)
     return devices()
 
 
@@ -101,6 +108,7 @@ def build_scheduler(
     from headstart.engine.machine import available_memory
     from headstart.grammar.compiler import GrammarCompiler
     from headstart.loading import load_draft, load_heads, load_target, only_embeds
+    from headstart.remote import connect_workers, notice_lost_workers
     from headstart.scheduler.embedding import EmbeddingQueue
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
@@ -114,6 +122,7 @@ def build_scheduler(
         log.warning("%s", remark)
     draft = _draft_of(models, types)
     learned = _learned(config, models.target, draft, heads)
+    connect_workers(config.engine)
     target = load_target(config, models.target, draft, heads)
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
@@ -122,6 +131,7 @@ def build_scheduler(
     drafters = {"engine": drafter}
     if heads is not None and isinstance(engine, LlamaEngine):
         drafters["heads"] = load_heads(config, heads, engine, fitted)
+    notice_lost_workers(config.engine)
     drafting = make_drafting(config, types, target, drafters, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
@@ -210,8 +220,11 @@ def _learned(config: Config, target: Path, draft: Path | None, heads: Heads | No
     return load_control(config, files)
 
 
-def fit_memory(config: Config) -> Fitted:
+def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
     """What the configured models would take of each device, without loading their weights.
+
+    Args:
+        free: bytes to count as free instead of what is, by device.
 
     Raises:
         ConfigError, ModelError: they cannot be had or do not fit.
@@ -221,7 +234,7 @@ def fit_memory(config: Config) -> Fitted:
     check(config)
     models, heads = _with_heads(config, find_models(config))
     types = _types(config, models, heads)
-    return fit_models(config, models.target, _draft_of(models, types), heads)
+    return fit_models(config, models.target, _draft_of(models, types), heads, free)
 
 
 def _summary(info: WorkerInfo, models: Models) -> str:
@@ -296,29 +309,27 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
 
 
-def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
+def serve(
+    config: Config, settings: Sequence[Mapping[str, Any]] = (), parent: Parent | None = None
+) -> int:
     """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
 
-    `settings` are shown in /props: where each value of the configuration came from.
+    Args:
+        settings: shown in /props: where each value of the configuration came from.
+        parent: the router that is told, if there is one.
 
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
-    from headstart.greeting import announce
     from headstart.logs import Logging
     from headstart.process import EngineProcess
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
 
-    level = (
-        logging.DEBUG
-        if config.server.verbose
-        else getattr(logging, config.server.log_level.upper())
-    )
-    prepare = EngineProcess(Logging(level, config.log), config.engine)
+    prepare = EngineProcess(Logging.of(config), config.engine)
     prepare.logging.start()
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
+    if parent is not None:
+        parent.follow()
     check(config)
     models = find_models(config)
     build = partial(build_scheduler, config, models, warms_up_later=True)
@@ -333,8 +344,18 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
             config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
-            partial(announce, models.is_demo),
+            partial(_announce, parent or Parent(), models.is_demo),
         )
     finally:
         first.kill()  # where serving failed before it was used
     return 0
+
+
+def _announce(parent: Parent, is_demo: bool, url: str) -> None:
+    """Say that requests can be answered: to the router, or to who started the server."""
+    from headstart.greeting import announce
+
+    if parent.is_there:
+        parent.tell("loaded", url=url)
+    else:
+        announce(is_demo, url)

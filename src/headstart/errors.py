@@ -2,6 +2,7 @@
 
 HeadstartError
   ConfigError              the configuration cannot work; raised before a model is loaded
+    MemoryFullError        the model does not fit into the memory that is free
   ModelError               this GGUF cannot do what was asked (missing, damaged, not capable)
   RequestError             the client's fault; becomes 4xx
     InvalidParameterError  a field has a value that cannot be honoured; 400
@@ -10,6 +11,7 @@ HeadstartError
   CapacityError            try again later; becomes 503 with Retry-After
     UnavailableError       the engine starts or restarts, or the server ends; also 503
   EngineError              libllama failed; becomes 500, the requests of that batch fail
+  RpcWorkerError           a machine of --rpc does not answer or does not fit; it is asked again
   WorkerDeadError          the engine process stopped; requests in flight get 500, then a restart
   BackendError             a server that requests are passed to failed; becomes 502
 """
@@ -23,6 +25,10 @@ class HeadstartError(Exception):
 
 class ConfigError(HeadstartError):
     """The configuration cannot work."""
+
+
+class MemoryFullError(ConfigError):
+    """What was configured does not fit into the memory that is free."""
 
 
 class ModelError(HeadstartError):
@@ -64,6 +70,10 @@ class UnavailableError(CapacityError):
 
 class EngineError(HeadstartError):
     """libllama reported a failure while decoding."""
+
+
+class RpcWorkerError(HeadstartError):
+    """A machine that is to compute part of the model does not answer, or does not fit."""
 
 
 class WorkerDeadError(HeadstartError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.encoder import EncoderEngine
-from headstart.engine.fit import Fitted, Part, fit
+from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.heads import read_facts, why_not
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
@@ -79,9 +80,16 @@ def find_heads(target: Path, draft: Path | None) -> Heads | None:
 
 
 def fit_models(
-    config: Config, target: Path, draft: Path | None, heads: Heads | None = None
+    config: Config,
+    target: Path,
+    draft: Path | None,
+    heads: Heads | None = None,
+    free: Mapping[str, int] | None = None,
 ) -> Fitted:
     """Settings with which target and what drafts for it fit into memory.
+
+    Args:
+        free: bytes to count as free instead of what is, by device.
 
     Raises:
         ConfigError: they cannot; the message says what to lower.
@@ -102,7 +110,8 @@ def fit_models(
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
     mtp = heads is not None and heads.is_in_target
     part = Part(target, replace(config.engine, mtp=mtp), limits, is_asked)
-    return fit(part, drafters)
+    assumed = (lambda: free_memory() | dict(free)) if free else None
+    return fit(part, drafters, free=assumed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headstart import errors
-from headstart.errors import HeadstartError, ModelError, UnavailableError, WorkerDeadError
+from headstart.errors import (
+    HeadstartError,
+    ModelError,
+    RpcWorkerError,
+    UnavailableError,
+    WorkerDeadError,
+)
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
 from headstart.scheduler.request import EmbeddingEvent, ErrorEvent, FinishEvent, SlotEvent, Work
@@ -53,6 +59,7 @@ class WorkerClient:
         self._failures = 0  # engines in a row that ended before they answered anything
         self._ready_since = 0.0
         self._launches = 0  # tries in a row that made no process
+        self._waits = 0  # tries in a row in which a machine of --rpc did not answer
         self._restarts = 0
         self._relay: _Relay | None = None  # of the engine at work
         self._unloading: asyncio.Task[None] | None = None
@@ -152,7 +159,7 @@ class WorkerClient:
         if self.status == "closed":
             return
         self.info, self.status, self.failure = info, "ready", ""
-        self._ready_since = time.monotonic()
+        self._ready_since, self._waits = time.monotonic(), 0
         if not self._ready.done():
             self._ready.set_result(None)
             if self._waking is not None:
@@ -197,6 +204,11 @@ class WorkerClient:
                 f"{self.failure} while this request was running; the server restarts it, try again"
             )
         )
+        if isinstance(error, RpcWorkerError):  # nothing is wrong here: it may come back any time
+            self.status = "restarting"
+            self._waits += 1
+            self._restart_after(_delay(self._waits))
+            return
         was_stable = time.monotonic() - self._ready_since >= STABLE_SECONDS
         self._failures = 1 if self.status == "ready" and was_stable else self._failures + 1
         if self._failures > MAX_RESTARTS:
