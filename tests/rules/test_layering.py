@@ -59,10 +59,12 @@ ALLOWED: dict[str, set[str]] = {
     "hub": BOTTOM,
     "testing": CORE,
     "saved_control": BOTTOM | {"control"},
-    "loading": BOTTOM | {"engine"},
+    "loading": BOTTOM | {"structures", "engine"},
     "remote": BOTTOM | {"engine", "saved_control"},
+    "drafters": TOOLS | {"scheduler", "speculation", "engine", "loading", "saved_control"},
     "assemble": CORE
     | {
+        "drafters",
         "engine",
         "server",
         "text",

@@ -161,11 +161,11 @@ class MtpSpeculator(Speculator):
             "lost": dict(self.caches.lost),
         }
 
-    def _begin(self, request: DraftRequest) -> _DraftInProgress:
+    def _begin(self, request: DraftRequest) -> _HeadDraft:
         sequence = self.caches.sequence(request.seq_id)
         sequence.last_used = self._num_calls
         states, length = sequence.states, len(request.tokens) - 1
-        draft = _DraftInProgress(request, states)
+        draft = _HeadDraft(request, states)
         if states.length != length or not states.num_states:
             draft.fail("the target's states are missing")
             return draft
@@ -180,7 +180,7 @@ class MtpSpeculator(Speculator):
         draft.builder = self._tokenizer.begin(request, limit)
         return draft
 
-    def _catch_up(self, drafts: Sequence[_DraftInProgress]) -> None:
+    def _catch_up(self, drafts: Sequence[_HeadDraft]) -> None:
         """Whoever has a long text to read does not hold up the others: it drafts another time."""
         room = max(_READING, 2 * MERGED_ROWS * len(drafts))
         waiting = [(d.num_unread(0), d) for d in drafts if d.is_active]
@@ -193,7 +193,7 @@ class MtpSpeculator(Speculator):
             if draft.num_unread(0):
                 draft.fail("heads are reading the prompt")
 
-    def _extend(self, drafts: Sequence[_DraftInProgress], step: int) -> None:
+    def _extend(self, drafts: Sequence[_HeadDraft], step: int) -> None:
         """One decode: the next token of each draft."""
         head = step if self.heads.num_heads > 1 else 0
         batch, is_first = self.caches.batch, step == 0 or head > 0
@@ -216,7 +216,7 @@ class MtpSpeculator(Speculator):
                 draft.states.expect(draft.request.tokens[-1], head)
             draft.extend(logits[end - 1], rows[end - 1])
 
-    def _add(self, draft: _DraftInProgress, head: int, *, is_first: bool) -> int:
+    def _add(self, draft: _HeadDraft, head: int, *, is_first: bool) -> int:
         """The rows that this head lacks: verified ones, the newest token, and the draft so far.
 
         Returns where they end in the batch.
@@ -250,7 +250,7 @@ class MtpSpeculator(Speculator):
 
 
 @dataclass(slots=True)
-class _DraftInProgress:
+class _HeadDraft:
     """One request's draft while it grows."""
 
     request: DraftRequest
