@@ -294,6 +294,8 @@ class Engine(Protocol):
     max_outputs: int  # most rows with logits in one decode
     # one that no request has, for rows that only make a decode wider; None: there can be none
     padding_sequence: int | None
+    # a decode of other rows, outputs or sequences than the last takes longer: its graph is sent
+    sends_graphs: bool
     memory: MemoryKind
     max_rollback: int  # tokens of one decode that `truncate` may drop; huge for attention only
     can_shift: bool  # whether `shift` is possible
