@@ -52,7 +52,8 @@ ALLOWED: dict[str, set[str]] = {
     "text": BOTTOM | {"structures", "vocabulary"},
     "server": BOTTOM | {"structures", "text", "toolcalls", "sampling", "grammar", "scheduler"},
     "router": BOTTOM | {"structures", "server", "logs"},
-    "fleet": BOTTOM | {"structures", "server", "router"},
+    "fleet": BOTTOM | {"config_fields", "structures", "server", "router"},
+    "cluster": BOTTOM | {"config_fields", "parent", "server", "fleet"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,
@@ -78,7 +79,19 @@ ALLOWED: dict[str, set[str]] = {
     },
     "local": BOTTOM | {"assemble", "scheduler"},
     "cli": CORE
-    | {"assemble", "local", "remote", "text", "hub", "demo", "parent", "logs", "router"},
+    | {
+        "assemble",
+        "local",
+        "remote",
+        "text",
+        "hub",
+        "demo",
+        "parent",
+        "logs",
+        "router",
+        "fleet",
+        "cluster",
+    },
     "__main__": {"cli"},
 }
 # `Engine.make_filters` takes SamplingParams; `headstart devices` prints what the engine measured.
