@@ -92,7 +92,7 @@ def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
 @pytest.mark.parametrize(
     ("spec_type", "has_draft_model", "says"),
     [
-        ("nope", False, "'nope'; there are draft-model, ngram-cache"),
+        ("nope", False, "'nope'; there are draft-model, "),
         ("", False, "--spec-type is '' but must name speculators"),
         (",", False, "must name speculators"),
         ("suffix,none", False, "'suffix,none' but must name speculators, or none alone"),
