@@ -14,6 +14,8 @@ from pathlib import Path
 from headstart import errors
 from headstart.cli import llama_server
 from headstart.cli.generate import GenerateOptions
+from headstart.cli.rpc_build import RpcBuildOptions
+from headstart.cli.rpc_worker import RpcWorkerOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS
@@ -54,7 +56,13 @@ def flags_page() -> str:
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
-    lines += ["", "## Only `headstart generate`", "", *_flag_table(settings_of(GenerateOptions))]
+    own = {
+        "generate": GenerateOptions,
+        "rpc-worker": RpcWorkerOptions,
+        "rpc-build": RpcBuildOptions,
+    }
+    for command, options in own.items():
+        lines += ["", f"## Only `headstart {command}`", "", *_flag_table(settings_of(options))]
     return _page(lines)
 
 

@@ -42,10 +42,16 @@ def libllama_version() -> str:
     return library.version()
 
 
-def list_devices() -> list[Device]:
-    """All devices libllama can compute on."""
-    from headstart.engine.devices import list_devices as devices
+def list_devices(config: EngineConfig) -> list[Device]:
+    """All devices libllama can compute on, those of `--rpc` too.
 
+    Raises:
+        ConfigError, RpcWorkerError: a worker cannot be used.
+    """
+    from headstart.engine.devices import list_devices as devices
+    from headstart.remote import connect_workers
+
+    connect_workers(config)
     return devices()
 
 
@@ -102,6 +108,7 @@ def build_scheduler(
     from headstart.engine.machine import available_memory
     from headstart.grammar.compiler import GrammarCompiler
     from headstart.loading import load_draft, load_target, only_embeds
+    from headstart.remote import connect_workers, notice_lost_workers
     from headstart.scheduler.embedding import EmbeddingQueue
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
@@ -120,11 +127,13 @@ def build_scheduler(
         log.warning("%s", remark)
     learned = _learned(config, models, types)
     draft = models.draft if needs_draft_model(types) else None
+    connect_workers(config.engine)
     target = load_target(config, models.target, draft)
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
     drafter = load_draft(config, draft, fitted) if draft else None
+    notice_lost_workers(config.engine)
     drafting = _make_drafting(config, types, model, engine, drafter, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)

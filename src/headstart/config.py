@@ -19,6 +19,7 @@ from headstart.config_engine import LEAST_CONTEXT as LEAST_CONTEXT
 from headstart.config_engine import PLAIN_CACHE_TYPES as PLAIN_CACHE_TYPES
 from headstart.config_engine import DraftEngineConfig as DraftEngineConfig
 from headstart.config_engine import EngineConfig as EngineConfig
+from headstart.config_engine import rpc_endpoints as rpc_endpoints
 from headstart.config_fields import check_at_least
 from headstart.config_fields import option as option
 from headstart.config_logs import LogConfig as LogConfig
@@ -246,6 +247,11 @@ class ServerConfig:
         "60 for the next piece of its body or for a client that does not read",
         "-to",
     )
+    sleep_idle_seconds: int = option(
+        -1,
+        "seconds without a request after which the model leaves memory, until the next request; "
+        "-1 never",
+    )
     page: bool = option(True, "serve the page at /", "--webui", "--ui")
     path: str | None = option(None, "folder with another page to serve at /, instead of ours")
     slots: bool = option(True, "serve /slots")
@@ -265,6 +271,7 @@ class ServerConfig:
         check_at_least(self, "max_body_mb", 1)
         check_at_least(self, "max_connections", 1)
         check_at_least(self, "timeout", 1)
+        check_at_least(self, "sleep_idle_seconds", -1)
         if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
             raise ConfigError(
                 f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from headstart.config_fields import check_at_least, option
@@ -12,6 +13,32 @@ LEAST_CONTEXT = 64
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 # values of the others can only be read by flash attention
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
+
+
+MOST_RPC_WORKERS = 16  # libllama's limit
+
+
+def rpc_endpoints(text: str) -> list[tuple[str, int]]:
+    """Host and port of each worker of `--rpc`.
+
+    Raises:
+        ConfigError: it is not HOST:PORT,...
+    """
+    endpoints = []
+    for part in text.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or ":" in host or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
+            raise ConfigError(
+                f"--rpc has {part.strip()!r} but must be HOST:PORT,... with a name or an IPv4 "
+                "address, for instance 192.168.1.20:50052"
+            )
+        endpoints.append((host, int(port)))
+    if len(set(endpoints)) < len(endpoints) or len(endpoints) > MOST_RPC_WORKERS:
+        raise ConfigError(
+            f"--rpc names {len(endpoints)} workers, {len(set(endpoints))} different ones; at most "
+            f"{MOST_RPC_WORKERS}, each once"
+        )
+    return endpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +56,11 @@ class EngineConfig:
         None,
         "devices to use, by name and separated by commas (see `headstart devices`); none = CPU",
         "-dev",
+    )
+    rpc: str | None = option(
+        None,
+        "machines that compute part of the model: HOST:PORT of each `headstart rpc-worker`, "
+        "separated by commas; their devices are called RPC0, RPC1 ...",
     )
     split_mode: str = option(
         "layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor")
@@ -140,6 +172,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.context:  # 0: as trained
             check_at_least(self, "context", LEAST_CONTEXT)
+        if self.rpc:
+            rpc_endpoints(self.rpc)
+            if self.deterministic:
+                raise ConfigError(
+                    "--deterministic needs the reference kernels of this machine's CPU, and a "
+                    "worker of --rpc computes with its own; drop one of the two"
+                )
         check_at_least(self, "batch", 2)
         check_at_least(self, "ubatch", 2)
         check_at_least(self, "gpu_layers", -1)
@@ -222,6 +261,9 @@ class DraftEngineConfig:
             threads_batch=self.draft_threads_batch or base.threads_batch,
             gpu_layers=base.gpu_layers if self.draft_gpu_layers is None else self.draft_gpu_layers,
             device=self.draft_device or base.device,
+            # A draft model's steps would take a round trip each. Where it was named a remote
+            # device, that one is known by then.
+            rpc=None,
             tensor_split=None if self.draft_device else base.tensor_split,
             cache_type_k=self.draft_cache_type_k or base.cache_type_k,
             cache_type_v=self.draft_cache_type_v or base.cache_type_v,

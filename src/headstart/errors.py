@@ -10,6 +10,7 @@ HeadstartError
   CapacityError            try again later; becomes 503 with Retry-After
     UnavailableError       the engine starts or restarts, or the server ends; also 503
   EngineError              libllama failed; becomes 500, the requests of that batch fail
+  RpcWorkerError           a machine of --rpc does not answer or does not fit; it is asked again
   WorkerDeadError          the engine process stopped; requests in flight get 500, then a restart
   BackendError             a server that requests are passed to failed; becomes 502
 """
@@ -64,6 +65,10 @@ class UnavailableError(CapacityError):
 
 class EngineError(HeadstartError):
     """libllama reported a failure while decoding."""
+
+
+class RpcWorkerError(HeadstartError):
+    """A machine that is to compute part of the model does not answer, or does not fit."""
 
 
 class WorkerDeadError(HeadstartError):

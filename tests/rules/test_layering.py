@@ -56,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": CORE,
     "saved_control": BOTTOM | {"control"},
     "loading": BOTTOM | {"engine"},
+    "remote": BOTTOM | {"engine", "saved_control"},
     "assemble": CORE
     | {
         "engine",
@@ -66,12 +67,13 @@ ALLOWED: dict[str, set[str]] = {
         "speculation",
         "saved_control",
         "loading",
+        "remote",
         "greeting",
         "logs",
         "process",
     },
     "local": BOTTOM | {"assemble", "scheduler"},
-    "cli": CORE | {"assemble", "local", "text", "hub", "demo"},
+    "cli": CORE | {"assemble", "local", "remote", "text", "hub", "demo"},
     "__main__": {"cli"},
 }
 # `Engine.make_filters` takes SamplingParams; `headstart devices` prints what the engine measured.

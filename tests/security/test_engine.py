@@ -19,7 +19,13 @@ from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.server_process import Server
 from tests.server.serving import serving
 
-from headstart.errors import CapacityError, EngineError, UnavailableError, WorkerDeadError
+from headstart.errors import (
+    CapacityError,
+    EngineError,
+    RpcWorkerError,
+    UnavailableError,
+    WorkerDeadError,
+)
 from headstart.scheduler import client as client_module
 from headstart.scheduler.client import WorkerClient
 from headstart.scheduler.loop import Cancel, Message, run_loop
@@ -221,6 +227,21 @@ async def test_an_answer_in_between_makes_deaths_no_row(transports):
         transports.made[-1].receiver.on_end(WorkerDeadError("killed"))
         await ready(transports, number)
     assert client.status == "ready"
+    await client.close()
+
+
+async def test_a_remote_worker_that_is_away_is_waited_for_without_end(transports):
+    client = await started_client(transports)
+    transports.made[-1].receiver.on_end(WorkerDeadError("signal SIGABRT"))
+    for number in range(2, 10):  # more often than engines may die in a row
+        while len(transports.made) < number:
+            await asyncio.sleep(0.005)
+        transports.made[-1].receiver.on_end(RpcWorkerError("RPC worker a:1 cannot be reached"))
+        await asyncio.sleep(0.005)
+        assert client.status == "restarting"
+        assert "a:1 cannot be reached" in client.failure
+    await ready(transports, 10)
+    assert (client.status, client.failure) == ("ready", "")
     await client.close()
 
 

@@ -35,12 +35,12 @@ def run(argv: Sequence[str]) -> int:
         table.add_column(heading)
     for heading in ("free", "total"):
         table.add_column(heading, justify="right")
-    for device in assemble.list_devices():
+    config = resolved.config()
+    for device in assemble.list_devices(config.engine):
         row = (device.name, device.kind, device.description)
         table.add_row(*row, _gib(device.free_bytes), _gib(device.total_bytes))
     console = Console()
     console.print(table)
-    config = resolved.config()
     if config.model.model or config.model.hf_repo:
         _print_needs(console, assemble.fit_memory(config))
     return 0

@@ -66,9 +66,13 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
 
 def _all_commands() -> list[Setting]:
     """The settings of all commands: what is set for one must not stop another."""
-    from headstart.cli.generate import GenerateOptions  # reads its flags with this module's help
+    # they read their flags with this module's help
+    from headstart.cli.generate import GenerateOptions
+    from headstart.cli.rpc_build import RpcBuildOptions
+    from headstart.cli.rpc_worker import RpcWorkerOptions
 
-    return [*all_settings(), *settings_of(GenerateOptions)]
+    own = (GenerateOptions, RpcWorkerOptions, RpcBuildOptions)
+    return [*all_settings(), *(setting for options in own for setting in settings_of(options))]
 
 
 def _stem(setting: Setting) -> str:

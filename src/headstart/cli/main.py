@@ -18,6 +18,8 @@ COMMANDS = {
     "serve": "start the server",
     "generate": "continue a prompt and show which tokens were guessed",
     "devices": "list what libllama can compute on",
+    "rpc-worker": "compute part of a model for a server on another machine",
+    "rpc-build": "build what --rpc needs where libllama came without it",
     "corpus": "add texts that answers may be guessed from",
 }
 
@@ -60,7 +62,7 @@ def _dispatch(arguments: list[str]) -> int:
             f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart "
             "--help)"
         )
-    module = importlib.import_module(f"headstart.cli.{command}")
+    module = importlib.import_module(f"headstart.cli.{command.replace('-', '_')}")
     try:
         code: int = module.run(arguments[1:])
     except HelpRequested as page:

@@ -23,6 +23,7 @@ class Device:
     free_bytes: int
     total_bytes: int
     handle: int
+    is_remote: bool = False  # of a worker of --rpc
 
 
 def list_devices() -> list[Device]:
@@ -39,6 +40,8 @@ def _describe(handle: int) -> Device:
     description = prototype(base, "ggml_backend_dev_description", c_char_p, c_void_p)
     kind = prototype(base, "ggml_backend_dev_type", c_int, c_void_p)
     memory = prototype(base, "ggml_backend_dev_memory", None, c_void_p, c_void_p, c_void_p)
+    registry = prototype(base, "ggml_backend_dev_backend_reg", c_void_p, c_void_p)
+    registry_name = prototype(base, "ggml_backend_reg_name", c_char_p, c_void_p)
     free, total = c_size_t(), c_size_t()
     memory(handle, ctypes.addressof(free), ctypes.addressof(total))
     return Device(
@@ -48,19 +51,29 @@ def _describe(handle: int) -> Device:
         free.value,
         total.value,
         handle,
+        is_remote=registry_name(registry(handle)) == b"RPC",
     )
 
 
-def device_array(names: str | None) -> Any:
+def device_array(names: str | None, *, can_be_remote: bool = True) -> Any:
     """NULL-terminated array for llama_model_params.devices; None means libllama's choice.
+
+    Args:
+        can_be_remote: without names, whether that choice may fall on workers of --rpc.
 
     Raises:
         ConfigError: a name is unknown.
     """
-    if names is None:
+    if names is None and can_be_remote:
         return None
-    wanted = [] if names.strip() in ("", "none") else [n.strip() for n in names.split(",")]
-    known = {d.name: d.handle for d in list_devices()}
+    devices = list_devices()
+    known = {d.name: d.handle for d in devices}
+    if names is None:
+        if not any(d.is_remote for d in devices):
+            return None
+        wanted = [d.name for d in devices if d.kind == "GPU" and not d.is_remote]
+    else:
+        wanted = [] if names.strip() in ("", "none") else [n.strip() for n in names.split(",")]
     for name in wanted:
         if name not in known:
             raise ConfigError(f"--device names {name!r}, but this machine has {', '.join(known)}")

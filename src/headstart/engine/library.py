@@ -12,8 +12,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import c_bool, c_char_p, c_int, c_void_p
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
@@ -126,13 +127,19 @@ get_logits = prototype(api._lib, "llama_get_logits", c_void_p, c_void_p)
 
 
 def _shared(name: str) -> ctypes.CDLL:
-    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or os.path.join(
-        os.path.dirname(api.__file__), "lib"
-    )
-    for suffix in (".so", ".dylib", ".dll"):
-        path = os.path.join(folder, name + suffix)
-        if os.path.exists(path):
-            return ctypes.CDLL(path)
+    """The library of this name that libllama uses.
+
+    In a wheel, links are copies: libggml.so is another file than the libggml.so.0 that libllama
+    has loaded, and a second copy would have devices of its own.
+    """
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(api.__file__).parent / "lib")
+    files = [
+        file for end in (".so", ".so.*", ".*dylib", ".dll") for file in folder.glob(name + end)
+    ]
+    for mode in (getattr(os, "RTLD_NOLOAD", 0), 0):
+        for file in files:
+            with suppress(OSError):
+                return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE | mode)
     raise ModelError(f"{name} is not in {folder}; reinstall llama-cpp-python")
 
 

@@ -88,7 +88,7 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     # repacked 4-bit weights round differently for 4 rows and more
     params.use_extra_bufts = config.repack and not config.deterministic
     keep: list[Any] = []
-    devices = device_array(config.device)
+    devices = device_array(config.device, can_be_remote=config.rpc is not None)
     if devices is not None:
         keep.append(devices)
         params.devices = ctypes.cast(devices, ctypes.c_void_p)

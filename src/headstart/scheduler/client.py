@@ -10,7 +10,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headstart import errors
-from headstart.errors import HeadstartError, ModelError, UnavailableError, WorkerDeadError
+from headstart.errors import (
+    HeadstartError,
+    ModelError,
+    RpcWorkerError,
+    UnavailableError,
+    WorkerDeadError,
+)
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
 from headstart.scheduler.request import EmbeddingEvent, ErrorEvent, FinishEvent, SlotEvent, Work
@@ -53,7 +59,11 @@ class WorkerClient:
         self._failures = 0  # engines in a row that ended before they answered anything
         self._ready_since = 0.0
         self._launches = 0  # tries in a row that made no process
+        self._waits = 0  # tries in a row in which a machine of --rpc did not answer
         self._restarts = 0
+        self._relay: _Relay | None = None  # of the engine at work
+        self._unloading: asyncio.Task[None] | None = None
+        self._waking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the models; return when ready.
@@ -84,6 +94,41 @@ class WorkerClient:
         """Counters, slots and speculators as of the last step; never waits for a step."""
         return dataclasses.replace(self._report, engine_restarts=self._restarts)
 
+    async def sleep(self) -> None:
+        """End the engine until `wake`, unless something runs; see `Worker.sleep`."""
+        transport = self._transport
+        if self.status != "ready" or self._deliver or transport is None:
+            return
+        log.info("nobody asks for anything: the model is unloaded until the next request")
+        self.status, self._transport, self._relay, self._closing = "sleeping", None, None, transport
+        self._unloading = asyncio.create_task(asyncio.to_thread(transport.close))
+
+    async def wake(self) -> None:
+        """Start an engine if there is none because of `sleep`; see `Worker.wake`."""
+        if self.status == "sleeping":
+            self.status = "waking"
+            self._waking = asyncio.create_task(self._load_again())
+            # whoever waited may be gone when it fails
+            self._waking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if self.status == "waking" and self._waking is not None:
+            await asyncio.shield(self._waking)
+
+    async def _load_again(self) -> None:
+        if self._unloading is not None:
+            await self._unloading
+        self._ready = self._loop.create_future()
+        try:
+            self._launch()
+            await self._ready
+        except Exception as error:
+            if self.status == "closed":
+                raise UnavailableError(_SHUTTING_DOWN) from error
+            self.status, self._transport, self._relay = "sleeping", None, None
+            log.error("the model could not be loaded again: %s", error)
+            raise UnavailableError(
+                f"the model could not be loaded again: {error}; try again"
+            ) from error
+
     async def close(self) -> None:
         """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
         self.status = "closed"
@@ -106,16 +151,19 @@ class WorkerClient:
     def _launch(self) -> None:
         self._transport = None
         transport = self._make_transport()
-        transport.start(_Relay(self, self._loop))
+        self._relay = _Relay(self, self._loop)
+        transport.start(self._relay)
         self._transport = transport
 
     def _on_ready(self, info: WorkerInfo) -> None:
         if self.status == "closed":
             return
         self.info, self.status, self.failure = info, "ready", ""
-        self._ready_since = time.monotonic()
+        self._ready_since, self._waits = time.monotonic(), 0
         if not self._ready.done():
             self._ready.set_result(None)
+            if self._waking is not None:
+                log.info("the model is loaded again")
         else:
             log.warning("the engine is ready again after restart %d", self._restarts)
 
@@ -156,6 +204,11 @@ class WorkerClient:
                 f"{self.failure} while this request was running; the server restarts it, try again"
             )
         )
+        if isinstance(error, RpcWorkerError):  # nothing is wrong here: it may come back any time
+            self.status = "restarting"
+            self._waits += 1
+            self._restart_after(_delay(self._waits))
+            return
         was_stable = time.monotonic() - self._ready_since >= STABLE_SECONDS
         self._failures = 1 if self.status == "ready" and was_stable else self._failures + 1
         if self._failures > MAX_RESTARTS:
@@ -194,7 +247,9 @@ class WorkerClient:
 
 
 class _Relay:
-    """Carries calls from the transport's thread into the asyncio loop; late ones are dropped."""
+    """Carries calls from the transport's thread into the asyncio loop; late ones are dropped, and
+    those of an engine that was put to sleep.
+    """
 
     def __init__(self, client: WorkerClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
@@ -210,8 +265,12 @@ class _Relay:
         self._call(self._client._on_end, error)
 
     def _call(self, function: Callable[..., None], argument: object) -> None:
+        def call() -> None:
+            if self._client._relay is self:
+                function(argument)
+
         try:
-            self._loop.call_soon_threadsafe(function, argument)
+            self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             log.debug("the asyncio loop is closed; %s was dropped", function.__name__)
 

@@ -16,7 +16,8 @@ Deliver = Callable[[Event | HeadstartError], None]
 class Worker(Protocol):
     """Runs requests. All methods belong to one asyncio loop."""
 
-    status: str  # "loading", "ready", "restarting", "failed" or "closed"
+    # "loading", "ready", "sleeping", "waking", "restarting", "failed" or "closed"
+    status: str
     failure: str  # why the status is "restarting" or "failed"; else empty
     info: WorkerInfo | None  # None until it was ready once
 
@@ -46,6 +47,16 @@ class Worker(Protocol):
 
     async def report(self) -> WorkerReport:
         """Counters, slots and speculators as of the last step; never waits for a step."""
+
+    async def sleep(self) -> None:
+        """Free the model's memory, unless something runs."""
+
+    async def wake(self) -> None:
+        """Load the model again if it sleeps; return when it is ready.
+
+        Raises:
+            UnavailableError: it cannot be loaded; it sleeps on.
+        """
 
     async def close(self) -> None:
         """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""

@@ -34,6 +34,7 @@ from headstart.server.model import ServedModel, Service
 from headstart.server.openapi import describe, page
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Endpoint, Prefixed
+from headstart.server.sleeping import IdleTimer, Waking
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +64,13 @@ def create_app(
         ConfigError: the API key file cannot be used.
     """
     service = Service(config, worker)
+    timer = None
+    if config.sleep_idle_seconds > 0:
+        timer = IdleTimer(worker, config.sleep_idle_seconds)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(service, load_model, on_loaded))
+        loading = asyncio.create_task(_load(service, load_model, on_loaded, timer))
         try:
             yield
         finally:
@@ -80,6 +84,8 @@ def create_app(
     app = Starlette(routes=[*routes, *_api_pages()], lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
+    if timer is not None:
+        app.add_middleware(Waking, timer=timer)
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
     # another page brings its own rules along
     policy = POLICY if config.path is None else None
@@ -113,6 +119,7 @@ async def _load(
     service: Service,
     load_model: Callable[[], ServedModel],
     on_loaded: Callable[[Exception | None], None] | None,
+    timer: IdleTimer | None,
 ) -> None:
     """Load the worker, then this side; a failure is kept for /health.
 
@@ -122,6 +129,8 @@ async def _load(
     try:
         await service.worker.start()
         service.model = await service.text_threads.run(load_model)
+        if timer is not None:
+            timer.restart()
     except Exception as error:  # the server's own start: everything that goes wrong is told
         failure, service.load_failure = error, str(error)
     if on_loaded:

@@ -25,6 +25,7 @@ from headstart.errors import ConfigError
 from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
 from headstart.server.connections import ConnectionLimits, LimitedProtocol
+from headstart.server.header_names import HeaderNames
 from headstart.server.model import ServedModel, Service
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     """
     protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits.of(config))
     return uvicorn.Config(
-        app,
+        HeaderNames(app),
         http=protocol,
         ws="none",
         lifespan="on",

@@ -112,7 +112,8 @@ class Service:
             return f"restarting the engine: {reason}"
         if status == "closed":
             return "the server is shutting down"
-        return None if status == "ready" and self.model is not None else "Loading model"
+        is_loaded = status in ("ready", "sleeping", "waking") and self.model is not None
+        return None if is_loaded else "Loading model"
 
     @property
     def served(self) -> ServedModel:

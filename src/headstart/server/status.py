@@ -84,7 +84,7 @@ async def props(http: HttpRequest) -> Response:
         "bos_token": served.template.bos_token,
         "eos_token": served.template.eos_token,
         "build_info": info.system,
-        "is_sleeping": False,
+        "is_sleeping": service.worker.status == "sleeping",
         "target_model": _facts(info.target),
         "draft_model": _facts(info.draft) if info.draft else None,
         "settings": list(served.settings),

@@ -129,7 +129,7 @@ def test_serve_may_be_left_out(assemble: ModuleType, argv: list[str]) -> None:
 def test_what_ends_llama_server_at_once_ends_serve(
     assemble: ModuleType, capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
-    vars(assemble).update(list_devices=list, libllama_version=lambda: "9.9 (b1)")
+    vars(assemble).update(list_devices=lambda config: [], libllama_version=lambda: "9.9 (b1)")
     assert main(["serve", "-c", "512", flag]) == 0
 
 
@@ -153,7 +153,7 @@ def test_devices_shows_one_row_per_device(
             3 * 2**30,
         )
 
-    vars(assemble).update(list_devices=lambda: [Device()])
+    vars(assemble).update(list_devices=lambda config: [Device()])
     assert main(["devices"]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "CUDA0" in line]
     assert row.split() == ["CUDA0", "GPU", "a", "card", "1.0", "GiB", "3.0", "GiB"]
@@ -166,7 +166,7 @@ def test_devices_shows_what_a_model_would_take(
     fitted = SimpleNamespace(
         uses={"CUDA0": use}, config=SimpleNamespace(context=512), remarks=("layers moved",)
     )
-    vars(assemble).update(list_devices=list, fit_memory=lambda config: fitted)
+    vars(assemble).update(list_devices=lambda config: [], fit_memory=lambda config: fitted)
     assert main(["devices", "-m", "some.gguf", "-c", "512"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if "CUDA0" in line]

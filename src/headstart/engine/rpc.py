@@ -1,0 +1,180 @@
+"""One model over several machines: llama.cpp's RPC backend, on both ends.
+
+The backend is in libggml if that was built with it; otherwise it is a plug-in, built alone against
+the installed libggml-base (`rpc_plugin`). An engine loses its process when a worker goes: workers
+are asked before libllama connects (`rpc_handshake`), and only the engine process connects.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_char_p, c_size_t, c_void_p, cast
+from pathlib import Path
+from typing import Any
+
+from headstart.config import rpc_endpoints
+from headstart.engine import library
+from headstart.engine.devices import Device
+from headstart.engine.library import ggml_base_library, ggml_library, prototype
+from headstart.engine.rpc_handshake import shake_hands, why_exposed
+from headstart.engine.rpc_plugin import plugin_file
+from headstart.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# A machine that loses its power or its network says nothing: after so many seconds without a sign
+# of life the connection counts as broken.
+SILENT_SECONDS = 30
+_PROBE_SECONDS = 10
+
+_connected: set[str] = set()
+
+
+def connect(endpoints: str | None, plugins: Path) -> None:
+    """Make the workers' devices known to libllama, as RPC0, RPC1 ...; again does nothing.
+
+    Args:
+        endpoints: HOST:PORT,...
+        plugins: the folder of a plug-in built here.
+
+    Raises:
+        RpcWorkerError: a worker does not answer or does not fit.
+        ConfigError: this libllama has no RPC backend.
+    """
+    if not endpoints:
+        return
+    names = [f"{host}:{port}" for host, port in rpc_endpoints(endpoints)]
+    missing = [name for name in names if name not in _connected]
+    for name in missing:
+        log.info("%s", shake_hands(name).describe())
+        if warning := why_exposed(name.rpartition(":")[0]):
+            log.warning("%s", warning)
+    backend = _backend(plugins) if missing else 0
+    for name in missing:
+        add = _function(backend, b"ggml_backend_rpc_add_server", c_void_p, c_char_p)
+        if not (registered := add(name.encode())):
+            raise ConfigError(f"RPC worker {name} has no device; start it with --device")
+        prototype(ggml_library(), "ggml_backend_register", None, c_void_p)(registered)
+        _connected.add(name)
+
+
+def serve(
+    address: str, port: int, devices: Sequence[Device], threads: int, cache: str | None
+) -> None:
+    """Compute for one engine after the other; returns only where it cannot listen.
+
+    Signals end the process: no Python runs meanwhile in this thread.
+    """
+    start = _function(
+        _backend_found(),
+        b"ggml_backend_rpc_start_server",
+        None,
+        c_char_p,
+        c_char_p,
+        c_size_t,
+        c_size_t,
+        POINTER(c_void_p),
+    )
+    handles = (c_void_p * len(devices))(*(device.handle for device in devices))
+    endpoint = f"{address}:{port}".encode()
+    start(
+        endpoint,
+        cache.encode() if cache else None,
+        threads,
+        len(devices),
+        cast(handles, POINTER(c_void_p)),
+    )
+
+
+def load_backend(plugins: Path) -> None:
+    """Find the backend or load the plug-in.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    _backend(plugins)
+
+
+def notice_silence(wants: Callable[[socket.socket], bool]) -> int:
+    """Let those of this process's TCP sockets break that hear nothing for SILENT_SECONDS.
+
+    Without it a decode would wait for ever for a machine that lost its power. The options of a
+    socket that listens are those of the connections that it takes. Returns how many there are.
+    """
+    count = 0
+    for sock in _own_sockets():
+        with sock:
+            if sock.family != socket.AF_INET or sock.type != socket.SOCK_STREAM or not wants(sock):
+                continue
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                ("TCP_KEEPIDLE", _PROBE_SECONDS),
+                ("TCP_KEEPINTVL", _PROBE_SECONDS),
+                ("TCP_KEEPCNT", SILENT_SECONDS // _PROBE_SECONDS),
+                ("TCP_USER_TIMEOUT", 1000 * SILENT_SECONDS),
+            ):
+                if hasattr(socket, option):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            count += 1
+    return count
+
+
+def _own_sockets() -> list[socket.socket]:
+    """Duplicates of the sockets of this process; none where the system does not list them."""
+    sockets = []
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return []
+    for number in numbers:
+        try:
+            copy = os.dup(number)
+        except OSError:
+            continue
+        try:
+            sockets.append(socket.socket(fileno=copy))
+        except OSError:
+            os.close(copy)
+    return sockets
+
+
+def _backend(plugins: Path) -> int:
+    if not (found := _backend_found()):
+        file = plugin_file(plugins)
+        if file.exists():
+            prototype(ggml_library(), "ggml_backend_load", c_void_p, c_char_p)(bytes(file))
+        if not (found := _backend_found()):
+            raise ConfigError(
+                "the installed libllama has no RPC backend; build the plug-in with `headstart "
+                'rpc-build`, or install again with CMAKE_ARGS="-DGGML_RPC=on" pip install '
+                "--force-reinstall --no-binary llama-cpp-python llama-cpp-python"
+            )
+    return found
+
+
+def _backend_found() -> int:
+    library.start()
+    find = prototype(ggml_library(), "ggml_backend_reg_by_name", c_void_p, c_char_p)
+    return find(b"RPC") or 0
+
+
+def _function(backend: int, name: bytes, result: Any, *arguments: Any) -> Any:
+    import ctypes
+
+    base = ggml_base_library()
+    find = prototype(base, "ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
+    if not (address := find(backend, name)):
+        raise ConfigError(f"the RPC backend of this libllama has no {name.decode()}")
+    return ctypes.CFUNCTYPE(result, *arguments)(address)
+
+
+__all__ = [
+    "SILENT_SECONDS",
+    "connect",
+    "load_backend",
+    "notice_silence",
+    "serve",
+]

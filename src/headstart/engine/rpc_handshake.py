@@ -1,0 +1,174 @@
+"""The first words of llama.cpp's RPC protocol, so that a worker is known to answer before libllama
+connects to it: libllama ends the process if it does not.
+
+    request:   command (1 byte), size (8 bytes), data
+    response:  size (8 bytes), data
+
+All numbers are little endian. A connection begins with HELLO, which tells the worker's version.
+Source: ggml/src/ggml-rpc/ggml-rpc.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from headstart.config import rpc_endpoints
+from headstart.errors import RpcWorkerError
+
+VERSION = (7, 0, 0)  # of the libggml that the pinned llama-cpp-python brings
+HANDSHAKE_SECONDS = 5.0
+
+_HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11
+_CAPABILITIES = 24  # bytes; all zero: plain TCP
+_SAME_VERSION = "install the same llama-cpp-python on both machines"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker told."""
+
+    endpoint: str
+    free_bytes: tuple[int, ...]  # by device
+    round_trip_ms: float
+
+    def describe(self) -> str:
+        """One line for the log."""
+        free = ", ".join(f"{size / 2**30:.1f} GiB free" for size in self.free_bytes)
+        return (
+            f"RPC worker {self.endpoint}: {len(self.free_bytes)} devices ({free}), round trip "
+            f"{self.round_trip_ms:.1f} ms"
+        )
+
+
+def shake_hands(endpoint: str, seconds: float = HANDSHAKE_SECONDS) -> WorkerFacts:
+    """Ask a worker for its version and its devices.
+
+    Args:
+        endpoint: HOST:PORT.
+        seconds: time for all of it.
+
+    Raises:
+        RpcWorkerError: it cannot be used; the message says why and what to do.
+    """
+    ((host, port),) = rpc_endpoints(endpoint)
+    try:
+        connection = socket.create_connection((address_of(host), port), seconds)
+    except OSError as error:
+        raise RpcWorkerError(
+            f"RPC worker {endpoint} cannot be reached: {error.strerror or error}; start "
+            f"`headstart rpc-worker --host ADDRESS --port {port}` there, or let its port through "
+            "the firewall"
+        ) from error
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        talk = _Talk(connection, endpoint, time.monotonic() + seconds)
+        started = time.monotonic()
+        answer = talk.ask(_HELLO, bytes(_CAPABILITIES), 4 + _CAPABILITIES)
+        round_trip_ms = 1000.0 * (time.monotonic() - started)
+        if (version := tuple(answer[:3])) != VERSION:
+            raise RpcWorkerError(
+                f"RPC worker {endpoint} speaks version {_dotted(version)} of the protocol and "
+                f"this server {_dotted(VERSION)}; {_SAME_VERSION}"
+            )
+        (count,) = struct.unpack("<I", talk.ask(_DEVICE_COUNT, b"", 4))
+        if not count:
+            raise RpcWorkerError(f"RPC worker {endpoint} has no device; start it with --device")
+        free = [
+            struct.unpack("<QQ", talk.ask(_DEVICE_MEMORY, struct.pack("<I", device), 16))[0]
+            for device in range(min(count, 64))
+        ]
+    return WorkerFacts(endpoint, tuple(free), round_trip_ms)
+
+
+def address_of(host: str) -> str:
+    """The IPv4 address of a host; the RPC backend knows no other kind.
+
+    Raises:
+        OSError: there is none.
+    """
+    found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    return str(found[0][4][0])
+
+
+def why_exposed(host: str) -> str | None:
+    """Why this address is no place for the protocol; None on loopback and in private networks."""
+    try:
+        address = ipaddress.ip_address(address_of(host))
+    except OSError:
+        return None  # the handshake says more
+    if address.is_loopback or (address.is_private and not address.is_unspecified):
+        return None
+    kind = "stands for all addresses" if address.is_unspecified else "is a public address"
+    return (
+        f"{host} {kind}, and llama.cpp's RPC protocol has neither authentication nor encryption: "
+        "who reaches the port can read and write the worker's memory, and who sees the traffic "
+        "can read prompts and answers; use a private network, a tunnel or a firewall"
+    )
+
+
+class _Talk:
+    """Questions and answers on one connection, until a deadline."""
+
+    def __init__(self, connection: socket.socket, endpoint: str, deadline: float) -> None:
+        self._connection = connection
+        self._endpoint = endpoint
+        self._deadline = deadline
+
+    def ask(self, command: int, data: bytes, size: int) -> bytes:
+        """The answer, which has `size` bytes."""
+        try:
+            self._connection.settimeout(self._left())
+            self._connection.sendall(struct.pack("<BQ", command, len(data)) + data)
+            (told,) = struct.unpack("<Q", self._read(8))
+            if told != size:
+                raise RpcWorkerError(
+                    f"{self._endpoint} does not speak llama.cpp's RPC protocol, or another version "
+                    f"of it: an answer has {told} bytes instead of {size}; --rpc takes the "
+                    f"addresses of `headstart rpc-worker`, and {_SAME_VERSION}"
+                )
+            return self._read(size)
+        except TimeoutError:
+            raise RpcWorkerError(
+                f"RPC worker {self._endpoint} takes connections but does not answer; it serves one "
+                "engine at a time: stop the other one, or start a worker on another port for this"
+            ) from None
+        except OSError as error:
+            raise RpcWorkerError(
+                f"RPC worker {self._endpoint} broke off: {error.strerror or error}; see its log"
+            ) from error
+
+    def _read(self, size: int) -> bytes:
+        received = b""
+        while len(received) < size:
+            self._connection.settimeout(self._left())
+            if not (part := self._connection.recv(size - len(received))):
+                raise RpcWorkerError(
+                    f"{self._endpoint} closed the connection without an answer; is it llama.cpp's "
+                    f"RPC protocol, of the same version? {_SAME_VERSION}"
+                )
+            received += part
+        return received
+
+    def _left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0.0:
+            raise TimeoutError
+        return left
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+__all__ = [
+    "HANDSHAKE_SECONDS",
+    "VERSION",
+    "WorkerFacts",
+    "address_of",
+    "shake_hands",
+    "why_exposed",
+]

@@ -1,0 +1,90 @@
+"""Building the RPC backend alone, as a plug-in for the installed libggml.
+
+Two C++ files of llama.cpp, against the libggml-base that is installed: seconds, where building
+libllama takes many minutes. The source must be of the same release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from ctypes import c_char_p
+from pathlib import Path
+
+from headstart.engine.library import ggml_base_library, prototype
+from headstart.errors import ConfigError
+
+_FILES = ("ggml-rpc.cpp", "transport.cpp")
+_DEFINES = ("GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")
+_LONGEST_BUILD = 600  # seconds
+
+
+def plugin_file(folder: Path) -> Path:
+    """Where the plug-in for the installed libggml-base is, or would be: another build of that has
+    another.
+    """
+    base = Path(ggml_base_library()._name)
+    digest = hashlib.sha256(base.read_bytes()).hexdigest()[:16]
+    return folder / f"libggml-rpc-{digest}.so"
+
+
+def build(source: Path, folder: Path) -> Path:
+    """Compile the plug-in from a copy of llama.cpp, or of llama-cpp-python with it.
+
+    Raises:
+        ConfigError: no compiler, no source, source of another release, or it does not compile.
+    """
+    ggml = _ggml_of(source)
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
+    if compiler is None:
+        raise ConfigError("there is no C++ compiler; install g++ or clang++, or name it in CXX")
+    base = Path(ggml_base_library()._name)
+    target = plugin_file(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(f".{os.getpid()}")
+    command = [
+        *(compiler, "-std=c++17", "-O2", "-fPIC", "-shared"),
+        *(f"-D{name}" for name in _DEFINES),
+        *(f"-I{ggml / name}" for name in ("include", "src")),
+        *(str(ggml / "src/ggml-rpc" / name) for name in _FILES),
+        *(str(base), "-pthread", "-o", str(unfinished)),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_BUILD)
+        if done.returncode:
+            last = "\n".join(done.stderr.strip().splitlines()[-10:])
+            raise ConfigError(f"the RPC plug-in does not compile with {compiler}:\n{last}")
+        unfinished.replace(target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"the RPC plug-in cannot be built in {folder}: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def _ggml_of(source: Path) -> Path:
+    for part in ("vendor/llama.cpp/ggml", "ggml", "."):
+        ggml = source / part
+        if (ggml / "src/ggml-rpc/ggml-rpc.cpp").exists():
+            break
+    else:
+        raise ConfigError(
+            f"{source} holds no ggml/src/ggml-rpc; name a folder with the source of llama.cpp or "
+            "of llama-cpp-python"
+        )
+    text = (ggml / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
+    parts = dict(re.findall(r"set\(GGML_VERSION_(MAJOR|MINOR|PATCH) (\d+)\)", text))
+    version = ".".join(parts.get(name, "?") for name in ("MAJOR", "MINOR", "PATCH"))
+    installed = prototype(ggml_base_library(), "ggml_version", c_char_p)().decode()
+    if version != installed.split("-")[0]:
+        raise ConfigError(
+            f"{ggml} is version {version} of ggml but {installed} is installed; take the source of "
+            "the installed llama-cpp-python"
+        )
+    return ggml
+
+
+__all__ = ["build", "plugin_file"]

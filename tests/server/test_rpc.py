@@ -1,0 +1,124 @@
+"""One model over several machines: `serve --rpc` and `rpc-worker` as processes, on loopback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.server.rpc_workers import RpcWorker, prepare
+from tests.server.server_process import Server, environment, until
+
+FLAGS = ("--context", "2048", "--threads", "1", "--no-repack", "-np", "2")
+GREEDY: dict[str, Any] = {"prompt": "def add(a, b):\n", "max_tokens": 24, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def worker(cache: Path) -> Iterator[RpcWorker]:
+    running = RpcWorker(cache)
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope="module")
+def server(cache: Path, worker: RpcWorker) -> Iterator[Server]:
+    running = Server([*FLAGS, "--rpc", worker.endpoint], cache)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+        until(lambda: client.get("/health").status_code == 200, "the server is ready")
+        yield client
+
+
+def test_layers_are_computed_by_the_worker(server: Server, client: httpx2.Client) -> None:
+    answer = client.post("/v1/completions", json=GREEDY).json()
+    assert answer["usage"]["completion_tokens"] == 24
+    (memory,) = [line for line in server.lines if "memory: " in line]
+    assert "RPC0: " in memory
+    # and the output layer here: its logits are more than all else that crosses the network
+    assert "weights 0 MiB" not in memory.partition("main memory")[2]
+
+
+def test_worker_that_is_killed_ends_its_requests_and_comes_back(
+    client: httpx2.Client, worker: RpcWorker
+) -> None:
+    before = client.post("/v1/completions", json=GREEDY).json()["choices"][0]["text"]
+    body = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        worker.kill()
+        data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "SIGABRT while this request was running" in data[-1]["error"]["message"]
+
+    def health() -> str:
+        return client.get("/health").text
+
+    until(lambda: f"RPC worker {worker.endpoint} cannot be reached" in health(), "health says why")
+    assert client.post("/v1/completions", json=GREEDY).status_code == 503
+    worker.start()
+    until(lambda: client.get("/health").status_code == 200, "the engine is ready again")
+    after = client.post("/v1/completions", json=GREEDY).json()["choices"][0]["text"]
+    assert after == before
+
+
+def test_second_engine_is_told_that_the_worker_is_busy(
+    client: httpx2.Client, cache: Path, worker: RpcWorker
+) -> None:
+    done = _devices(worker.endpoint, cache)
+    assert done.returncode == 1
+    assert "serves one engine at a time" in done.stderr
+    assert client.post("/v1/completions", json=GREEDY).status_code == 200
+
+
+def test_worker_that_cannot_be_reached_stops_the_start(cache: Path, worker: RpcWorker) -> None:
+    flags = ["serve", "--port", "0", "--rpc", "127.0.0.1:1"]
+    done = _headstart(flags, cache)
+    assert done.returncode == 1
+    assert "RPC worker 127.0.0.1:1 cannot be reached: Connection refused; start" in done.stderr
+
+
+def test_port_of_another_worker_is_refused(cache: Path, worker: RpcWorker) -> None:
+    done = _headstart(["rpc-worker", "--port", str(worker.port)], cache)
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{worker.port}" in done.stderr
+
+
+def test_devices_of_a_worker_are_listed(cache: Path) -> None:
+    other = RpcWorker(cache)
+    try:
+        done = _devices(other.endpoint, cache)
+    finally:
+        other.kill()
+    (row,) = [line for line in done.stdout.splitlines() if "RPC0" in line]
+    assert row.split()[1:3] == ["GPU", other.endpoint]
+
+
+def _devices(endpoint: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    return _headstart(["devices", "--rpc", endpoint], cache)
+
+
+def _headstart(arguments: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headstart", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(cache),
+        timeout=60,
+    )
