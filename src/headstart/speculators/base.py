@@ -36,6 +36,8 @@ class Speculator(ABC):
     # believes it from the first step on
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes, so control weighs the price first
+    # a model: whether it can draft behind another's draft, which the target has not decoded yet
+    continues_drafts: ClassVar[bool] = True
     # may set Draft.num_unverified: for measurements, the text is not valid
     skips_verification: ClassVar[bool] = False
 
