@@ -73,9 +73,7 @@ def decoded(seq_id: int, position: int, tokens: Sequence[int]) -> Decoded:
     return Decoded(ids, positions, np.array(tokens, np.int32), np.stack(rows))
 
 
-def show_states(
-    speculator: Speculator, seq_id: int, num_known: int, tokens: Sequence[int]
-) -> None:
+def show_states(speculator: Speculator, seq_id: int, num_known: int, tokens: Sequence[int]) -> None:
     """The target's cache holds these tokens now, the first `num_known` of them since before."""
     if Capability.HIDDEN_STATES not in speculator.needs:
         return

@@ -14,11 +14,11 @@ from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
 
-DRAFT_MODEL, EAGLE3, DFLASH, DSPARK = "draft-model", "eagle3", "dflash", "dspark"
-ASSISTANT, HEADS = "gemma4-assistant", "mtp"
-_ARCHITECTURES = {EAGLE3: EAGLE3, DFLASH: DFLASH, ASSISTANT: ASSISTANT}
+_DRAFT_MODEL, _EAGLE3, _DFLASH, _DSPARK = "draft-model", "eagle3", "dflash", "dspark"
+_ASSISTANT, _HEADS = "gemma4-assistant", "mtp"
+_ARCHITECTURES = {_EAGLE3: _EAGLE3, _DFLASH: _DFLASH, _ASSISTANT: _ASSISTANT}
 _TOKENS = "tokenizer.ggml.tokens"
-NOT_DEFINED = 2**32 - 1  # a token id that is none
+_NOT_DEFINED = 2**32 - 1  # a token id that is none
 
 
 def speculator_for(path: Path) -> str:
@@ -29,18 +29,18 @@ def speculator_for(path: Path) -> str:
     """
     header = GgufHeader(path)
     architecture = header.architecture
-    if architecture == DFLASH and header.shape("markov_w1.weight"):
-        return DSPARK
+    if architecture == _DFLASH and header.shape("markov_w1.weight"):
+        return _DSPARK
     if architecture in _ARCHITECTURES:
         return _ARCHITECTURES[architecture]
     has_heads = header.number(f"{architecture}.nextn_predict_layers") > 0
-    return HEADS if has_heads and not header.shape("blk.0.attn_norm.weight") else DRAFT_MODEL
+    return _HEADS if has_heads and not header.shape("blk.0.attn_norm.weight") else _DRAFT_MODEL
 
 
 def state_layers(path: Path, num_target_layers: int) -> tuple[int, ...]:
     """The layers of the target that a draft model reads, in its order."""
     header = GgufHeader(path)
-    if header.architecture == ASSISTANT:
+    if header.architecture == _ASSISTANT:
         return (LAST_STATE,)
     return _layers(header, num_target_layers)
 
@@ -103,9 +103,11 @@ def _why_not_dflash(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str 
         return f"it reads states of {_width(draft)} numbers and the target's have {_width(target)}"
     if draft.number("dflash.block_size", 16) < 2:
         return f"its blocks have {draft.number('dflash.block_size')} tokens; 2 is the least"
+    if draft.shape("selector_hidden.weight"):
+        return "it is a DFlash2 model, and those are not supported yet"
     if draft.shape("markov_w1.weight") and not draft.number("dflash.block_size"):
         return "it does not say how long its blocks are (dflash.block_size)"
-    mask = draft.number("tokenizer.ggml.mask_token_id", NOT_DEFINED)
+    mask = draft.number("tokenizer.ggml.mask_token_id", _NOT_DEFINED)
     if mask >= draft.count(_TOKENS):
         return "it names no mask token (tokenizer.ggml.mask_token_id)"
     return (
@@ -118,7 +120,7 @@ def _why_not_dflash(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str 
 def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str | None:
     if facts.architecture != "gemma4":
         return f"it belongs to a gemma4 model and the target is a {facts.architecture} model"
-    read = draft.number(f"{ASSISTANT}.embedding_length_out")
+    read = draft.number(f"{_ASSISTANT}.embedding_length_out")
     if read != _width(target):
         return f"it reads states of {read} numbers and the target's have {_width(target)}"
     for key in ("key_length", "key_length_swa", "value_length", "value_length_swa"):
@@ -126,9 +128,9 @@ def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> s
         if own != other:
             return f"it reads cached rows with a {key} of {own} and the target's have {other}"
     # it reads what the last two layers of the target cached: one with a window, one without
-    heads = draft.numbers(f"{ASSISTANT}.attention.head_count_kv")
-    count = draft.number(f"{ASSISTANT}.block_count")
-    windows = draft.numbers(f"{ASSISTANT}.attention.sliding_window_pattern")
+    heads = draft.numbers(f"{_ASSISTANT}.attention.head_count_kv")
+    count = draft.number(f"{_ASSISTANT}.block_count")
+    windows = draft.numbers(f"{_ASSISTANT}.attention.sliding_window_pattern")
     if len(windows) != count or len(heads) not in (1, count):
         return "it does not say which of its layers have a window"
     of_target = target.numbers("gemma4.attention.head_count_kv")
@@ -193,14 +195,14 @@ def _width(header: GgufHeader) -> int:
 
 
 _CHECKS: dict[str, Callable[[GgufHeader, GgufHeader, Facts], str | None]] = {
-    EAGLE3: _why_not_eagle3,
-    DFLASH: _why_not_dflash,
-    ASSISTANT: _why_not_assistant,
+    _EAGLE3: _why_not_eagle3,
+    _DFLASH: _why_not_dflash,
+    _ASSISTANT: _why_not_assistant,
 }
 _SYMBOLS = {
-    EAGLE3: extension.TARGET_LAYERS,
-    DFLASH: extension.TARGET_LAYERS,
-    ASSISTANT: extension.HEADS,
+    _EAGLE3: extension.TARGET_LAYERS,
+    _DFLASH: extension.TARGET_LAYERS,
+    _ASSISTANT: extension.HEADS,
 }
 
 __all__ = ["speculator_for", "state_layers", "why_not"]

@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 
 from headstart.types import Batch, Engine
 
+# Verified rows that a drafter reads together with the first row of a draft, all with outputs; more
+# are read before that, without.
+MERGED_ROWS = 8
+
 
 class StateBatch(Batch):
     """A batch of (token, state of the token before it)."""

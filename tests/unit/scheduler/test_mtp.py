@@ -207,7 +207,9 @@ def test_texts_are_the_same_in_a_mixture_of_everything(seed: int) -> None:
     engine = Model(2, num_cells=300, context_size=128, memory=KINDS[seed % 2])
     chain = [*make_speculators(["suffix"], Model), mtp(engine, 1 + seed % 3)]
     chain += make_speculators(["draft-model"], lambda: Model(2, skew=0.3))
-    requests = make_requests(16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50)))
+    requests = make_requests(
+        16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50))
+    )
     scheduler = make_scheduler(engine, chain, AUTO, RandomController(seed), parallel=3, cache_ram=1)
     check(engine, requests, run(scheduler, requests))
     assert scheduler.drafting.speculators["mtp"].describe()["missing_states"] == 0
