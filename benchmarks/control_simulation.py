@@ -10,7 +10,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "Cold" starts knowing nothing; "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
-        [--model | --long-prompts | --tiled]
+        [--model | --long-prompts | --tiled | --experts]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import product
 
 from benchmarks.simulated_models import ModelSimulation
 from benchmarks.simulated_slots import REQUEST_TOKENS, Simulation
-from benchmarks.simulated_texts import CURVES, TILED_CURVES, WORKLOADS
+from benchmarks.simulated_texts import CURVES, EXPERT_CURVES, TILED_CURVES, WORKLOADS, expert_curve
 
 from headstart.control import Controller
 
@@ -122,6 +122,21 @@ def tiled_machines(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(name, best, {policy: 1000 * speed for policy, speed in speeds.items()})
 
 
+def experts(tokens: int, seed: int) -> Iterator[Line]:
+    """Mixtures of experts, from a warm-up's prices on: its rows are less alike than those of texts,
+    which then cost less. Auto is counted from the 51st step on.
+    """
+    for curve, workload in product(EXPERT_CURVES, ("low", "medium", "mixed", "edit")):
+        run = Simulation(workload, curve, 1, tokens=tokens, seed=seed)
+        fixed = {str(k): run.fixed(k).speed for k in (0, *FIXED_LENGTHS)}
+        best, controller = max(fixed, key=lambda k: fixed[k]), Controller()
+        run.warm_up(controller, expert_curve(0.0))
+        cold = run.auto_after(50, controller).speed
+        speeds = {"off": fixed["0"], "fixed": fixed[best], "cold": cold}
+        speeds["warm"] = run.auto_after(0, controller).speed
+        yield Line(f"{curve} {workload}", best, {p: 1000 * speed for p, speed in speeds.items()})
+
+
 def main() -> None:
     """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -139,6 +154,9 @@ def main() -> None:
         "--long-prompts", action="store_true", help="draft models that have to read first"
     )
     parser.add_argument("--tiled", action="store_true", help="machines that like some widths")
+    parser.add_argument(
+        "--experts", action="store_true", help="mixtures of experts, whose warm-up is too dear"
+    )
     args = parser.parse_args()
     lines: list[Line] = []
     rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
@@ -146,6 +164,8 @@ def main() -> None:
         rows = long_prompts(max(args.tokens, 10 * REQUEST_TOKENS), args.seed)
     if args.tiled:
         rows = tiled_machines(args.tokens, args.seed)
+    if args.experts:
+        rows = experts(args.tokens, args.seed)
     for line in rows:
         if not lines:
             print(

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from benchmarks.simulated_texts import CURVES, TILED_CURVES, WORKLOADS, Kind, Place, make_text
+from benchmarks.lib.curves import CostCurve
+from benchmarks.simulated_texts import (
+    CURVES,
+    EXPERT_CURVES,
+    TILED_CURVES,
+    WORKLOADS,
+    Kind,
+    Place,
+    make_text,
+)
 
 from headstart.control import Controller, Outcome, SlotDraft, Step
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
@@ -108,7 +117,10 @@ class Simulation:
         growth: int = 0,
         prompt: int = 0,
     ) -> None:
-        self.curve, self.can_pad = (CURVES | TILED_CURVES)[curve], curve in TILED_CURVES
+        self.curve, self.can_pad = (
+            (CURVES | TILED_CURVES | EXPERT_CURVES)[curve],
+            curve in TILED_CURVES,
+        )
         self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
         self.prompt = prompt
         self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
@@ -121,11 +133,14 @@ class Simulation:
     def cost(self, rows: int, context: int = CONTEXT) -> float:
         return self.curve(rows) + self.curve(1) * rows * (context - CONTEXT) / GROWN_CONTEXT
 
-    def warm_up(self, controller: Controller) -> None:
-        """Time some decodes, as a scheduler does before its first request."""
-        noise, reference = random.Random(self.seed), self.curve(REFERENCE_ROWS)
+    def warm_up(self, controller: Controller, curve: CostCurve | None = None) -> None:
+        """Time some decodes, as a scheduler does before its first request; of another curve where
+        its rows do not take as long as those of texts.
+        """
+        curve = self.curve if curve is None else curve
+        noise, reference = random.Random(self.seed), curve(REFERENCE_ROWS)
         samples = [
-            Sample(rows, 0, self.curve(rows) * noise.uniform(0.95, 1.05), reference)
+            Sample(rows, 0, curve(rows) * noise.uniform(0.95, 1.05), reference)
             for rows in ROWS * ROUNDS
         ]
         controller.learn_costs(samples)
@@ -166,6 +181,24 @@ class Simulation:
                 after(slots, num_rows, seen)
             if ends is not None:
                 ends(ended)
+        return score
+
+    def auto_after(self, num_steps: int, controller: Controller) -> Score:
+        """Text speculators under control, without the first steps."""
+        policy, score, before = AutoText(self, controller), Score(), 0
+        count = 0
+
+        def after(slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
+            nonlocal count, before
+            policy.after(slots, num_rows, milliseconds)
+            emitted = sum(slot.at for slot in slots)
+            count += 1
+            if count > num_steps:
+                score.tokens += emitted - before
+                score.milliseconds += self.cost(num_rows)
+            before = emitted
+
+        self.run(policy.lengths, after, policy.ends)
         return score
 
     def off(self) -> Score:

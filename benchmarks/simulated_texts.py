@@ -113,3 +113,21 @@ WORKLOADS: dict[str, Callable[[int], Kind]] = {
     "per-slot": lambda slot: Kind(halves=((0.96, 0.05, 0.6, 0.3)[slot % 4],) * 2),
     "looping": lambda _: Kind(halves=(0.995, 0.995)),
 }
+
+
+def expert_curve(alike: float, num_experts: int = 32, num_used: int = 4) -> CostCurve:
+    """Milliseconds by rows of a mixture of experts: a step reads the weights of all experts that
+    its rows wake.
+
+    alike: 0: each row chooses its experts by itself; 1: all rows wake the same ones.
+    """
+    points = {}
+    for rows in range(1, 129):
+        choices = 1.0 + (rows - 1) * (1.0 - alike)
+        woken = num_experts * (1.0 - (1.0 - num_used / num_experts) ** choices)
+        points[rows] = 7.0 + 13.0 * woken / num_used + 0.35 * (rows - 1)
+    return CostCurve(points)
+
+
+# How much alike the rows of a text wake experts; a warm-up's rows are not alike at all.
+EXPERT_CURVES = {f"experts-{alike:g}": expert_curve(alike) for alike in (0.0, 0.2, 0.6)}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headstart import errors
 from headstart.cli import llama_server
+from headstart.cli.devices import DevicesOptions
 from headstart.cli.generate import GenerateOptions
 from headstart.cli.rpc_build import RpcBuildOptions
 from headstart.cli.rpc_worker import RpcWorkerOptions
@@ -58,6 +59,7 @@ def flags_page() -> str:
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
     own = {
         "generate": GenerateOptions,
+        "devices": DevicesOptions,
         "rpc-worker": RpcWorkerOptions,
         "rpc-build": RpcBuildOptions,
     }

@@ -16,6 +16,7 @@ from headstart import demo
 from headstart.config import Config, EngineConfig
 from headstart.errors import ModelError
 from headstart.hub import ModelPaths, resolve_model
+from headstart.parent import Parent
 
 if TYPE_CHECKING:
     from headstart.engine.devices import Device
@@ -186,8 +187,11 @@ def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedCon
     return load_control(config, files)
 
 
-def fit_memory(config: Config) -> Fitted:
+def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
     """What the configured models would take of each device, without loading their weights.
+
+    Args:
+        free: bytes to count as free instead of what is, by device.
 
     Raises:
         ConfigError, ModelError: they cannot be had or do not fit.
@@ -199,7 +203,8 @@ def fit_memory(config: Config) -> Fitted:
     models = find_models(config)
     has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
     types = wanted_types(config.speculation, has_draft_model=has_draft)
-    return fit_models(config, models.target, models.draft if needs_draft_model(types) else None)
+    draft = models.draft if needs_draft_model(types) else None
+    return fit_models(config, models.target, draft, free)
 
 
 def _make_drafting(
@@ -336,29 +341,27 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
 
 
-def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
+def serve(
+    config: Config, settings: Sequence[Mapping[str, Any]] = (), parent: Parent | None = None
+) -> int:
     """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
 
-    `settings` are shown in /props: where each value of the configuration came from.
+    Args:
+        settings: shown in /props: where each value of the configuration came from.
+        parent: the router that is told, if there is one.
 
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
-    from headstart.greeting import announce
     from headstart.logs import Logging
     from headstart.process import EngineProcess
     from headstart.scheduler.client import WorkerClient
     from headstart.scheduler.transport import ProcessTransport
 
-    level = (
-        logging.DEBUG
-        if config.server.verbose
-        else getattr(logging, config.server.log_level.upper())
-    )
-    prepare = EngineProcess(Logging(level, config.log), config.engine)
+    prepare = EngineProcess(Logging.of(config), config.engine)
     prepare.logging.start()
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
+    if parent is not None:
+        parent.follow()
     check(config)
     models = find_models(config)
     build = partial(build_scheduler, config, models, warms_up_later=True)
@@ -373,8 +376,18 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]] = ()) -> int:
             config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
-            partial(announce, models.is_demo),
+            partial(_announce, parent or Parent(), models.is_demo),
         )
     finally:
         first.kill()  # where serving failed before it was used
     return 0
+
+
+def _announce(parent: Parent, is_demo: bool, url: str) -> None:
+    """Say that requests can be answered: to the router, or to who started the server."""
+    from headstart.greeting import announce
+
+    if parent.is_there:
+        parent.tell("loaded", url=url)
+    else:
+        announce(is_demo, url)

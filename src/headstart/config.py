@@ -23,6 +23,7 @@ from headstart.config_engine import rpc_endpoints as rpc_endpoints
 from headstart.config_fields import check_at_least
 from headstart.config_fields import option as option
 from headstart.config_logs import LogConfig as LogConfig
+from headstart.config_router import RouterConfig as RouterConfig
 from headstart.config_sampling import SamplingConfig as SamplingConfig
 from headstart.errors import ConfigError
 from headstart.types import SequenceMode
@@ -260,6 +261,11 @@ class ServerConfig:
     )
     metrics: bool = option(True, "serve /metrics")
     props: bool = option(False, "accept POST /props")
+    tenant_header: str | None = option(
+        None,
+        "header in which a proxy that has the API key names whose request it is, which keeps apart "
+        "what tenants learn of each other as keys do; without it each key is a tenant",
+    )
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
     )
@@ -299,6 +305,7 @@ class Config:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
+    router: RouterConfig = field(default_factory=RouterConfig)
 
     def __post_init__(self) -> None:
         draft_type = self.draft_engine.draft_cache_type_v

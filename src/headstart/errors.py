@@ -2,6 +2,7 @@
 
 HeadstartError
   ConfigError              the configuration cannot work; raised before a model is loaded
+    MemoryFullError        the model does not fit into the memory that is free
   ModelError               this GGUF cannot do what was asked (missing, damaged, not capable)
   RequestError             the client's fault; becomes 4xx
     InvalidParameterError  a field has a value that cannot be honoured; 400
@@ -24,6 +25,10 @@ class HeadstartError(Exception):
 
 class ConfigError(HeadstartError):
     """The configuration cannot work."""
+
+
+class MemoryFullError(ConfigError):
+    """What was configured does not fit into the memory that is free."""
 
 
 class ModelError(HeadstartError):

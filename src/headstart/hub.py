@@ -23,6 +23,7 @@ LIST_TIMEOUT_SECONDS = 10
 NOT_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # companions of a model
 
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII)
+_QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 _SPLIT = re.compile(r"(?P<prefix>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
@@ -188,6 +189,27 @@ class Hub:
             )
         paths = sorted(path.relative_to(snapshot).as_posix() for path in files)
         return snapshot / _select(f"{repo} (cached)", paths, quant, file)[0]
+
+    def cached_models(self) -> dict[str, Path]:
+        """user/repo:QUANT -> file of every model in the cache, as llama-server names them."""
+        found: dict[str, Path] = {}
+        for folder in sorted(self.cache.glob("models--*")):
+            repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+            snapshot = self._snapshot(repo)
+            for file in sorted(snapshot.rglob("*.gguf")) if snapshot else ():
+                path = file.relative_to(snapshot or folder).as_posix()
+                parts = _SPLIT.fullmatch(path)
+                quant = _QUANT.search(parts["prefix"] if parts else path.removesuffix(".gguf"))
+                if quant and _is_model(path) and _part_index(path) == 1:
+                    found.setdefault(f"{repo}:{quant[1].upper()}", file)
+        return found
+
+    def cached_file(self, reference: str, file: str | None = None) -> Path | None:
+        """Where a model is in the cache; None if it is not."""
+        try:
+            return self._fetch_cached(*parse_reference(reference), file)
+        except (ConfigError, ModelError):
+            return None
 
     def _snapshot(self, repo: str) -> Path | None:
         """The cached revision that `main` pointed to at the last download."""

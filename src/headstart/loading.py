@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from headstart.config import Config, EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.encoder import EncoderEngine
-from headstart.engine.fit import Fitted, Part, fit
+from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.errors import ModelError
@@ -24,8 +25,13 @@ def _max_draft(config: Config) -> int:
     )
 
 
-def fit_models(config: Config, target: Path, draft: Path | None) -> Fitted:
+def fit_models(
+    config: Config, target: Path, draft: Path | None, free: Mapping[str, int] | None = None
+) -> Fitted:
     """Settings with which target and draft model fit into memory.
+
+    Args:
+        free: bytes to count as free instead of what is, by device.
 
     Raises:
         ConfigError: they cannot; the message says what to lower.
@@ -41,7 +47,8 @@ def fit_models(config: Config, target: Path, draft: Path | None) -> Fitted:
     limits = Limits(parallel, parallel * (1 + longest), longest)
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
     part = Part(target, config.engine, limits, is_asked)
-    return fit(part, draft_part if draft else None)
+    assumed = (lambda: free_memory() | dict(free)) if free else None
+    return fit(part, draft_part if draft else None, free=assumed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from headstart.config import LogConfig
+from headstart.config import Config, LogConfig
 from headstart.errors import ConfigError
 
 COLORS = {logging.DEBUG: "\x1b[2m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
@@ -21,6 +21,13 @@ class Logging:
 
     level: int = logging.INFO
     config: LogConfig = field(default_factory=LogConfig)
+
+    @classmethod
+    def of(cls, config: Config) -> Logging:
+        """What the flags of a server say."""
+        server = config.server
+        level = "debug" if server.verbose else server.log_level
+        return cls(getattr(logging, level.upper()), config.log)
 
     def start(self) -> None:
         """Replace the process's handlers.
@@ -41,6 +48,8 @@ class Logging:
                 ) from error
             handlers[1].setFormatter(_formatter(self.config, has_colors=False))
         logging.basicConfig(level=self.level, handlers=handlers, force=True)
+        logging.getLogger("asyncio").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn.error").setLevel(max(self.level, logging.WARNING))
 
     def _has_colors(self, stream: TextIO) -> bool:
         if self.config.log_jsonl:

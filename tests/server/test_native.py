@@ -366,3 +366,22 @@ def test_what_the_server_was_started_with_decides_whether_prompts_are_cached():
         client.post("/completion", json={"prompt": "a"})
         client.post("/completion", json={"prompt": "a", "cache_prompt": True})
     assert [request.cache_prompt for request in worker.requests] == [False, True]
+
+
+def test_ignore_eos_lists_what_it_bans(client):
+    body = {"prompt": "a", "ignore_eos": True, "logit_bias": {"98": 1.0}}
+    shown = client.post("/completion", json=body).json()["generation_settings"]["logit_bias"]
+    assert shown == [{"token": 98, "bias": 1.0}, {"token": 256, "bias": None}]
+
+
+def test_header_names_are_spelled_as_by_llama_server(client):
+    """HTTP makes no difference, but scripts that copy headers into a dictionary do."""
+    names = [name for name, _ in client.get("/metrics").headers.raw]
+    assert {b"Process-Start-Time-Unix", b"Content-Type"} <= set(names)
+
+
+def test_the_timings_of_a_prompt_that_is_read_count_what_was_read(client):
+    body = {"prompt": "abcde", "stream": True, "return_progress": True, "timings_per_token": True}
+    first = events_of(client.post("/completion", json=body))[0]["timings"]
+    assert (first["cache_n"], first["prompt_n"], first["prompt_ms"]) == (2, 3, 500.0)
+    assert (first["predicted_n"], first["predicted_ms"]) == (0, 0.0)

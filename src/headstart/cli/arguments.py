@@ -20,7 +20,6 @@ from headstart.cli.settings import (
 from headstart.errors import ConfigError
 
 SWITCHES = ("--help", "-h", "--usage", "--print-config")
-PRESET = "--models-preset"
 # in place of the separator that joins what a repeatable flag was given
 LINE = "\n"
 
@@ -33,7 +32,6 @@ class Arguments:
     words: list[str] = field(default_factory=list)
     switches: set[str] = field(default_factory=set)
     file: str | None = None
-    preset: str | None = None  # llama-server's kind of file
     without_effect: list[str] = field(default_factory=list)  # flags of llama-server
 
 
@@ -73,7 +71,7 @@ class _Reader:
         return name, value if has_value else None
 
     def _is_known(self, name: str) -> bool:
-        own = (*SWITCHES, "--config", PRESET)
+        own = (*SWITCHES, "--config")
         return name in own or name in self._by_name or name in llama_server.by_name()
 
     def _read_flag(self, name: str, value: str | None) -> None:
@@ -82,8 +80,6 @@ class _Reader:
             result.switches.add(name)
         elif name == "--config":
             result.file = self._value(name, value)
-        elif name == PRESET:
-            result.preset = self._value(name, value)
         elif setting := self._by_name.get(name):
             self._read_setting(setting, name, value)
         elif flag := llama_server.by_name().get(name):

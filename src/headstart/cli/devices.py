@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from headstart.cli.flags import read_flags
-from headstart.cli.settings import all_settings
+from headstart.cli.settings import all_settings, settings_of
+from headstart.config import option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headstart.engine.devices import Device
     from headstart.engine.fit import Fitted
 
 ABOUT = (
@@ -20,30 +24,79 @@ ABOUT = (
 _PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesOptions:
+    """How to show it."""
+
+    json: bool = option(False, "print JSON, for programs")
+    free_memory: str | None = option(
+        None,
+        "with a model: MiB to count as free instead of what is, of main memory or by device: "
+        "16000, or main=16000,CUDA0=22000",
+    )
+
+
 def run(argv: Sequence[str]) -> int:
     """Print the table; return the exit code."""
-    resolved, _ = read_flags("devices", ABOUT, all_settings(_PARTS), argv)
+    settings = [*settings_of(DevicesOptions), *all_settings(_PARTS)]
+    resolved, _ = read_flags("devices", ABOUT, settings, argv)
+    options = resolved.own(DevicesOptions)
+    config = resolved.config()
+    has_model = bool(config.model.model or config.model.hf_repo)
 
+    from headstart import assemble
+    from headstart.router.memory import parse_memory
+
+    devices = assemble.list_devices(config.engine)
+    free = parse_memory(options.free_memory, "--free-memory")
+    fitted = assemble.fit_memory(config, free) if has_model else None
+    if options.json:
+        print(json.dumps(_facts(devices, fitted)))
+        return 0
+    console = _print_devices(devices)
+    if fitted is not None:
+        _print_needs(console, fitted)
+    return 0
+
+
+def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
+    """What the tables show, in bytes."""
+    names = ("name", "kind", "description", "free_bytes", "total_bytes")
+    facts: dict[str, Any] = {
+        "devices": [{name: getattr(device, name) for name in names} for device in devices]
+    }
+    if fitted is not None:
+        config = fitted.config
+        facts |= {
+            "needs": {name: use.total for name, use in fitted.uses.items()},
+            "free": dict(fitted.free),
+            "usable": dict(fitted.usable),
+            "settings": {
+                "context": config.context,
+                "gpu_layers": config.gpu_layers,
+                "n_cpu_moe": config.n_cpu_moe,
+            },
+            "remarks": list(fitted.remarks),
+        }
+    return facts
+
+
+def _print_devices(devices: Sequence[Device]) -> Console:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
-
-    from headstart import assemble
 
     table = Table(box=SIMPLE)
     for heading in ("name", "type", "description"):
         table.add_column(heading)
     for heading in ("free", "total"):
         table.add_column(heading, justify="right")
-    config = resolved.config()
-    for device in assemble.list_devices(config.engine):
+    for device in devices:
         row = (device.name, device.kind, device.description)
         table.add_row(*row, _gib(device.free_bytes), _gib(device.total_bytes))
     console = Console()
     console.print(table)
-    if config.model.model or config.model.hf_repo:
-        _print_needs(console, assemble.fit_memory(config))
-    return 0
+    return console
 
 
 def _print_needs(console: Console, fitted: Fitted) -> None:

@@ -14,8 +14,8 @@ from headstart.errors import ConfigError
 PREFIX = "HEADSTART_"
 # set for a service of our name
 OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")
-# ours as well: two for any command, one each of examples and tests
-NO_SETTINGS = ("CACHE", "CONFIG", "URL", "VOCABS")
+# ours as well: two for any command, one of a router's children, one each of examples and tests
+NO_SETTINGS = ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")
 LLAMA_SERVERS = "LLAMA_ARG_"
 
 
@@ -67,11 +67,12 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
 def _all_commands() -> list[Setting]:
     """The settings of all commands: what is set for one must not stop another."""
     # they read their flags with this module's help
+    from headstart.cli.devices import DevicesOptions
     from headstart.cli.generate import GenerateOptions
     from headstart.cli.rpc_build import RpcBuildOptions
     from headstart.cli.rpc_worker import RpcWorkerOptions
 
-    own = (GenerateOptions, RpcWorkerOptions, RpcBuildOptions)
+    own = (GenerateOptions, DevicesOptions, RpcWorkerOptions, RpcBuildOptions)
     return [*all_settings(), *(setting for options in own for setting in settings_of(options))]
 
 

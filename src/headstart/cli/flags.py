@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from headstart.cli.arguments import Arguments, read_arguments
+from headstart.cli.arguments import read_arguments
 from headstart.cli.environment import check_environment
 from headstart.cli.resolve import Resolved, resolve
 from headstart.cli.settings import Setting, part_title
@@ -55,21 +55,23 @@ def read_words_and_flags(
     if arguments.switches & {"-h", "--help", "--usage"}:
         raise HelpRequested(help_page(f"{command} {usage}", about, settings))
     file = arguments.file or os.environ.get("HEADSTART_CONFIG")
-    preset = _preset(arguments, settings)
-    resolved = resolve(settings, arguments.given, os.environ, Path(file) if file else None, preset)
+    path = Path(file) if file else None
+    resolved = resolve(settings, arguments.given, os.environ, path)
+    if preset := _preset(resolved, settings):
+        resolved = resolve(settings, arguments.given, os.environ, path, preset)
     if warning := check_environment(os.environ, settings):
         print(f"headstart: warning: {warning}", file=sys.stderr)
     return resolved, "--print-config" in arguments.switches, arguments.words
 
 
-def _preset(arguments: Arguments, settings: Sequence[Setting]) -> Mapping[str, str]:
-    """What llama-server's kind of file sets."""
-    name = arguments.preset or os.environ.get("LLAMA_ARG_MODELS_PRESET")
-    if not name or not any(setting.part == "server" for setting in settings):
+def _preset(resolved: Resolved, settings: Sequence[Setting]) -> Mapping[str, str]:
+    """What llama-server's kind of file sets, where one model is named; else it names the models."""
+    file = resolved.values.get("models_preset")
+    if not file or not (resolved.values["model"] or resolved.values["hf_repo"]):
         return {}
     from headstart.cli.preset import read_preset
 
-    return read_preset(Path(name), settings)
+    return read_preset(Path(str(file)), settings)
 
 
 def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:

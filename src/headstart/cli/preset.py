@@ -1,7 +1,7 @@
-"""llama-server's presets: an INI file with the flags of a model, `--models-preset FILE`.
+"""llama-server's presets: an INI file with the flags of models, `--models-preset FILE`.
 
-Keys are flags without their dashes or LLAMA_ARG_ names; the section [*] is for every model, the
-other one names the model. A server here serves one model, so there is at most one other.
+Keys are flags without their dashes or LLAMA_ARG_ names; the section [*] is for every model, any
+other one names a model.
 
 Source: llama.cpp tools/server/README.md, "Model presets".
 """
@@ -9,7 +9,8 @@ Source: llama.cpp tools/server/README.md, "Model presets".
 from __future__ import annotations
 
 import configparser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.cli import llama_server
@@ -18,32 +19,55 @@ from headstart.cli.settings import Setting, closest
 from headstart.errors import ConfigError
 
 EVERY_MODEL = "*"
-# of llama-server's router alone
-PASSED_OVER = ("load-on-startup", "stop-timeout", "version")
+# of the router alone; the last two are ours, not llama-server's
+ROUTER_KEYS = ("load-on-startup", "stop-timeout", "dedup-cache-models", "ttl", "group")
+PASSED_OVER = (*ROUTER_KEYS, "version")
+
+
+@dataclass(frozen=True, slots=True)
+class PresetSection:
+    """The settings of one model, or of all, and what only the router reads."""
+
+    settings: Mapping[str, str]
+    for_router: Mapping[str, str]
 
 
 def read_preset(file: Path, settings: Sequence[Setting]) -> dict[str, str]:
-    """Setting -> text.
+    """Setting -> text for a server of one model, which is named elsewhere.
 
     Raises:
         ConfigError: an unreadable file, several models, or a flag that is unknown or refused.
     """
-    sections = _sections(file)
+    sections = read_sections(file, settings)
     models = [name for name in sections if name != EVERY_MODEL]
     if len(models) > 1:
         raise ConfigError(
-            f"{file} has {len(models)} models ({', '.join(models)}) but a server serves one; keep "
-            "one section and start a server for each"
+            f"{file} has {len(models)} models ({', '.join(models)}) but --model names one; leave "
+            "--model out to serve all of them, or keep one section"
         )
     found: dict[str, str] = {}
     for name in (EVERY_MODEL, *models):
-        for key, value in sections.get(name, {}).items():
-            if key not in PASSED_OVER:
-                found |= _setting(file, key, value, settings)
+        if name in sections:
+            found |= sections[name].settings
     if models:
         found.setdefault("alias", models[0])
-        if not {"model", "hf_repo"} & set(found) and "/" in models[0]:
-            found["hf_repo"] = models[0]
+    return {name: text for name, text in found.items() if name not in ("model", "hf_repo")}
+
+
+def read_sections(file: Path, settings: Sequence[Setting]) -> dict[str, PresetSection]:
+    """Section -> what it sets, [*] among them, in the order of the file.
+
+    Raises:
+        ConfigError: an unreadable file, or a flag that is unknown or refused.
+    """
+    found: dict[str, PresetSection] = {}
+    for name, keys in _sections(file).items():
+        own: dict[str, str] = {}
+        for key, value in keys.items():
+            if key not in PASSED_OVER:
+                own |= _setting(file, key, value, settings)
+        for_router = {key: value for key, value in keys.items() if key in ROUTER_KEYS}
+        found[name] = PresetSection(own, for_router)
     return found
 
 

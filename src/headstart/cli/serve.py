@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from headstart.cli.flags import read_flags
+from headstart.cli.models import is_router, read_models
+from headstart.cli.resolve import Resolved
 from headstart.cli.settings import all_settings
+from headstart.errors import HeadstartError
+from headstart.parent import Parent
 
 ABOUT = (
     "Serve a GGUF model over HTTP, as llama-server and OpenAI do, guessing ahead where it pays. "
-    "Without --model it serves the small embedded demo model."
+    "Without --model it serves the small embedded demo model, or with --models-dir, "
+    "--models-preset or --models-max several models, each in processes of its own."
 )
 
 
@@ -20,7 +26,22 @@ def run(argv: Sequence[str]) -> int:
     if print_config:
         print(resolved.describe())
         return 0
+    if is_router(resolved):
+        return _route(resolved)
 
     from headstart import assemble
 
-    return assemble.serve(config, resolved.in_force())
+    parent = Parent.of(os.environ)
+    try:
+        return assemble.serve(config, resolved.in_force(), parent)
+    except HeadstartError as error:
+        parent.tell("failed", error=type(error).__name__, message=str(error))
+        raise
+
+
+def _route(resolved: Resolved) -> int:
+    """Serve several models; none is loaded in this process."""
+    from headstart.router.serve import serve
+
+    config = resolved.config()
+    return serve(config, lambda: read_models(resolved), resolved.in_force())

@@ -22,7 +22,7 @@ a gain of g plain steps allows that every g / REVISIT_SHARE steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -46,28 +46,56 @@ EXPLORE_START, EXPLORE_LIMIT = 1.0, 12.0  # savings for that, in plain steps
 
 
 @dataclass(slots=True)
-class SpeedupAverage:
-    """Moving averages for one number of slots, relative to plain steps; are drafts on?"""
+class MovingSpeedup:
+    """Tokens and time of steps, relative to plain ones."""
 
     tokens: float = 1.0
     time: float = 1.0
-    is_on: bool = False
     steps: int = 0  # averaged so far
-    repeats: int = 0  # decisions since both ways, drafting and not, were last taken
 
-    @property
-    def speedup(self) -> float:
+    def follow(self, tokens: float, time: float) -> None:
+        """One more step."""
+        self.steps += 1
+        rate = max(SPEEDUP_RATE, 1.0 / (self.steps + YOUNG))
+        self.tokens += rate * (tokens - self.tokens)
+        self.time += rate * (time - self.time)
+
+    def __float__(self) -> float:
         return max(1.0, self.tokens / self.time)
 
-    def target(self, num_slots: int) -> float:
-        """The speedup that a draft has to beat."""
+
+@dataclass(slots=True)
+class SpeedupAverage:
+    """What was reached with one number of slots; are drafts on?"""
+
+    reached: MovingSpeedup = field(default_factory=MovingSpeedup)
+    # the same of the steps for which no model drafted, and the share of the other steps
+    without_model: MovingSpeedup = field(default_factory=MovingSpeedup)
+    model_share: float = 0.0
+    is_on: bool = False
+    repeats: int = 0  # decisions since both ways, drafting and not, were last taken
+
+    def speedup(self, *, is_unread: bool = False) -> float:
+        """What is reached, or what of it there is where the models that reached it would first
+        have to read: the more of it was theirs, the less.
+        """
+        reached = float(self.reached)
+        if not is_unread:
+            return reached
+        return reached - self.model_share * max(0.0, reached - float(self.without_model))
+
+    def margin(self, num_slots: int) -> float:
+        """Of the speedup that a draft has to beat."""
         if_on, if_off = MARGINS[min(num_slots, len(MARGINS)) - 1]
-        return self.speedup * (1.0 + (if_on if self.is_on else if_off))
+        return 1.0 + (if_on if self.is_on else if_off)
 
 
+_SPEEDUP = Fields(
+    MovingSpeedup, tokens=Number(0.01, 1000.0), time=Number(0.01, 1000.0), steps=Count()
+)
 AVERAGES = Table(
     int,
-    Fields(SpeedupAverage, tokens=Number(0.01, 1000.0), time=Number(0.01, 1000.0), steps=Count()),
+    Fields(SpeedupAverage, reached=_SPEEDUP, without_model=_SPEEDUP, model_share=Number(0.0, 1.0)),
 )
 
 
@@ -80,11 +108,20 @@ class Budget:
         self._savings = EXPLORE_START
         self._padded = 0  # steps
 
-    def rate(self, num_slots: int, plain_ms: float) -> float:
+    def rate(self, num_slots: int, plain_ms: float, *, is_unread: bool = False) -> float:
         """Tokens per millisecond that a draft has to beat, hysteresis included; `plain_ms` of a
         step without drafts.
+
+        is_unread: of a model that would have to read all of these texts first. Without it they do
+        not go on at the speed that other texts reached with it.
         """
-        return self._average(num_slots).target(num_slots) * num_slots / plain_ms
+        average = self._average(num_slots)
+        speedup = average.speedup(is_unread=is_unread) * average.margin(num_slots)
+        return speedup * num_slots / plain_ms
+
+    def speedup(self, num_slots: int) -> float:
+        """What is reached where no model has read the text."""
+        return self._average(num_slots).speedup(is_unread=True)
 
     def slot_ms(self, step: Step) -> float:
         """Milliseconds of a step without drafts, per slot."""
@@ -130,7 +167,7 @@ class Budget:
     def describe(self) -> dict[str, Any]:
         """Speedup and state per number of slots, JSON-ready."""
         return {
-            str(n): {"speedup": average.speedup, "is_on": average.is_on}
+            str(n): {"speedup": float(average.reached), "is_on": average.is_on}
             for n, average in sorted(self.averages.items())
         }
 
@@ -139,7 +176,7 @@ class Budget:
     ) -> list[float]:
         """Milliseconds that each slot's tokens save if they are accepted as expected."""
         num_slots, num_rows, base = step.num_slots, sum(given), step.num_base_rows
-        token_ms = curve[num_slots] / (num_slots * self._average(num_slots).speedup)
+        token_ms = curve[num_slots] / (num_slots * float(self._average(num_slots).reached))
         row_ms = (curve[base + num_rows] - curve[base]) / max(1, num_rows)
         return [
             token_ms * sum(slot.survival[:n]) - row_ms * n if n else 0.0
@@ -204,10 +241,12 @@ class Budget:
                 num_rows += n
                 gained += sum(slot.survival[:n])
         average, plain = self._average(num_slots), curve[num_slots]
-        average.steps += 1
-        rate = max(SPEEDUP_RATE, 1.0 / (average.steps + YOUNG))
-        average.tokens += rate * (1.0 + gained / num_slots - average.tokens)
-        average.time += rate * ((curve[num_slots + num_rows] + sunk_ms) / plain - average.time)
+        tokens = 1.0 + gained / num_slots
+        time = (curve[num_slots + num_rows] + sunk_ms) / plain
+        average.reached.follow(tokens, time)
+        average.model_share += SPEEDUP_RATE * (float(sunk_ms > 0.0) - average.model_share)
+        if not sunk_ms:
+            average.without_model.follow(tokens, time)
 
     def _like_nearest(self, num_slots: int) -> SpeedupAverage:
         """What the nearest number of slots reached, to begin with; soon replaced by what is found
@@ -216,7 +255,11 @@ class Budget:
         if not self.averages:
             return SpeedupAverage()
         nearest = self.averages[min(self.averages, key=lambda n: abs(n - num_slots))]
-        return SpeedupAverage(nearest.tokens, nearest.time, nearest.is_on)
+        return SpeedupAverage(
+            replace(nearest.reached, steps=0),
+            replace(nearest.without_model, steps=0),
+            nearest.is_on,
+        )
 
     def _average(self, num_slots: int) -> SpeedupAverage:
         average = self.averages.get(num_slots)

@@ -21,7 +21,7 @@ from headstart.control.values import ModelSlot
 
 ANSWER, ANSWER_RATE, YOUNG = 128.0, 0.05, 4  # tokens of a mean answer: prior; of the average
 SHARE, SHARE_RATE = 0.5, 0.2  # of the tokens: prior; of the average
-RECOVERY = 0.02  # back to the prior, per answer for which it was not used
+RECOVERY = 0.02  # of a share below the prior, per answer for which it was not used
 GAP_DRAFTS, GAP_RATE = 4.0, 0.2  # drafts between two gaps: prior; of the average
 GAP = 1  # tokens; no more than that are read with any draft
 
@@ -60,6 +60,7 @@ class CatchUpEstimate:
 
     share: float = SHARE
     gap_drafts: float = GAP_DRAFTS
+    num_shares: int = 0  # averaged so far: the prior counts as one answer
     _used: dict[int, _RequestUse] = field(default_factory=dict)  # by seq_id
 
     def shares(self, slot: ModelSlot, num_left: float) -> tuple[float, float]:
@@ -70,6 +71,11 @@ class CatchUpEstimate:
         if use is None or not use.drafts:  # a long prompt is read in several steps
             return 0.0, 1.0 / max(1.0, self.share * num_left)
         return 1.0 / self.gap_drafts, 0.0
+
+    def has_drafted(self, slot: ModelSlot) -> bool:
+        """Whether it drafted for this request because that pays: then it has read the prompt."""
+        use = self._used.get(slot.seq_id)
+        return use is not None and use.drafts > 0
 
     def granted(self, slot: ModelSlot) -> None:
         """It may draft for this slot because that pays."""
@@ -96,12 +102,13 @@ class CatchUpEstimate:
         """The request is over."""
         use = self._used.pop(seq_id, None)
         if use is None:
-            self.share += RECOVERY * (SHARE - self.share)
+            self.share += RECOVERY * max(0.0, SHARE - self.share)
             return
         if use.drafts:
             self._close_gap(use)
         share = min(1.0, use.tokens / max(1, num_answered - use.start))
-        self.share += SHARE_RATE * (share - self.share)
+        self.num_shares += 1
+        self.share += max(SHARE_RATE, 1.0 / (self.num_shares + 1)) * (share - self.share)
 
     def _close_gap(self, use: _RequestUse) -> None:
         self.gap_drafts += GAP_RATE * (use.since_gap - self.gap_drafts)

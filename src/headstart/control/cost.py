@@ -57,6 +57,10 @@ REBUILD_EVERY = 16  # steps between two readings of the shape
 MOST_ATTENTION = 1e-2
 LONGEST_DECODE = 64  # rows; longer batches read prompts
 LEAST_RATIO = 0.1  # of a warm-up's decode to its reference
+# Rows of a warm-up may be dearer or cheaper than rows of a text, which wake the same experts more
+# or less often. What the widths seen since say of the price of a further row holds for the others.
+# Where rows cost little, their price is mostly noise: squared, in single rows.
+MARGIN_DOUBT, LEAST_MARGIN = 0.05, 0.3
 # attention is believed to be no more of the first steps with some number of rows
 MOST_OF_STEP = 0.5
 TOLD_APART = 16  # rows; up to here a width is known if it was seen, beyond if one near it was
@@ -76,6 +80,8 @@ class CostTable:
         self._variance = [SHAPE_VARIANCE] * len(KNOTS)
         self._count = [0] * len(KNOTS)  # 0: never seen
         self._attention, self._attention_variance = ATTENTION, ATTENTION_VARIANCE
+        self._warm_up: dict[int, float] = {}  # knot -> shape; those not seen since
+        self._contradicted: dict[int, float] = {}  # those seen since
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = self._longest = self._num_known = 0
         self._weights: dict[bool, list[float]] = {}  # milliseconds at no context, by optimism
@@ -118,6 +124,9 @@ class CostTable:
             innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
             self._follow(knot, innovation, 1.0 - attention / total, lever / total)
         self._count[knot] = seen + 1
+        if knot in self._warm_up:  # from now on it counts as it is
+            self._contradicted[knot] = self._warm_up.pop(knot)
+            self._weights.clear()
         self._age += 1
         is_in_doubt = seen < GROWN or abs(self._surprises) >= MANY_SURPRISES  # either may move far
         if is_in_doubt or self._age >= REBUILD_EVERY:
@@ -147,6 +156,8 @@ class CostTable:
             min(MOST_ATTENTION, attention * scale),
             variance * scale * scale,
         )
+        self._warm_up = {k: self._shape[k] for k, count in enumerate(self._count) if count}
+        self._contradicted.clear()
 
     def milliseconds(self, rows: int, context: int) -> float | None:
         """Expected time of a decode; None before anything was observed."""
@@ -299,15 +310,32 @@ class CostTable:
         values.extend(last_value + slope * i for i in range(1, rows - len(values) + 2))
         return values
 
+    def _margin_since_warm_up(self) -> float:
+        """What further rows cost now, relative to the warm-up; from the widths seen since."""
+        single = self._contradicted.get(0)
+        if single is None:
+            return 1.0
+        before = [exp(warm) - exp(single) for k, warm in self._contradicted.items() if k]
+        now = [exp(self._shape[k]) - exp(self._shape[0]) for k in self._contradicted if k]
+        doubt = MARGIN_DOUBT * exp(2.0 * single)
+        products = sum(a * b for a, b in zip(before, now, strict=True))
+        return max(
+            LEAST_MARGIN,
+            min(1.0 / LEAST_MARGIN, (products + doubt) / (sum(a * a for a in before) + doubt)),
+        )
+
     def _points(self, *, optimistic: bool) -> list[tuple[int, float]]:
         """(rows, ms / level) at the knots seen; young ones lower by their doubt if optimistic.
 
         Kernels like some widths, so narrow steps are as they are; wide ones never fall.
         """
         points, most = [], -inf
+        margin = self._margin_since_warm_up()
         for k, count in enumerate(self._count):
             if count:
                 value = self._shape[k]
+                if margin != 1.0 and k and k in self._warm_up:
+                    value = log(exp(self._shape[0]) * (1.0 - margin) + exp(value) * margin)
                 if optimistic and count < GROWN:
                     value -= sqrt(self._variance[k])
                 if KNOTS[k] > EACH:

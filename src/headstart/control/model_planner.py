@@ -149,6 +149,9 @@ class ModelDraftPlanner:
         plain = self._plain(step)
         drafter.cost.observe(run, plain)
         drafter.probes.called(run.seq_ids, run.milliseconds / plain)
+        probed = drafter.probes.probed
+        if probed is not None and probed in run.seq_ids:
+            drafter.probes.spent(probed, self._spent(run, probed, step))
         for seq_id, allowance, confidence in zip(
             run.seq_ids, run.allowances, run.confidences, strict=True
         ):
@@ -160,7 +163,10 @@ class ModelDraftPlanner:
     def record(self, outcome: Outcome) -> None:
         """What became of a draft, also of one that was only a probe."""
         drafter = self.drafters.get(outcome.speculator)
-        if drafter is not None and outcome.num_matched == len(outcome.confidence):
+        if drafter is None:
+            return
+        drafter.probes.matched(outcome.seq_id, outcome.num_matched - outcome.num_known)
+        if outcome.num_matched == len(outcome.confidence):
             drafter.probes.was_right()
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
@@ -217,7 +223,8 @@ class ModelDraftPlanner:
             most_rows, step.context, optimistic=optimistic, can_fill=step.can_pad
         )
         plain = self._plain(step) if optimistic else curve[step.num_slots]
-        rate = self._budget.rate(step.num_slots, plain)
+        is_unread = not any(drafter.catch_up.has_drafted(slot) for slot in slots)
+        rate = self._budget.rate(step.num_slots, plain, is_unread=is_unread)
         token_price = rate * drafter.cost.token(plain)
         reading = [self._reading(drafter, slot, token_price) for slot in slots]
         price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
@@ -241,12 +248,40 @@ class ModelDraftPlanner:
         """The slot to probe with now, if any."""
         plain = self._plain(step)
         token = drafter.cost.token(plain) / plain
+        saved = self._saved_if_perfect(drafter.cost, step)
         return drafter.probes.choose(
             [slot.seq_id for slot in slots],
             [token * slot.catch_up for slot in slots],
+            [saved * self._answers.left(slot) for slot in slots],
             [slot.seq_id in drafter.requests for slot in slots],
             PROBE_TOKENS * drafter.cost.round(1, plain) / plain,
         )
+
+    def _spent(self, run: ModelDraftCall, seq_id: int, step: Step) -> float:
+        """Plain steps that this sequence's draft takes, the target's rows for it included."""
+        plain, base = self._plain(step), step.num_base_rows
+        num_rows = len(run.confidences[run.seq_ids.index(seq_id)])
+        curve = self._cost.curve(base + num_rows, step.context, can_fill=step.can_pad)
+        rows_ms = curve[base + num_rows] - curve[base]
+        return (run.milliseconds / len(run.seq_ids) + rows_ms) / plain
+
+    def _saved_if_perfect(self, cost: DraftCost, step: Step) -> float:
+        """Plain steps that each token would save over what is reached without this model if it
+        were always right, and row counts never measured as cheap as they may be.
+        """
+        plain, base, num_slots = self._plain(step), step.num_base_rows, step.num_slots
+        longest = min(LENGTHS[-1], step.max_draft_rows // num_slots)
+        curve = self._cost.curve(
+            base + num_slots * longest, step.context, optimistic=True, can_fill=step.can_pad
+        )
+        round_ms = cost.round(num_slots, plain)
+        times = (
+            (k * round_ms + plain + curve[base + num_slots * k] - curve[base]) / (k + 1)
+            for k in LENGTHS
+            if k <= longest
+        )
+        now = 1.0 / self._budget.speedup(num_slots)
+        return max(0.0, now - min(times, default=plain) / plain)
 
     def _plain(self, step: Step) -> float:
         curve = self._cost.curve(step.num_slots, step.context, can_fill=step.can_pad)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from headstart.control.asking import Asking
 from headstart.control.catch_up import CatchUpEstimate
-from headstart.control.codec import Count, Fields, Maybe, Number, Table
+from headstart.control.codec import Count, Fields, Maybe, Number, Table, YesNo
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
     PROFILE,
@@ -117,7 +117,12 @@ DRAFT_MODELS = Table(
             calls=Table(int, Count()),
         ),
         profile=PROFILE,
-        catch_up=Fields(CatchUpEstimate, share=Number(0.0, 1.0), gap_drafts=Number(1.0, 1e6)),
-        probes=Fields(Probes, savings=Number()),
+        catch_up=Fields(
+            CatchUpEstimate,
+            share=Number(0.0, 1.0),
+            gap_drafts=Number(1.0, 1e6),
+            num_shares=Count(),
+        ),
+        probes=Fields(Probes, savings=Number(), has_credit=YesNo()),
     ),
 )

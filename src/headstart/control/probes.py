@@ -6,9 +6,14 @@ of sizes never measured. The steps between two probes double, to PROBE_LAST, whi
 wrong.
 
 A model that has not read a request's prompt must read it before it can guess. That begins when the
-savings pay for all of it and for some probes behind it, which are cheap then. It takes several
-calls, and half a prompt is worth nothing: reading that has begun goes on with every step until the
-model drafts. A call is charged with the time it took, when that is known.
+savings pay for all of it and for some probes behind it, which are cheap then, and only where a
+perfect model would earn it back in this request. It takes several calls, and half a prompt is worth
+nothing: reading that has begun goes on with every step until the model drafts. A call is charged
+with the time it took, when that is known.
+
+Savings for a long prompt take thousands of steps. So the first prompt of a new model is read on
+credit: somebody chose it, and if it is good, all requests gain. There is credit again when a prompt
+that was read for a probe has been earned back in its request: the model is better than believed.
 """
 
 from __future__ import annotations
@@ -21,13 +26,19 @@ PROBE_SHARE = 0.01  # of the time
 PROBE_LIMIT = 64.0  # most savings, in plain steps, unless one prompt costs more
 PROBES_PER_PROMPT = 6  # that must be affordable behind a prompt
 DEBT = 8.0  # most, in plain steps: one call may take far longer than expected
+# Most that is lent for the first prompt, in plain steps: once, where 4,000 tokens take about 40
+# (`control_simulation --long-prompts`: without it fresh control never drafts behind them).
+CREDIT = 64.0
 
 
 @dataclass(slots=True)
 class Probes:
     """Of one draft model. Prices and savings in plain steps."""
 
-    savings: float = 0.0  # none to begin with: a prompt is first read where that pays
+    savings: float = 0.0
+    has_credit: bool = True
+    probed: int | None = None  # the sequence whose prompt was read for a probe last
+    owed: float = 0.0  # of what that took, not earned back yet
     wait: int = PROBE_FIRST
     steps: int = 0  # since the last draft
     reading: int | None = None  # the sequence whose prompt is being read for a probe
@@ -41,12 +52,18 @@ class Probes:
             self.savings += PROBE_SHARE
 
     def choose(
-        self, seq_ids: Sequence[int], reading: Sequence[float], known: Sequence[bool], price: float
+        self,
+        seq_ids: Sequence[int],
+        reading: Sequence[float],
+        hopes: Sequence[float],
+        known: Sequence[bool],
+        price: float,
     ) -> int | None:
         """Index of the sequence to probe with now, if any.
 
         Args:
             reading: price of what the model has to read for each.
+            hopes: what a perfect model would save in the rest of each request.
             known: whether it drafted for this request before.
             price: of a probe without reading.
         """
@@ -61,9 +78,15 @@ class Probes:
         if self.steps < self.wait:
             return None
         is_long = reading[nearest] > price
+        if is_long and hopes[nearest] < reading[nearest]:
+            return None
         self.goal = reading[nearest] + price * (PROBES_PER_PROMPT if is_long else 1)
+        if is_long and self.has_credit and self.goal <= CREDIT:
+            self.savings, self.has_credit = max(self.savings, self.goal), False
         if self.goal > self.savings:
             return None
+        if is_long:
+            self.probed, self.owed = seq_ids[nearest], self.goal
         self.reading = seq_ids[nearest]
         self.is_charged = True
         return nearest
@@ -81,6 +104,19 @@ class Probes:
         """The model drafts because that pays: probe at once when it no longer does."""
         self.steps, self.wait, self.reading = 0, PROBE_FIRST, None
 
+    def spent(self, seq_id: int, steps: float) -> None:
+        """Drafting for this sequence and verifying that took as long as so many plain steps."""
+        if self.probed == seq_id:
+            self.owed += steps
+
+    def matched(self, seq_id: int, num_tokens: int) -> None:
+        """So many more of its tokens were right: a plain step less for each."""
+        if self.probed != seq_id:
+            return
+        self.owed -= num_tokens
+        if self.owed <= 0.0:
+            self.probed, self.has_credit = None, True
+
     def was_right(self) -> None:
         """All of a guess agreed with the text: look again soon."""
         self.wait = PROBE_FIRST
@@ -89,3 +125,5 @@ class Probes:
         """The request is over."""
         if self.reading == seq_id:
             self.reading = None
+        if self.probed == seq_id:
+            self.probed = None

@@ -7,7 +7,7 @@ libllama tries and aborts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from headstart.engine.devices import list_devices
 from headstart.engine.machine import available_memory
 from headstart.engine.memory import HOST, Measured, Use, Uses, measure
 from headstart.engine.parameters import Limits
-from headstart.errors import ConfigError
+from headstart.errors import MemoryFullError
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class Fitted:
     limits: Limits
     uses: Uses = field(default_factory=dict)  # of all models, by device
     remarks: tuple[str, ...] = ()
+    free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
+    usable: Mapping[str, int] = field(default_factory=dict)  # the same, less what others need
 
     def describe(self) -> str:
         """One line for the log."""
@@ -70,7 +72,7 @@ def fit(
         measure, free: bytes that a model takes and that each device has; for tests.
 
     Raises:
-        ConfigError: it cannot fit; the message says what to lower.
+        MemoryFullError: it cannot fit; the message says what to lower.
         ModelError: libllama cannot make one of the models.
     """
     config, limits = target.config, target.limits
@@ -125,7 +127,8 @@ class _Fitting:
             max_draft=self.max_draft,
             checkpoint_bytes=max(64 * _MIB, left // _CHECKPOINT_SHARE),
         )
-        return Fitted(self.config, limits, uses, tuple(self.remarks))
+        usable = {name: free - self._margin(name, free) for name, free in self.free.items()}
+        return Fitted(self.config, limits, uses, tuple(self.remarks), self.free, usable)
 
     def uses(self, config: EngineConfig | None = None) -> Uses:
         """What all models take with these settings."""
@@ -143,16 +146,19 @@ class _Fitting:
 
     def _excess(self, uses: Uses) -> int:
         """Bytes by which the fullest device is over what it may hold; not above 0: it fits."""
-        margin = self.target.config.fit_target * _MIB
         excess = []
         for name, use in uses.items():
             free = self.free.get(name, self.free[HOST])
-            # Others need main memory too: an eighth of what is free is left for them at least.
-            least = min(margin, free // 10)
-            if name == HOST:
-                least = max(min(margin, free // 4), free // 8)
-            excess.append(use.total - (free - least))
+            excess.append(use.total - (free - self._margin(name, free)))
         return max(excess, default=0)
+
+    def _margin(self, name: str, free: int) -> int:
+        """Bytes of a device that are left free."""
+        margin = self.target.config.fit_target * _MIB
+        if name != HOST:
+            return min(margin, free // 10)
+        # others need main memory too: an eighth of what is free is left for them at least
+        return max(min(margin, free // 4), free // 8)
 
     def _limit_snapshots(self) -> None:
         """As many snapshots of recurrent states as an eighth of free memory holds, at least one."""
@@ -232,13 +238,13 @@ class _Fitting:
         return high
 
     def _refuse(self, uses: Uses) -> None:
-        """Raise ConfigError where libllama would fail; a mapped file may be larger than memory."""
+        """Raise where libllama would fail; a mapped file may be larger than memory."""
         for name, use in uses.items():
             free = self.free.get(name, self.free[HOST])
             is_mapped = name == HOST and self.config.mmap and not self.config.mlock
             needed = use.total - (use.weights if is_mapped else 0)
             if needed > free:
-                raise ConfigError(
+                raise MemoryFullError(
                     f"{self.target.path.name} does not fit: of {_size(free)} free in {name} it "
                     f"needs {_size(needed)} ({_shown(use)}); lower {_advice(use, self.config)}"
                 )

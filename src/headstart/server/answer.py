@@ -35,6 +35,7 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
+    pings = pings if dialect.can_ping else None
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
         events = await stack.enter_async_context(
@@ -48,7 +49,7 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
         chunks = _stream(dialect, events, first, pings, stack.pop_all())
-        return StreamingResponse(chunks, media_type="text/event-stream", headers=sse.HEADERS)
+        return StreamingResponse(chunks, media_type=dialect.media_type, headers=sse.HEADERS)
 
 
 async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Response:
@@ -94,7 +95,7 @@ async def _stream(
             return
         except Exception as error:  # the status is sent already: the stream itself must say it
             log_failure(error)
-            yield sse.event(error_body(error))
+            yield dialect.encode_error(error_body(error))
 
 
 def _take(dialect: Dialect, index: int, event: Event) -> None:
@@ -116,7 +117,7 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
         case ProgressEvent():
             choice.progress = event
             if dialect.body.return_progress:
-                chunks = [*_open(dialect, choice), dialect.progress(choice, event)]
+                chunks = [*_open(dialect, choice), *dialect.progress(choice, event)]
         case TokenEvent():
             piece = choice.add(event)
             choice.logprobs.clear()  # sent with this piece, and never again

@@ -77,6 +77,9 @@ class MessagesDialect(Dialect):
         name: str = chunk["type"]
         return b"event: " + name.encode() + b"\n" + sse.event(chunk)
 
+    def encode_error(self, body: dict[str, Any]) -> bytes:
+        return self.encode({"type": "error", "error": body["error"]})
+
     def wants(self, piece: Piece) -> bool:
         return bool(piece.events)
 
@@ -89,9 +92,6 @@ class MessagesDialect(Dialect):
         }
         message = self._message(choice) | {"content": [], "stop_reason": None, "usage": usage}
         return [{"type": "message_start", "message": message | {"stop_sequence": None}}]
-
-    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        raise NotImplementedError("a piece may be several events: see deltas")
 
     def deltas(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
         return [chunk for event in piece.events for chunk in self._event(event)]

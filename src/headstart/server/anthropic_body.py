@@ -45,7 +45,8 @@ def chat_body(body: MessagesBody) -> ChatBody:
     """
     extra = body.model_extra or {}
     data: dict[str, Any] = {name: extra[name] for name in _SAME if name in extra}
-    data["messages"] = [*_system(body.system), *_messages(body.messages)]
+    messages = body.messages or [{"role": "user", "content": ""}]
+    data["messages"] = [*_system(body.system), *_messages(messages)]
     data["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.stop_sequences:
         data["stop"] = body.stop_sequences

@@ -24,7 +24,9 @@ from headstart.server import (
     infill,
     metrics,
     native,
+    ollama,
     rerank,
+    responses,
     slots,
     status,
     text,
@@ -39,8 +41,8 @@ from headstart.server.sleeping import IdleTimer, Waking
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
-    status, events, chat, anthropic, completions, native, infill, embeddings, rerank, text,
-    metrics, slots,
+    status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
+    ollama, text, metrics, slots,
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ async def chat_completions(http: HttpRequest) -> Response:
         size = call.info.context_size
         chat = render_messages(body, call.model, size)
         prompts = [read_chat(chat, call.model, size)]
-        choices = make_choices(body, prompts, call, _num_logprobs(body, call))
+        choices = make_choices(body, prompts, call, num_logprobs(body, call))
         prepare_reading(body, call.model, chat, choices)
         return ChatDialect(call, body, choices)
 
@@ -69,7 +69,12 @@ async def input_tokens(http: HttpRequest) -> Response:
     return JSONResponse({"input_tokens": await run_in_threadpool(count)})
 
 
-def _num_logprobs(body: ChatBody, call: Call) -> int | None:
+def num_logprobs(body: ChatBody, call: Call) -> int | None:
+    """Alternatives to show per token; None for no log probabilities.
+
+    Raises:
+        ApiError: they cannot be shown.
+    """
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true")
     if body.logprobs:

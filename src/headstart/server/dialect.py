@@ -23,6 +23,7 @@ from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.provenance import Emission, provenance
 from headstart.server.results import (
+    reading_times,
     sources_of_tokens,
     speculative_metrics,
     sum_stats,
@@ -146,6 +147,8 @@ class Dialect(ABC):
     """Writes choices as the JSON of one API family. One instance per call."""
 
     ends_with_done: ClassVar[bool]  # `data: [DONE]` closes a stream
+    media_type: ClassVar[str] = "text/event-stream"
+    can_ping: ClassVar[bool] = True  # a silent stream may have comments
 
     def __init__(self, call: Call, body: GenerationBody, choices: list[Choice]) -> None:
         self.call = call
@@ -157,16 +160,16 @@ class Dialect(ABC):
         """Chunks before the first text of a choice."""
 
     @abstractmethod
-    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        """The chunk that carries a piece."""
-
     def deltas(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
-        """The chunks that carry a piece; one, in most formats."""
-        return [self.delta(choice, piece)]
+        """The chunks that carry a piece."""
 
     def encode(self, chunk: dict[str, Any]) -> bytes:
-        """A chunk as a server-sent event."""
+        """A chunk as it is sent: a server-sent event."""
         return sse.event(chunk)
+
+    def encode_error(self, body: dict[str, Any]) -> bytes:
+        """An error that ends a stream, as it is sent."""
+        return sse.event(body)
 
     @abstractmethod
     def closing(self, choice: Choice) -> list[dict[str, Any]]:
@@ -176,9 +179,13 @@ class Dialect(ABC):
     def whole(self) -> Any:
         """The body of an answer that is not streamed."""
 
-    def progress(self, choice: Choice, event: ProgressEvent) -> dict[str, Any]:
-        """The chunk that tells how far the prompt is read."""
-        return self.delta(choice, Piece("")) | {
+    def progress(self, choice: Choice, event: ProgressEvent) -> list[dict[str, Any]]:
+        """The chunk that tells how far the prompt is read; none, where the format has none."""
+        return []
+
+    def prompt_progress(self, event: ProgressEvent) -> dict[str, Any]:
+        """llama-server's fields for it."""
+        fields: dict[str, Any] = {
             "prompt_progress": {
                 "total": event.num_prompt,
                 "cache": event.num_cached,
@@ -186,6 +193,9 @@ class Dialect(ABC):
                 "time_ms": int(event.seconds * 1000),
             }
         }
+        if self.body.timings_per_token:
+            fields["timings"] = reading_times(event)
+        return fields
 
     def wants(self, piece: Piece) -> bool:
         """Whether a piece is worth a chunk; text may be held back while its tokens are not."""
@@ -222,7 +232,21 @@ class Dialect(ABC):
         )
 
 
-class OpenAIDialect(Dialect):
+class SingleDialect(Dialect):
+    """A format in which a piece is one chunk."""
+
+    @abstractmethod
+    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """The chunk that carries a piece."""
+
+    def deltas(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
+        return [self.delta(choice, piece)]
+
+    def progress(self, choice: Choice, event: ProgressEvent) -> list[dict[str, Any]]:
+        return [self.delta(choice, Piece("")) | self.prompt_progress(event)]
+
+
+class OpenAIDialect(SingleDialect):
     """What chat and text completions have in common: the frame, usage and numbers at the end."""
 
     ends_with_done = True

@@ -33,6 +33,7 @@ class Guard:
         self._app = app
         self._keys = load_keys(config)
         self._websites = WebsitePolicy(config, has_keys=bool(self._keys))
+        self._tenant_header = config.tenant_header
         self._max_bytes = config.max_body_mb * 2**20
         self._why_not_ready = why_not_ready
 
@@ -75,12 +76,14 @@ class Guard:
         return False
 
     def _namespace(self, headers: Headers) -> str:
-        """Name of the tenant with this key; never the key itself."""
+        """Name of the tenant with this key, or whom its proxy names; never the key itself."""
         key = self._matching(headers)
         if key is None:
             raise ApiError(
                 401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             )
+        if self._tenant_header:  # the key is a proxy's, which serves several tenants
+            key += b"\0" + headers.get(self._tenant_header, "").encode()
         return hashlib.sha256(key).hexdigest()[:16]
 
     def _matching(self, headers: Headers) -> bytes | None:

@@ -63,7 +63,7 @@ def serve(
     server = _Server(worker, app.state.service, uvicorn_config(app, config))
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
-        stack.enter_context(_sigterm_is_no_failure(server))
+        stack.enter_context(sigterm_is_no_failure(server))
         server.run(sockets=listeners)
     if failures:
         raise failures[0]
@@ -118,7 +118,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
+def sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
     """End with exit code 0 on SIGTERM: uvicorn raises the signal once more after its shutdown."""
     # signals are not ours to set there
     if threading.current_thread() is not threading.main_thread():

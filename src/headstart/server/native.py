@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
-from headstart.server.dialect import Choice, Dialect, Piece
+from headstart.server.dialect import Choice, Dialect, Piece, SingleDialect
 from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.model import service_of
 from headstart.server.native_answer import native_answer
@@ -60,7 +60,7 @@ def num_logprobs(body: NativeBody, vocab: Vocab) -> int | None:
     return check_num_logprobs("n_probs", body.n_probs or None, vocab)
 
 
-class NativeDialect(Dialect):
+class NativeDialect(SingleDialect):
     """Flat objects, one per choice; a stream ends with the last `stop: true`."""
 
     ends_with_done = False

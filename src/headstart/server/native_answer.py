@@ -30,14 +30,18 @@ def native_answer(
         "model": call.model.alias,
         "tokens_predicted": stats.num_emitted,
         "tokens_evaluated": stats.num_prompt,
-        "generation_settings": generation_settings(choice.request, body),
+        "generation_settings": generation_settings(
+            choice.request, body, sorted(call.model.vocab.eog_ids)
+        ),
         "prompt": choice.prompt.text,
         "has_new_line": "\n" in choice.text,
         "truncated": choice.finish.truncated,
         "stop_type": STOP_TYPES[choice.finish.reason],
         "stopping_word": choice.finish.stopping_word,
         # what the slot holds now; the last token is not decoded
-        "tokens_cached": stats.num_prompt + max(0, stats.num_emitted - 1),
+        "tokens_cached": min(
+            stats.num_prompt + max(0, stats.num_emitted - 1), call.info.context_size - 1
+        ),
         "timings": timings(stats),
         "metrics": speculative_metrics(stats, is_whole=body.return_metrics),
     }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.scheduler.request import RequestStats, TokenLogprob
+from headstart.scheduler.request import ProgressEvent, RequestStats, TokenLogprob
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.utf8 import text_or_bytes
 from headstart.types import Vocab
@@ -40,6 +40,17 @@ def timings(stats: RequestStats) -> dict[str, Any]:
     if num_drafted := stats.drafts.num_drafted:
         result |= {"draft_n": num_drafted, "draft_n_accepted": stats.drafts.num_accepted}
     return result
+
+
+def reading_times(progress: ProgressEvent) -> dict[str, Any]:
+    """The timings of a prompt that is being read."""
+    has_begun = progress.num_processed > progress.num_cached
+    so_far = RequestStats(
+        num_prompt=progress.num_processed,
+        num_cached=progress.num_cached,
+        prompt_seconds=progress.seconds if has_begun else 0.0,
+    )
+    return timings(so_far)
 
 
 def _pace(name: str, num_tokens: int, seconds: float) -> dict[str, float]:

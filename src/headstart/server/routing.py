@@ -71,6 +71,11 @@ def post(
     return _declare(router, "POST", paths, body, answer)
 
 
+def delete(router: Router, *paths: str, answer: str) -> Callable[[Handler], Handler]:
+    """Decorator: serve DELETE on these paths."""
+    return _declare(router, "DELETE", paths, None, answer)
+
+
 def _declare(
     router: Router, method: str, paths: tuple[str, ...], body: type[Body] | None, answer: str
 ) -> Callable[[Handler], Handler]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,8 +176,13 @@ def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | Non
     return value
 
 
-def generation_settings(request: Request, body: GenerationBody | None = None) -> dict[str, Any]:
-    """The values that a request ran with, under llama-server's names."""
+def generation_settings(
+    request: Request, body: GenerationBody | None = None, eog_ids: Iterable[int] = ()
+) -> dict[str, Any]:
+    """The values that a request ran with, under llama-server's names.
+
+    `eog_ids`: what `ignore_eos` bans.
+    """
     sampling = request.sampling
     settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
     limit = -1 if request.max_tokens is None else request.max_tokens
@@ -184,7 +190,8 @@ def generation_settings(request: Request, body: GenerationBody | None = None) ->
     return settings | {
         "logit_bias": [
             {"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()
-        ],
+        ]
+        + [{"token": token, "bias": None} for token in eog_ids if sampling.ignore_eos],
         "max_tokens": limit,
         "n_predict": limit,
         "stop": [stop.decode("utf-8", "replace") for stop in request.stop],

@@ -172,16 +172,16 @@ def test_a_flag_of_serve_is_named_as_such_elsewhere() -> None:
         read_flags("generate", "About.", all_settings(["model"]), ["--port", "1"])
 
 
-def test_a_preset_of_one_model_is_read(tmp_path: Path) -> None:
+def test_a_preset_of_one_model_gives_the_flags_of_a_model_that_is_named(tmp_path: Path) -> None:
     file = tmp_path / "models.ini"
     file.write_text(
         "version = 1\n[*]\nc = 1024\nno-mmap = true\n\n[org/some:Q4]\nLLAMA_ARG_PORT = 99\n"
         "temp = 0.5\nload-on-startup = true\n"
     )
-    resolved = read("--models-preset", str(file), "--temp", "0.1")
+    resolved = read("--models-preset", str(file), "-m", "x.gguf", "--temp", "0.1")
     config = resolved.config()
     assert (config.engine.context, config.engine.mmap, config.server.port) == (1024, False, 99)
-    assert (config.model.hf_repo, config.model.alias) == ("org/some:Q4", "org/some:Q4")
+    assert (config.model.model, config.model.alias) == ("x.gguf", "org/some:Q4")
     assert (config.sampling.temp, resolved.origins["port"]) == (0.1, "preset")
 
 
@@ -198,4 +198,4 @@ def test_a_preset_that_cannot_be_used_is_refused(tmp_path: Path, content: str, s
     file = tmp_path / "models.ini"
     file.write_text(content)
     with pytest.raises(ConfigError, match=says):
-        read("--models-preset", str(file))
+        read("--models-preset", str(file), "-m", "x.gguf")

@@ -97,7 +97,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_errors_become_exit_codes(
     assemble: ModuleType, error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def serve(config: Config, settings: object) -> int:
+    def serve(config: Config, settings: object, parent: object) -> int:
         raise error
 
     vars(assemble).update(serve=serve)
@@ -108,7 +108,7 @@ def test_errors_become_exit_codes(
 def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) -> None:
     seen: list[Config] = []
 
-    def serve(config: Config, settings: object) -> int:
+    def serve(config: Config, settings: object, parent: object) -> int:
         seen.append(config)
         return 7
 
@@ -120,7 +120,7 @@ def test_serve_hands_over_the_config_and_returns_its_code(assemble: ModuleType) 
 @pytest.mark.parametrize("argv", [["serve", "--port", "81"], ["--port", "81"]])
 def test_serve_may_be_left_out(assemble: ModuleType, argv: list[str]) -> None:
     seen: list[Config] = []
-    vars(assemble).update(serve=lambda config, settings: seen.append(config))
+    vars(assemble).update(serve=lambda config, settings, parent: seen.append(config))
     main(argv)
     assert seen[0].server.port == 81
 
@@ -166,7 +166,7 @@ def test_devices_shows_what_a_model_would_take(
     fitted = SimpleNamespace(
         uses={"CUDA0": use}, config=SimpleNamespace(context=512), remarks=("layers moved",)
     )
-    vars(assemble).update(list_devices=lambda config: [], fit_memory=lambda config: fitted)
+    vars(assemble).update(list_devices=lambda config: [], fit_memory=lambda config, free: fitted)
     assert main(["devices", "-m", "some.gguf", "-c", "512"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if "CUDA0" in line]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from benchmarks.simulated_models import ModelSimulation
 from benchmarks.simulated_slots import Simulation
+from benchmarks.simulated_texts import expert_curve
 
 from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, SlotDraft, Step
 from headstart.control.choice import draft_value
@@ -154,3 +155,14 @@ def test_lengths_by_known_chances_lie_between_off_and_hindsight() -> None:
 def test_a_growing_context_does_not_make_auto_slower_than_off(curve: str) -> None:
     run = Simulation("nothing", curve, 2, tokens=800, growth=16)
     assert run.auto().speed >= 0.97 * run.off().speed
+
+
+@pytest.mark.parametrize("alike", ["0", "0.2", "0.6"])
+@pytest.mark.parametrize("workload", ["low", "mixed"])
+def test_a_mixture_of_experts_is_as_fast_as_the_best_setting_after_a_warm_up_that_is_too_dear(
+    alike: str, workload: str
+) -> None:
+    run, controller = Simulation(workload, f"experts-{alike}", 1, tokens=1500), Controller()
+    run.warm_up(controller, expert_curve(0.0))
+    best = max(run.fixed(k).speed for k in (0, 1, 2, 4))
+    assert run.auto_after(50, controller).speed >= 0.975 * best

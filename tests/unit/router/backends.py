@@ -19,13 +19,13 @@ class QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running(app: ASGIApp) -> AsyncIterator[str]:
+async def running(app: ASGIApp, lifespan: str = "off") -> AsyncIterator[str]:
     """The URL of a server of this app."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(64)
     config = uvicorn.Config(
-        app, lifespan="off", log_level="critical", ws="none", timeout_graceful_shutdown=1
+        app, lifespan=lifespan, log_level="critical", ws="none", timeout_graceful_shutdown=1
     )
     server = QuietServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,0 +1,187 @@
+"""The router's own routes: which models there are, loading and unloading them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+import headstart
+from headstart.config import Config
+from headstart.router.child import command
+from headstart.router.pool import Pool
+from headstart.router.pooled_model import PooledModel
+from headstart.router.presets import CACHE, ModelPreset
+from headstart.router.proxy import model_of
+from headstart.server import sse
+from headstart.server.errors import ApiError, shorten
+
+
+@dataclass(slots=True)
+class RouterState:
+    """What the routes share. The pool is made in the loop that serves."""
+
+    config: Config
+    read_presets: Callable[[], Sequence[ModelPreset]]
+    settings: Sequence[Mapping[str, Any]] = ()
+    pool: Pool = field(init=False)
+
+    def find(self, name: object) -> PooledModel:
+        """The model with this name.
+
+        Raises:
+            ApiError: no name, or no such model.
+        """
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, "model name is missing from the request; GET /models lists them")
+        model = self.pool.find(name)
+        if model is None:
+            raise ApiError(400, f"model {shorten(name)} not found; GET /models lists them")
+        return model
+
+
+def routes() -> list[Route]:
+    """The routes that are not passed to a model."""
+    both = {"/models": list_models, "/health": health}
+    found = [
+        Route(prefix + path, handler) for path, handler in both.items() for prefix in ("", "/v1")
+    ]
+    found += [
+        Route("/models/load", load, methods=["POST"]),
+        Route("/models/unload", unload, methods=["POST"]),
+        Route("/models/sse", events),
+        Route("/v1/models/{model:path}", describe),
+        Route("/models/{model:path}", describe),
+    ]
+    return found
+
+
+async def health(http: HttpRequest) -> Response:
+    """Say that requests are taken."""
+    return json_response({"status": "ok"})
+
+
+async def list_models(http: HttpRequest) -> Response:
+    """List all models; with ?reload=1 after reading again which there are."""
+    state = _state(http)
+    if http.query_params.get("reload"):
+        await state.pool.reload(await asyncio.to_thread(state.read_presets))
+    listed = [one for one in state.pool.models.values() if not one.preset.is_hidden]
+    return json_response({"object": "list", "data": [_describe(one) for one in listed]})
+
+
+async def describe(http: HttpRequest) -> Response:
+    """Describe one model."""
+    name = http.path_params["model"]
+    model = _state(http).pool.find(name)
+    if model is None:
+        raise ApiError(404, f"there is no model {shorten(name)} here; GET /models lists them")
+    return json_response(_describe(model))
+
+
+async def load(http: HttpRequest) -> Response:
+    """Load a model; the answer does not wait for it."""
+    state = _state(http)
+    model = _named(state, await http.body())
+    if model.is_running and not model.is_stopping:
+        raise ApiError(400, f"the model {model.name} is already running")
+    state.pool.load(model)
+    return json_response({"success": True})
+
+
+async def unload(http: HttpRequest) -> Response:
+    """Unload a model; the answer does not wait for it."""
+    state = _state(http)
+    model = _named(state, await http.body())
+    if not model.is_running:
+        raise ApiError(400, f"the model {model.name} is not running")
+    state.pool.unload(model)
+    return json_response({"success": True})
+
+
+async def events(http: HttpRequest) -> Response:
+    """What happens to models, as it happens."""
+    pool = _state(http).pool
+
+    async def stream() -> AsyncIterator[bytes]:
+        queue = pool.listen()
+        try:
+            yield sse.PING  # so that the client knows that it listens
+            while (message := await _next(queue)) is not None:
+                yield sse.event(message) if message else sse.PING
+        finally:
+            pool.stop_listening(queue)
+
+    return StreamingResponse(stream(), headers=sse.HEADERS, media_type="text/event-stream")
+
+
+async def _next(queue: asyncio.Queue[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """The next event; an empty one where none comes for a while."""
+    try:
+        return await asyncio.wait_for(queue.get(), 30)
+    except TimeoutError:
+        return {}
+
+
+def props(state: RouterState) -> dict[str, Any]:
+    """What the router says of itself; of a model, its own server does."""
+    router = state.config.router
+    return {
+        "role": "router",
+        "max_instances": router.models_max,
+        "models_autoload": router.models_autoload,
+        "models_dir": router.models_dir,
+        "models_preset": router.models_preset,
+        "model_alias": "headstart",
+        "model_path": "none",
+        "default_generation_settings": {"params": {}, "n_ctx": 0},
+        "build_info": f"b-headstart-{headstart.__version__}",
+        "settings": list(state.settings),
+    }
+
+
+def _describe(model: PooledModel) -> dict[str, Any]:
+    preset = model.preset
+    status: dict[str, Any] = {"value": model.status, "args": command(preset), "preset": preset.ini}
+    if model.has_failed:
+        status |= {"failed": True, "exit_code": model.exit_code, "reason": model.failure}
+    return {
+        **(model.info if model.is_running else {}),
+        "id": preset.name,
+        "aliases": list(preset.aliases),
+        "tags": list(preset.tags),
+        "object": "model",
+        "owned_by": "headstart",
+        "created": int(time.time()),
+        "status": status,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "source": preset.source,
+        "can_remove": preset.source == CACHE,
+        "needs": dict(model.needs),
+    }
+
+
+def _named(state: RouterState, body: bytes) -> PooledModel:
+    name = model_of(body)
+    model = state.pool.find(name) if isinstance(name, str) else None
+    if model is None:
+        raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
+    return model
+
+
+def _state(http: HttpRequest) -> RouterState:
+    state = http.app.state.router
+    assert isinstance(state, RouterState)
+    return state
+
+
+def json_response(data: Any) -> Response:
+    """An answer with status 200."""
+    return Response(orjson.dumps(data), media_type="application/json")

@@ -1,0 +1,98 @@
+"""Runs the router: takes the port, serves until a signal, and ends its models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import uvicorn
+
+from headstart.config import Config
+from headstart.logs import Logging
+from headstart.router.app import create_app
+from headstart.router.child import ChildProcess
+from headstart.router.estimate import Estimator
+from headstart.router.memory import Room, parse_memory
+from headstart.router.pool import Pool
+from headstart.router.presets import ModelPreset
+from headstart.server.listen import (
+    SHUTDOWN_SECONDS,
+    address_of,
+    sigterm_is_no_failure,
+    take_ports,
+    uvicorn_config,
+)
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    config: Config,
+    read_presets: Callable[[], Sequence[ModelPreset]],
+    settings: Sequence[Mapping[str, Any]] = (),
+) -> int:
+    """Serve until stopped; return the exit code.
+
+    Args:
+        read_presets: which models there are now; raises ConfigError.
+        settings: shown in /props.
+
+    Raises:
+        ConfigError: the port cannot be taken, or the settings of a model cannot work.
+    """
+    Logging.of(config).start()
+    presets = read_presets()
+    memory = parse_memory(config.router.models_memory)
+    room = Room(config.router.models_max, memory)
+    pools: list[Pool] = []
+
+    def make_pool() -> Pool:
+        pools.append(Pool(presets, room, ChildProcess, Estimator(memory)))
+        return pools[0]
+
+    app = create_app(config, make_pool, read_presets, settings)
+    server = _RouterServer(pools, uvicorn_config(app, config.server))
+    with ExitStack() as stack:
+        listeners = take_ports(config.server, stack)
+        stack.enter_context(sigterm_is_no_failure(server))
+        scheme = "https" if config.server.ssl_cert_file else "http"
+        for one in listeners:
+            _announce(address_of(one, scheme) + config.server.api_prefix, presets)
+        server.run(sockets=listeners)
+    return 0
+
+
+class _RouterServer(uvicorn.Server):
+    """Ends the models while answers are still in flight, so that those end with an error."""
+
+    def __init__(self, pools: Sequence[Pool], config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._pools = pools
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for pool in self._pools:
+            pool.end_streams()
+        closing = asyncio.create_task(self._close())
+        await super().shutdown(sockets)
+        closing.cancel()
+        with suppress(asyncio.CancelledError):
+            await closing
+
+    async def _close(self) -> None:
+        await asyncio.sleep(SHUTDOWN_SECONDS)
+        for pool in self._pools:
+            await pool.close()
+
+
+def _announce(url: str, presets: Sequence[ModelPreset]) -> None:
+    names = [one.name for one in presets if not one.is_hidden]
+    print(f"Headstart listens on {url}. It serves {len(names)} models, by name:\n")
+    for name in names:
+        print(f"  {name}")
+    if not names:
+        print("  none was found; --models-dir names a folder, --models-preset a file with them")
+    print(flush=True)

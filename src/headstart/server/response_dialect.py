@@ -1,0 +1,266 @@
+"""Writes an answer as a response of OpenAI's: items, and events that open and close them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.scheduler.request import ProgressEvent
+from headstart.server import sse
+from headstart.server.dialect import Choice, Dialect, Piece
+from headstart.server.response_store import ResponseStore, StoredResponse
+from headstart.server.responses_body import ResponsesBody
+from headstart.server.results import speculative_metrics, timings
+from headstart.server.schemas import ChatBody
+from headstart.server.translate import Call
+from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+
+Item = dict[str, Any]
+Event = dict[str, Any]
+# of each kind of item: its part, the event that adds to it, and the one that ends it
+_PARTS = {
+    "message": ("output_text", "response.output_text"),
+    "reasoning": ("reasoning_text", "response.reasoning_text"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseInput:
+    """What a response answers."""
+
+    body: ResponsesBody
+    messages: Sequence[dict[str, Any]]  # of chat, history included, without instructions
+    input_items: Sequence[Item]
+
+
+class ResponsesDialect(Dialect):
+    """One response; a stream opens and closes its items one after another."""
+
+    ends_with_done = False
+
+    def __init__(
+        self,
+        call: Call,
+        body: ChatBody,
+        choices: list[Choice],
+        asked: ResponseInput,
+        store: ResponseStore,
+    ) -> None:
+        super().__init__(call, body, choices)
+        self._is_parallel = body.parallel_tool_calls is not False
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back
+        self._asked = asked
+        self._store = store
+        self._items: list[Item] = []  # the last one may be open
+        self._is_open = False
+        self._num_events = 0
+
+    def encode(self, chunk: Event) -> bytes:
+        """A chunk as a server-sent event; they are numbered as they are sent."""
+        name: str = chunk["type"]
+        numbered = chunk | {"sequence_number": self._num_events}
+        self._num_events += 1
+        return b"event: " + name.encode() + b"\n" + sse.event(numbered)
+
+    def encode_error(self, body: dict[str, Any]) -> bytes:
+        error = body["error"]
+        return self.encode(
+            {"type": "error", "code": error["type"], "message": error["message"], "param": None}
+        )
+
+    def wants(self, piece: Piece) -> bool:
+        return bool(piece.events or piece.logprobs)
+
+    def opening(self, choice: Choice) -> list[Event]:
+        response = self._response(choice, "in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return [{"type": kind, "response": response} for kind in kinds]
+
+    def progress(self, choice: Choice, event: ProgressEvent) -> list[Event]:
+        response = self._response(choice, "in_progress")
+        said = {"type": "response.in_progress", "response": response}
+        return [said | self.prompt_progress(event)]
+
+    def deltas(self, choice: Choice, piece: Piece) -> list[Event]:
+        self._logprobs += self.probabilities(choice, piece.logprobs)
+        return [chunk for event in piece.events for chunk in self._chunks(event)]
+
+    def _chunks(self, event: AnswerEvent) -> list[Event]:
+        match event:
+            case Content(text):
+                opened = self._open(_message())
+                self._items[-1]["content"][0]["text"] += text
+                logprobs, self._logprobs = self._logprobs, []
+                self._items[-1]["content"][0]["logprobs"] += logprobs
+                name, more = "response.output_text.delta", {"logprobs": logprobs}
+                place = {"content_index": 0}
+            case Thoughts(text):
+                opened = self._open(_reasoning())
+                self._items[-1]["content"][0]["text"] += text
+                name, more, place = "response.reasoning_text.delta", {}, {"content_index": 0}
+            case CallBegin(_, called, call_id):
+                return [*self._close(), *self._open(_function_call(called, call_id))]
+            case CallArguments(_, text):
+                opened = []
+                self._items[-1]["arguments"] += text
+                name, more, place = "response.function_call_arguments.delta", {}, {}
+        return [*opened, {"type": name, **self._place(), **place, "delta": text, **more}]
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _open(self, item: Item) -> list[Event]:
+        """The events that begin an item, unless one of its kind is open."""
+        if self._is_open and self._items[-1]["type"] == item["type"]:
+            return []
+        closing = self._close()
+        self._items.append(item)
+        self._is_open = True
+        index = len(self._items) - 1
+        shown = item | {"content": []} if "content" in item else dict(item)
+        added = {"type": "response.output_item.added", "output_index": index, "item": shown}
+        if "content" not in item:
+            return [*closing, added]
+        part = dict(item["content"][0])
+        place = {**self._place(), "content_index": 0}
+        return [*closing, added, {"type": "response.content_part.added", **place, "part": part}]
+
+    def _close(self) -> list[Event]:
+        """The events that end the item that is open."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        item, place = self._items[-1], self._place()
+        item["status"] = "completed"
+        done = {"type": "response.output_item.done", "item": item}
+        done["output_index"] = place["output_index"]
+        if item["type"] == "function_call":
+            said = {"name": item["name"], "arguments": item["arguments"]}
+            return [{"type": "response.function_call_arguments.done", **place, **said}, done]
+        part, place = item["content"][0], place | {"content_index": 0}
+        _, name = _PARTS[item["type"]]
+        ended: Event = {"type": f"{name}.done", **place, "text": part["text"]}
+        if "logprobs" in part:
+            ended["logprobs"] = part["logprobs"]
+        return [ended, {"type": "response.content_part.done", **place, "part": part}, done]
+
+    def closing(self, choice: Choice) -> list[Event]:
+        opened = [] if self._items else self._open(_message())
+        closed = [*opened, *self._close()]
+        response = self._finish(choice)
+        end = {"type": "response.completed", "response": response}
+        return [*closed, end | self._numbers(choice)]
+
+    def whole(self) -> dict[str, Any]:
+        (choice,) = self.choices
+        found = choice.message
+        events: list[AnswerEvent] = []
+        if found.thoughts:
+            events.append(Thoughts(found.thoughts))
+        if found.content or not (found.thoughts or found.calls):
+            events.append(Content(found.content))
+        for index, one in enumerate(found.calls):
+            events += [CallBegin(index, one.name, one.call_id), CallArguments(index, one.arguments)]
+        self.deltas(choice, Piece("", logprobs=choice.logprobs, events=events))
+        self._close()
+        return self._finish(choice) | self._numbers(choice)
+
+    def _finish(self, choice: Choice) -> dict[str, Any]:
+        """The response as it is in the end; kept where the body does not say otherwise."""
+        is_cut = choice.finish_reason == "length"
+        if is_cut:
+            self._items[-1]["status"] = "incomplete"
+        response = self._response(choice, "incomplete" if is_cut else "completed")
+        if self._asked.body.store:
+            messages = [*self._asked.messages, _as_message(choice)]
+            stored = StoredResponse(response, self._asked.input_items, messages)
+            self._store.put(self.call.namespace, stored)
+        return response
+
+    def _response(self, choice: Choice, status: str) -> dict[str, Any]:
+        asked, sampling = self._asked.body, choice.request.sampling
+        is_over = status != "in_progress"
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self.call.id,
+            "object": "response",
+            "created_at": self.call.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": reason,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata,
+            "model": self.call.model.alias,
+            "output": list(self._items) if is_over else [],
+            "parallel_tool_calls": self._is_parallel,
+            "previous_response_id": asked.previous_response_id,
+            "reasoning": {"effort": asked.reasoning.get("effort"), "summary": None},
+            "store": asked.store,
+            "temperature": sampling.temperature,
+            "text": asked.text or {"format": {"type": "text"}},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": asked.tools,
+            "top_p": sampling.top_p,
+            "truncation": "disabled",
+            "usage": self._usage(choice) if is_over else None,
+        }
+
+    def _usage(self, choice: Choice) -> dict[str, Any]:
+        stats, vocab = choice.stats, self.call.model.vocab
+        thoughts = choice.message.thoughts
+        num_thoughts = len(vocab.tokenize(thoughts, add_special=False, parse_special=False))
+        return {
+            "input_tokens": stats.num_prompt,
+            "input_tokens_details": {"cached_tokens": stats.num_cached},
+            "output_tokens": stats.num_emitted,
+            "output_tokens_details": {"reasoning_tokens": min(num_thoughts, stats.num_emitted)},
+            "total_tokens": stats.num_prompt + stats.num_emitted,
+        }
+
+    def _numbers(self, choice: Choice) -> dict[str, Any]:
+        """What we add: times, acceptance, and the seed to repeat the answer."""
+        return {
+            "timings": timings(choice.stats),
+            "metrics": speculative_metrics(choice.stats, is_whole=self.body.return_metrics),
+            "seed": choice.request.sampling.seed,
+        }
+
+
+def _message() -> Item:
+    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    return _item("msg", "message") | {"role": "assistant", "content": [part]}
+
+
+def _reasoning() -> Item:
+    part = {"type": "reasoning_text", "text": ""}
+    return _item("rs", "reasoning") | {"summary": [], "content": [part]}
+
+
+def _function_call(name: str, call_id: str) -> Item:
+    return _item("fc", "function_call") | {"call_id": call_id, "name": name, "arguments": ""}
+
+
+def _item(prefix: str, kind: str) -> Item:
+    return {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
+
+
+def _as_message(choice: Choice) -> dict[str, Any]:
+    """The answer as a message of the next prompt."""
+    found = choice.message
+    message: dict[str, Any] = {"role": "assistant", "content": found.content}
+    if found.thoughts:
+        message["reasoning_content"] = found.thoughts
+    if found.calls:
+        message["tool_calls"] = [
+            {
+                "id": one.call_id,
+                "type": "function",
+                "function": {"name": one.name, "arguments": one.arguments},
+            }
+            for one in found.calls
+        ]
+    return message

@@ -1,0 +1,215 @@
+"""A body of OpenAI's responses API as one of chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.schemas import Body, ChatBody, Int
+
+Message = dict[str, Any]
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+# named alike in both APIs, but not the same, or handled here
+_NOT_PASSED = frozenset({"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"})
+# whoever sets one of these wants it to have an effect
+_NOT_BUILT = ("background", "conversation", "prompt")
+
+
+class ResponsesBody(Body):
+    """POST /v1/responses; further fields of chat (top_k, speculative, ...) are taken too."""
+
+    model_config = ConfigDict(extra="allow")
+
+    input: Any = Field(default=None, description="a text, or a list of items")
+    instructions: str | None = Field(
+        default=None, description="a system message, of this call only"
+    )
+    previous_response_id: str | None = Field(
+        default=None, description="of a stored response, whose conversation goes on"
+    )
+    store: bool = Field(default=True, description="keep the response for GET and for the next one")
+    max_output_tokens: Int | None = None
+    stream: bool = False
+    tools: list[dict[str, Any]] = Field(
+        default_factory=list, description="of type function; others are left out"
+    )
+    tool_choice: Any = None
+    text: dict[str, Any] = Field(
+        default_factory=dict, description="{format: {type: text, json_object or json_schema}}"
+    )
+    reasoning: dict[str, Any] = Field(default_factory=dict, description="{effort}")
+    include: list[str] = Field(
+        default_factory=list, description="message.output_text.logprobs has an effect"
+    )
+    top_logprobs: Int | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict, description="comes back")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities were asked for."""
+        return "message.output_text.logprobs" in self.include or bool(self.top_logprobs)
+
+
+def chat_body(body: ResponsesBody, history: list[Message]) -> ChatBody:
+    """The same request as a chat that goes on after `history`.
+
+    Raises:
+        ApiError: an item or a field that cannot be honoured.
+    """
+    extra = body.model_extra or {}
+    for name in _NOT_BUILT:
+        if extra.get(name):
+            raise not_supported(f"{name} is not supported; leave it out")
+    known = ChatBody.model_fields.keys() - _NOT_PASSED
+    data: dict[str, Any] = {
+        name: value
+        for name, value in extra.items()
+        if name in known or name.startswith("speculative.")
+    }
+    said = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    data["messages"] = [*said, *history, *input_messages(body.input)]
+    data["stream"] = body.stream
+    if body.max_output_tokens is not None:
+        data["max_tokens"] = body.max_output_tokens
+    if body.wants_logprobs:
+        data |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if tools := [_tool(i, tool) for i, tool in enumerate(body.tools) if _is_function(tool)]:
+        data["tools"] = tools
+    if body.tool_choice is not None:
+        data["tool_choice"] = body.tool_choice
+    if answer_format := _response_format(body.text.get("format")):
+        data["response_format"] = answer_format
+    if effort := body.reasoning.get("effort"):
+        if not isinstance(effort, str):
+            raise ApiError(400, f"reasoning.effort is {shorten(effort)} but must be a text")
+        data["reasoning_effort"] = effort
+    return ChatBody.model_validate(data)
+
+
+def input_messages(given: Any) -> list[Message]:
+    """Chat messages of the field `input`.
+
+    Raises:
+        ApiError: an item that is not known, or not text.
+    """
+    if given is None:
+        raise ApiError(400, "input is required")
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise ApiError(400, f"input is {shorten(given)} but must be a text or a list of items")
+    messages: list[Message] = []
+    for index, item in enumerate(given):
+        _add(messages, item, f"input.{index}")
+    return messages
+
+
+def _add(messages: list[Message], item: Any, where: str) -> None:
+    if not isinstance(item, dict):
+        raise ApiError(400, f"{where} is {shorten(item)} but must be an object")
+    kind, role = item.get("type") or "message", item.get("role")
+    match kind:
+        case "message" if role == "assistant":
+            _assistant(messages)["content"] += "".join(_texts(item.get("content"), where))
+        case "message" if role in ("user", "system", "developer"):
+            texts = [{"type": "text", "text": text} for text in _texts(item.get("content"), where)]
+            content = texts[0]["text"] if len(texts) == 1 else texts
+            messages.append({"role": role, "content": content})
+        case "function_call":
+            call = {
+                "name": _text(item, "name", where),
+                "arguments": _text(item, "arguments", where),
+            }
+            named = {"id": _text(item, "call_id", where), "type": "function", "function": call}
+            _assistant(messages).setdefault("tool_calls", []).append(named)
+        case "function_call_output":
+            content = "".join(_texts(item.get("output"), where))
+            call_id = _text(item, "call_id", where)
+            messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
+        case "reasoning":
+            if thoughts := _thoughts(item):
+                message = _assistant(messages)
+                message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
+        case "message":
+            raise ApiError(
+                400, f"{where}.role is {shorten(role)} but must be user, system, developer or "
+                "assistant",
+            )  # fmt: skip
+        case _:
+            raise not_supported(f"{where} is of type {shorten(kind)}, which is not supported")
+
+
+def _assistant(messages: list[Message]) -> Message:
+    """The assistant's message that the items of one answer make together."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _texts(content: Any, where: str) -> Iterable[str]:
+    if isinstance(content, str):
+        yield content
+        return
+    if not isinstance(content, list):
+        raise ApiError(400, f"{where} must have a text or a list of parts, not {shorten(content)}")
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "refusal":
+            yield str(part.get("refusal", ""))
+        elif kind not in _TEXT_PARTS:
+            raise not_supported(
+                f"{where} has a part of type {shorten(kind)}: this server reads text only"
+            )
+        else:
+            yield _text(part, "text", where)
+
+
+def _text(item: dict[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise ApiError(400, f"{where}.{name} is {shorten(value)} but must be a text")
+    return value
+
+
+def _thoughts(item: dict[str, Any]) -> str:
+    """What a reasoning item tells; encrypted ones tell nothing."""
+    parts = item.get("content") or item.get("summary") or []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _is_function(tool: dict[str, Any]) -> bool:
+    """Others are OpenAI's own, which clients such as Codex offer with every request."""
+    return tool.get("type") == "function"
+
+
+def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(tool.get("name"), str):
+        raise ApiError(400, f"tools.{index}.name is required and must be a text")
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _response_format(wanted: Any) -> dict[str, Any] | None:
+    if wanted is None:
+        return None
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "json_object"}
+        case "json_schema":
+            names = ("name", "schema", "strict", "description")
+            return {
+                "type": "json_schema",
+                "json_schema": {n: wanted[n] for n in names if n in wanted},
+            }
+    raise ApiError(
+        400, f"text.format.type is {shorten(kind)} but must be text, json_object or json_schema"
+    )

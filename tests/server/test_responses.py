@@ -1,0 +1,312 @@
+"""OpenAI's responses API, with its own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from tests.server.fake_worker import HOLD, FakeWorker, say
+from tests.server.serving import served_model, serving
+from tests.server.test_tool_calls import TEMPLATE
+
+from headstart.config import ServerConfig
+from headstart.errors import EngineError
+from headstart.scheduler.request import Request
+from headstart.server.errors import ApiError
+from headstart.server.response_store import ResponseStore, StoredResponse
+from headstart.server.responses_body import ResponsesBody, chat_body
+
+TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+
+
+@contextmanager
+def clients(client: httpx2.Client, key: str = "-") -> Iterator[Any]:
+    url = f"{client.base_url}/v1"
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as sdk:
+        yield sdk
+
+
+def test_a_text_is_answered(sdk: Any, worker: FakeWorker) -> None:
+    answer = sdk.responses.create(
+        model="any", input="Hi", instructions="Be brief.", max_output_tokens=9, temperature=0.5
+    )
+    assert answer.output_text == "Höi!"
+    assert answer.id.startswith("resp_")
+    assert answer.output[0].id.startswith("msg_")
+    assert (answer.status, answer.output[0].status) == ("completed", "completed")
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (5, 4)
+    assert answer.usage.input_tokens_details.cached_tokens == 2
+    (request,) = worker.requests
+    assert (request.max_tokens, request.sampling.temperature) == (9, 0.5)
+    prompt = bytes(request.prompt).decode()
+    assert prompt.index("Be brief.") < prompt.index("Hi")
+
+
+def test_a_stream_has_openais_events_in_their_order(sdk: Any) -> None:
+    events = list(sdk.responses.create(model="any", input="Hi", stream=True))
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(10))
+    created, end = events[0].response, events[-1].response
+    assert (created.status, created.output, created.id) == ("in_progress", [], end.id)
+    assert end.output_text == "Höi!"
+    assert {events[i].item_id for i in (3, 4, 5, 6, 7)} == {end.output[0].id}
+    assert "timings" in events[-1].model_extra
+
+
+def test_the_clients_own_accumulator_agrees(sdk: Any) -> None:
+    with sdk.responses.stream(model="any", input="Hi") as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == text == "Höi!"
+
+
+def test_an_answer_that_was_cut_says_so() -> None:
+    worker = FakeWorker(lambda request: say(request, b"ab", reason="length"))
+    with serving(worker) as client, clients(client) as sdk:
+        answer = sdk.responses.create(model="any", input="Hi", max_output_tokens=2)
+        assert (answer.status, answer.incomplete_details.reason) == (
+            "incomplete",
+            "max_output_tokens",
+        )
+        *_, last = sdk.responses.create(model="any", input="Hi", stream=True)
+        assert (last.type, last.response.status) == ("response.completed", "incomplete")
+
+
+def test_a_conversation_goes_on_from_a_stored_response(sdk: Any, worker: FakeWorker) -> None:
+    first = sdk.responses.create(model="any", input="One", instructions="Only now")
+    second = sdk.responses.create(model="any", input="Two", previous_response_id=first.id)
+    third = sdk.responses.create(
+        model="any", input="Three", previous_response_id=second.id, stream=True
+    )
+    list(third)
+    prompt = bytes(worker.requests[-1].prompt).decode()
+    places = [prompt.index(text) for text in ("One", "Höi!", "Two", "Three")]
+    assert places == sorted(places)
+    assert "Only now" not in prompt
+    assert sdk.responses.retrieve(second.id).previous_response_id == first.id
+
+
+def test_a_stored_response_can_be_read_and_deleted(sdk: Any) -> None:
+    answer = sdk.responses.create(model="any", input="Hi", metadata={"a": "b"})
+    again = sdk.responses.retrieve(answer.id)
+    assert (again.output_text, again.metadata) == ("Höi!", {"a": "b"})
+    (item,) = sdk.responses.input_items.list(answer.id).data
+    assert (item.role, item.content[0].text) == ("user", "Hi")
+    sdk.responses.delete(answer.id)
+    for lost in (
+        lambda: sdk.responses.retrieve(answer.id),
+        lambda: sdk.responses.delete(answer.id),
+    ):
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            lost()
+    with pytest.raises(openai.BadRequestError, match=r"Previous response with id .* not found"):
+        sdk.responses.create(model="any", input="Hi", previous_response_id=answer.id)
+    kept = sdk.responses.create(model="any", input="Hi", store=False)
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve(kept.id)
+
+
+def test_nobody_reads_the_responses_of_another_key() -> None:
+    config = ServerConfig(api_key="one,two")
+    with serving(config=config) as client, clients(client, "one") as mine:
+        answer = mine.responses.create(model="any", input="secret")
+        with clients(client, "two") as other:
+            with pytest.raises(openai.NotFoundError):
+                other.responses.retrieve(answer.id)
+            with pytest.raises(openai.BadRequestError):
+                other.responses.create(model="any", input="a", previous_response_id=answer.id)
+
+
+def thinking(request: Request) -> list[Any]:
+    return say(request, b"Hm", b".</think>Yes", b".")  # the template opens the thoughts
+
+
+def calling(request: Request) -> list[Any]:
+    call = b'</think><tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
+    return say(request, call[:40], call[40:])
+
+
+def test_thoughts_are_an_item_of_their_own() -> None:
+    worker = FakeWorker(thinking)
+    with serving(worker, model=served_model(TEMPLATE)) as client, clients(client) as sdk:
+        answer = sdk.responses.create(model="any", input="Hi", reasoning={"effort": "low"})
+        events = list(sdk.responses.create(model="any", input="Hi", stream=True))
+    for output in (answer.output, events[-1].response.output):
+        assert [item.type for item in output] == ["reasoning", "message"]
+        assert output[0].content[0].text == "Hm."
+        assert output[1].content[0].text == "Yes."
+    kinds = [event.type for event in events]
+    assert "response.reasoning_text.delta" in kinds
+    assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+    assert answer.usage.output_tokens_details.reasoning_tokens == 3
+
+
+def test_calls_are_items_whose_results_come_back() -> None:
+    worker = FakeWorker(calling)
+    with serving(worker, model=served_model(TEMPLATE)) as client, clients(client) as sdk:
+        answer = sdk.responses.create(model="any", input="Look!", tools=TOOLS)
+        events = list(sdk.responses.create(model="any", input="Look!", tools=TOOLS, stream=True))
+        (call,) = answer.output
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "a hill"}
+        worker.script = lambda request: say(request, b"</think>A hill.")
+        final = sdk.responses.create(
+            model="any", input=[result], previous_response_id=answer.id, tools=TOOLS
+        )
+        again = sdk.responses.create(
+            model="any",
+            input=[{"role": "user", "content": "Look!"}, call.model_dump(), result],
+            tools=TOOLS,
+        )
+    for one in (call, events[-1].response.output[0]):
+        assert (one.type, one.name, json.loads(one.arguments)) == (
+            "function_call",
+            "look",
+            {"at": "x"},
+        )
+    kinds = [event.type for event in events]
+    arguments = "".join(e.delta for e in events if e.type.endswith("arguments.delta"))
+    assert json.loads(arguments) == {"at": "x"}
+    assert kinds.index("response.output_item.added") < kinds.index(
+        "response.function_call_arguments.done"
+    )
+    assert final.output_text == again.output_text == "A hill."
+    stored, sent = (bytes(request.prompt) for request in worker.requests[-2:])
+    assert stored == sent
+
+
+def test_logprobs_come_with_the_text(sdk: Any) -> None:
+    wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    answer = sdk.responses.create(model="any", input="Hi", **wanted)
+    *_, last = sdk.responses.create(model="any", input="Hi", stream=True, **wanted)
+    for response in (answer, last.response):
+        logprobs = response.output[0].content[0].logprobs
+        assert b"".join(bytes(one.bytes) for one in logprobs) == "Höi!".encode()
+        assert len(logprobs[0].top_logprobs) == 2
+
+
+def test_progress_and_times_come_with_a_stream(client: httpx2.Client) -> None:
+    body = {"input": "Hi", "stream": True, "return_progress": True, "timings_per_token": True}
+    lines = client.post("/responses", json=body).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    told = [event for event in events if "prompt_progress" in event]
+    assert [event["type"] for event in told] == ["response.in_progress"]
+    assert all("timings" in e for e in events if e["type"] == "response.output_text.delta")
+
+
+def test_a_failure_in_a_stream_is_an_event() -> None:
+    def script(request: Request) -> list[Any]:
+        return [*say(request, b"a")[:1], EngineError("it broke")]
+
+    with serving(FakeWorker(script)) as client:
+        text = client.post("/v1/responses", json={"input": "Hi", "stream": True}).text
+    last = json.loads(text.strip().splitlines()[-1][6:])
+    assert (last["type"], last["message"]) == ("error", "it broke")
+
+
+def test_tokens_are_counted(sdk: Any, worker: FakeWorker, client: httpx2.Client) -> None:
+    sdk.responses.create(model="any", input="Hi")
+    counted = client.post("/v1/responses/input_tokens", json={"input": "Hi"}).json()
+    assert counted == {
+        "object": "response.input_tokens",
+        "input_tokens": len(worker.requests[0].prompt),
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "input is required"),
+        ({"input": 3}, "must be a text or a list"),
+        ({"input": ["a"]}, "input.0 is 'a'"),
+        ({"input": [{"role": "king", "content": "a"}]}, "must be user, system"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text only"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, "call_id"),
+        ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'"),
+        ({"input": "a", "background": True}, "background is not supported"),
+        ({"input": "a", "tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"input": "a", "reasoning": {"effort": 3}}, "reasoning.effort"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(body: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        chat_body(ResponsesBody.model_validate(body), [])
+
+
+def test_items_of_one_answer_are_one_message() -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
+        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": [
+            {"type": "input_text", "text": "b"}]},
+    ]  # fmt: skip
+    asked = {
+        "input": items,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        "reasoning": {"effort": "low"},
+        "tools": [{"type": "web_search"}, *TOOLS],
+        "top_k": 3,
+    }
+    body = chat_body(ResponsesBody.model_validate(asked), [])
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    assert body.messages == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "A", "reasoning_content": "Hm", "tool_calls": [call]},
+        {"role": "tool", "content": "b", "tool_call_id": "1"},
+    ]
+    assert body.response_format == {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "schema": {"type": "object"}},
+    }
+    assert (body.reasoning_effort, body.top_k) == ("low", 3)
+    assert [tool["function"]["name"] for tool in body.tools or []] == ["look"]
+
+
+def stored(number: int, size: int = 10) -> StoredResponse:
+    return StoredResponse({"id": f"resp_{number}", "text": "x" * size}, [], [])
+
+
+def test_a_store_forgets_what_was_used_longest_ago() -> None:
+    store = ResponseStore(max_responses=2)
+    store.put("", stored(1))
+    store.put("", stored(2))
+    assert store.get("", "resp_1")
+    store.put("", stored(3))
+    assert [bool(store.get("", f"resp_{i}")) for i in (1, 2, 3)] == [True, False, True]
+
+
+def test_a_store_is_bounded_in_bytes() -> None:
+    store = ResponseStore(max_bytes=1000)
+    for number in range(20):
+        store.put("", stored(number, 300))
+        store.put("", stored(number, 300))  # once more, counted once
+    assert len(store) == 3  # of 331 bytes
+    store.put("", stored(99, 5000))
+    assert len(store) == 0
+    store.put("", stored(1, 300))
+    assert len(store) == 1
+
+
+def test_a_client_that_leaves_cancels_its_request() -> None:
+    worker = FakeWorker(lambda request: [HOLD])
+    with serving(worker) as client:
+        with pytest.raises(httpx2.ReadTimeout):
+            client.post("/v1/responses", json={"input": "Hi"}, timeout=0.3)
+        assert worker.cancelled.get(timeout=10).startswith("resp_")

@@ -1,0 +1,98 @@
+"""Children without processes, for the logic of the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from headstart.router.child import Listener
+from headstart.router.memory import Estimate, Room
+from headstart.router.pool import Pool
+from headstart.router.pooled_model import LOADED, PooledModel
+from headstart.router.presets import ModelPreset
+
+
+def preset(name: str, **more) -> ModelPreset:
+    return ModelPreset(name=name, source="preset", arguments=(), **more)
+
+
+class FakeChild:
+    """Loads in one turn of the loop, unless it is held or fails."""
+
+    key = "inner"
+
+    def __init__(
+        self, fleet: FakeChildren, preset: ModelPreset, arguments: Sequence[str], listener: Listener
+    ) -> None:
+        self.name, self.arguments, self.listener = preset.name, tuple(arguments), listener
+        self._fleet, self._is_over = fleet, False
+        self._task = asyncio.create_task(self._start())
+
+    async def _start(self) -> None:
+        await asyncio.sleep(0)
+        await self._fleet.gate.wait()
+        if reason := self._fleet.failures.get(self.name, [None]).pop(0):
+            if reason != "-":
+                self.listener.on_state({"state": "failed", **reason})
+            self.end(2)
+            return
+        self.listener.on_state({"state": LOADED, "url": self._fleet.url})
+
+    def end(self, code: int) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._fleet.log.append(f"{self.name} ended")
+            self.listener.on_exit(code)
+
+    def stop(self) -> None:
+        asyncio.get_running_loop().call_soon(self.end, 0)
+
+    def kill(self) -> None:
+        self._task.cancel()
+        asyncio.get_running_loop().call_soon(self.end, -9)
+
+
+class FakeChildren:
+    """Makes children and remembers what happened to them."""
+
+    def __init__(self, url: str = "http://127.0.0.1:1") -> None:
+        self.url = url
+        self.log: list[str] = []
+        self.children: dict[str, FakeChild] = {}
+        self.failures: dict[str, list] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def start(self, preset: ModelPreset, arguments: Sequence[str], listener: Listener) -> FakeChild:
+        self.log.append(f"{preset.name} started")
+        child = self.children[preset.name] = FakeChild(self, preset, arguments, listener)
+        return child
+
+
+def estimates(usable: int = 10, **sizes: int) -> Callable:
+    async def measure(preset: ModelPreset) -> Estimate:
+        await asyncio.sleep(0)
+        needs, free = {"main memory": sizes[preset.name]}, {"main memory": usable}
+        return Estimate(needs, ("--fit=off",), free)
+
+    return measure
+
+
+def pool_of(
+    children: FakeChildren, *models: str | ModelPreset, max_models: int = 0, measure=None
+) -> Pool:
+    presets = [one if isinstance(one, ModelPreset) else preset(one) for one in models]
+    ticks = iter(range(1, 10**9))
+    return Pool(presets, Room(max_models), children.start, measure, lambda: float(next(ticks)))
+
+
+async def use(pool: Pool, name: str) -> PooledModel:
+    """One request, over at once."""
+    model = pool.models[name]
+    await pool.acquire(model)
+    pool.release(model)
+    return model
+
+
+def loaded(pool: Pool) -> set[str]:
+    return {name for name, model in pool.models.items() if model.status == LOADED}
