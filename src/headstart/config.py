@@ -31,8 +31,8 @@ from headstart.types import SequenceMode
 # tokens a step
 DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}
 # llama-server's names: what is called otherwise here, and what is not built.
-SPECULATOR_ALIASES = {"draft-simple": "draft-model"}
-MULTI_TOKEN_HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
+SPECULATOR_ALIASES = {"draft-simple": "draft-model", "draft-mtp": "mtp"}
+MULTI_TOKEN_HEADS = ("draft-eagle3", "draft-dflash", "draft-dspark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headstart.config import Config, EngineConfig
 from headstart.engine.context import LlamaEngine
+from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.encoder import EncoderEngine
 from headstart.engine.fit import Fitted, Part, fit, free_memory
+from headstart.engine.heads import read_facts, why_not
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.errors import ModelError
+from headstart.structures.state_batch import MERGED_ROWS
 from headstart.types import Engine, MemoryKind, SequenceMode
+
+log = logging.getLogger(__name__)
 
 
 def _max_draft(config: Config) -> int:
@@ -25,10 +31,62 @@ def _max_draft(config: Config) -> int:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Multi-token heads of the target: in its own file, or in one beside it."""
+
+    path: Path
+    count: int
+    is_in_target: bool
+
+    def settings(self, config: Config, base: EngineConfig) -> EngineConfig:
+        """Of their context. Each head has sequences, and so cells, of its own."""
+        parallel = config.scheduler.parallel
+        own = config.draft_engine.applied_to(base, parallel)
+        num_cells = own.context + parallel * (1 + _max_draft(config))  # drafts take some besides
+        return replace(own, context=num_cells * self.count, mtp=True)
+
+    def limits(self, config: Config) -> Limits:
+        """What their context must be able to do."""
+        parallel = config.scheduler.parallel
+        outputs = parallel * (MERGED_ROWS + 1 + self.count)
+        return Limits(
+            parallel * self.count, outputs, 0, is_heads=True, shares_weights=self.is_in_target
+        )
+
+
+def find_heads(target: Path, draft: Path | None) -> Heads | None:
+    """The heads to draft with, if there are some.
+
+    They are in the file that was named for drafting, in the target's own, or in one beside it whose
+    name begins with mtp-, as the hub stores them.
+
+    Raises:
+        ModelError: a file is missing or no GGUF.
+    """
+    facts = read_facts(target)
+    if facts.why_none:
+        log.warning("multi-token heads are not used: %s", facts.why_none)
+    if draft is not None:
+        found = read_facts(draft)
+        return Heads(draft, found.num_heads, False) if found.is_heads_alone else None
+    if facts.num_heads:
+        return Heads(target, facts.num_heads, True)
+    for path in sorted(target.parent.glob("mtp-*.gguf")):
+        beside = read_facts(path)
+        if beside.is_heads_alone and beside.architecture == facts.architecture:
+            return Heads(path, beside.num_heads, False)
+    return None
+
+
 def fit_models(
-    config: Config, target: Path, draft: Path | None, free: Mapping[str, int] | None = None
+    config: Config,
+    target: Path,
+    draft: Path | None,
+    heads: Heads | None = None,
+    free: Mapping[str, int] | None = None,
 ) -> Fitted:
-    """Settings with which target and draft model fit into memory.
+    """Settings with which target and what drafts for it fit into memory.
 
     Args:
         free: bytes to count as free instead of what is, by device.
@@ -39,16 +97,21 @@ def fit_models(
     """
     parallel, longest = config.scheduler.parallel, _max_draft(config)
 
-    def draft_part(settings: EngineConfig) -> Part:
-        assert draft is not None
-        own = config.draft_engine.applied_to(settings, parallel)
-        return Part(draft, own, Limits(parallel, parallel, 0))
+    def drafters(settings: EngineConfig) -> list[Part]:
+        parts = []
+        if draft is not None:
+            own = config.draft_engine.applied_to(settings, parallel)
+            parts.append(Part(draft, own, Limits(parallel, parallel, 0)))
+        if heads is not None:
+            parts.append(Part(heads.path, heads.settings(config, settings), heads.limits(config)))
+        return parts
 
     limits = Limits(parallel, parallel * (1 + longest), longest)
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
-    part = Part(target, config.engine, limits, is_asked)
+    mtp = heads is not None and heads.is_in_target
+    part = Part(target, replace(config.engine, mtp=mtp), limits, is_asked)
     assumed = (lambda: free_memory() | dict(free)) if free else None
-    return fit(part, draft_part if draft else None, free=assumed)
+    return fit(part, drafters, free=assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +136,9 @@ def only_embeds(config: Config, path: Path) -> bool:
     return Model(path, config.engine, vocab_only=True).facts.is_encoder
 
 
-def load_target(config: Config, path: Path, draft: Path | None) -> Target:
+def load_target(
+    config: Config, path: Path, draft: Path | None, heads: Heads | None = None
+) -> Target:
     """The target model with settings that fit; for texts, for vectors, or for both.
 
     Raises:
@@ -85,7 +150,7 @@ def load_target(config: Config, path: Path, draft: Path | None) -> Target:
         encoder = EncoderEngine(model, embedder.max_tokens)
         fitted = Fitted(config.engine, Limits(config.scheduler.parallel, 1, 0))
         return Target(model, encoder, fitted, embedder, encoder.why_no_text)
-    fitted = fit_models(config, path, draft)
+    fitted = fit_models(config, path, draft, heads)
     model = Model(path, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
     if not config.embedding.is_on:
@@ -109,3 +174,23 @@ def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
             "tokens; choose a draft model with attention only"
         )
     return drafter
+
+
+def load_heads(
+    config: Config, heads: Heads, target: LlamaEngine, fitted: Fitted
+) -> LlamaDraftContext:
+    """The context of the target's multi-token heads.
+
+    Raises:
+        ModelError: they are of another model; libllama would abort.
+    """
+    settings, limits = heads.settings(config, fitted.config), heads.limits(config)
+    model = target.model
+    if not heads.is_in_target:
+        model = Model(heads.path, settings, is_drafter=True)
+    if reason := why_not(model, target.model, limits.num_sequences):
+        raise ModelError(
+            f"the multi-token heads in {heads.path} cannot draft for {target.model.path.name}: "
+            f"{reason}; or start with --no-mtp"
+        )
+    return LlamaDraftContext(model, settings, limits, target, is_heads=True)

@@ -18,6 +18,7 @@ from headstart.types import SequenceMode
 AUTO_TYPES: tuple[str, ...] = ("suffix",)
 FIXED_TYPES: tuple[str, ...] = ("ngram-simple",)
 WITH_DRAFT_MODEL = "draft-model"
+WITH_HEADS = "mtp"
 NONE = "none"
 _STATE_BEGINS = b'{"version":'  # of the file that control writes
 
@@ -41,8 +42,28 @@ def needs_draft_model(names: Sequence[str]) -> bool:
     return any(name in SPECULATORS and SPECULATORS[name].needs_draft_model for name in names)
 
 
-def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[str, ...]:
+def needs_heads(names: Sequence[str]) -> bool:
+    """Whether one of these speculators drafts with the target's multi-token heads."""
+    return any(name in SPECULATORS and SPECULATORS[name].needs_heads for name in names)
+
+
+def wants_heads(config: Config) -> bool:
+    """Whether multi-token heads would be used if there are any."""
+    types = config.speculation.spec_type
+    if not config.engine.mtp or config.speculation.mode is SequenceMode.OFF:
+        return False
+    return types is None or needs_heads(type_names(types))
+
+
+def wanted_types(
+    config: SpeculationConfig, *, has_draft_model: bool, has_heads: bool | None = False
+) -> tuple[str, ...]:
     """Names of the speculators to load, in order of preference.
+
+    Args:
+        config: what was asked for.
+        has_draft_model: there is one.
+        has_heads: so have multi-token heads; None: not known yet.
 
     Raises:
         ConfigError: an unknown name, a draft model or an option that nothing would use, an option
@@ -52,12 +73,22 @@ def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[s
     if config.spec == SequenceMode.OFF.value or config.spec_type == NONE:
         return ()
     if config.spec_type is None:
+        models = (WITH_DRAFT_MODEL,) * has_draft_model + (WITH_HEADS,) * bool(has_heads)
         if config.spec == SequenceMode.FIXED.value:
-            names = (WITH_DRAFT_MODEL,) if has_draft_model else FIXED_TYPES
+            names = models[:1] or FIXED_TYPES
         else:
-            names = (*AUTO_TYPES, WITH_DRAFT_MODEL) if has_draft_model else AUTO_TYPES
+            names = (*AUTO_TYPES, *models)
     else:
-        names = _named_types(config.spec_type, has_draft_model=has_draft_model)
+        may_be_heads = has_heads is None and needs_heads(type_names(config.spec_type))
+        names = _named_types(
+            config.spec_type, has_draft_model=has_draft_model, may_be_unused=may_be_heads
+        )
+        if has_heads is False and needs_heads(names):
+            raise ConfigError(
+                f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or "
+                "--no-mtp leaves them out); leave it out, or name a GGUF with its heads with "
+                "--draft-model"
+            )
     _check_options(config.options, names)
     return names
 
@@ -82,7 +113,7 @@ def capped_options(config: SpeculationConfig) -> list[str]:
     ]
 
 
-def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
+def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) -> tuple[str, ...]:
     names = type_names(spec_type)
     if not names or NONE in names:
         raise ConfigError(
@@ -108,7 +139,7 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
             f"--spec-type names {' and '.join(users)}, but the draft model has one cache and one "
             "of them can use it; leave out the others"
         )
-    if has_draft_model and not users:
+    if has_draft_model and not (users or may_be_unused):
         raise ConfigError(
             f"a draft model is given but --spec-type does not name {WITH_DRAFT_MODEL}; add it "
             "there or leave out one of them"

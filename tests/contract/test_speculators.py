@@ -83,7 +83,7 @@ def show_states(speculator: Speculator, seq_id: int, num_known: int, tokens: Seq
     if not len(new):
         return
     states = {
-        layer: np.stack([Model.state_after(tokens[: i + 1], layer) for i in new])
+        layer: np.stack([Model.state_after(tokens[: i + 1], layer) for i in new.tolist()])
         for layer in speculator.state_layers
     }
     speculator.observe_states(

@@ -70,6 +70,8 @@ class LlamaEngine:
         )
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        if rules.kind is MemoryKind.CHECKPOINT and config.ctx_checkpoints:
+            self.max_rollback = _UNLIMITED  # `keep_for_draft` makes it possible
         self.can_shift = rules.kind is MemoryKind.CUT and bool(
             api.llama_memory_can_shift(self._memory)
         )
@@ -126,6 +128,10 @@ class LlamaEngine:
                 f"a batch of {batch.num_rows} rows with {batch.num_outputs} outputs exceeds the "
                 "limits "
                 f"{self.max_batch_tokens} and {self.max_outputs}"
+            )
+        if self.memory is MemoryKind.ROLLBACK:
+            self._sequences.settle(
+                {int(batch.seq_ids[start]): end - start for start, end, _ in _runs(batch)}
             )
         logits = self._decode_invariant(batch) if self.deterministic else self._decode(batch)
         if self._published.layers and not self.deterministic:
@@ -238,6 +244,9 @@ class LlamaEngine:
 
     def checkpoint(self, seq_id: int) -> None:
         self._sequences.checkpoint(seq_id)
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        return self._sequences.keep_for_draft(seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return self._sequences.copy_prefix(source, target, length)

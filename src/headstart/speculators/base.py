@@ -43,6 +43,7 @@ class Speculator(ABC):
 
     # drafts with the model of --draft-model; without one, naming this speculator is refused
     needs_draft_model: ClassVar[bool] = False
+    needs_heads: ClassVar[bool] = False  # likewise, with multi-token heads of the target
 
     # A frozen dataclass; its fields become flags --spec-<name>-<field>, and the comment on a field
     # is its help. `config.option` gives a field further spellings and these marks:

@@ -24,6 +24,7 @@ class MtpSpeculator(StateSpeculator):
     """Drafts with heads that read the target's hidden states."""
 
     name = "mtp"
+    needs_heads = True
     drafter = "multi-token heads"
 
     def __init__(self, heads: HeadContext, options: StateSpeculator.Options | None = None) -> None:

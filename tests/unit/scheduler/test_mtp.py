@@ -4,8 +4,11 @@ have the right state before them, whatever happens to the target's cache, and al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.harness import (
     AUTO,
     EOS,
@@ -32,7 +35,7 @@ KINDS = [MemoryKind.CUT, MemoryKind.WINDOW, MemoryKind.ROLLBACK]
 class Sure(Model):
     """At temperature 0, with no end."""
 
-    def logits_after(self, tokens):  # type: ignore[no-untyped-def]
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         logits = super().logits_after(tokens).copy()
         logits[EOS] = -100.0
         return logits
@@ -174,6 +177,7 @@ def test_verified_rows_take_no_decode_of_their_own() -> None:
     scheduler = make_scheduler(engine, [speculator], fixed(3))
     ask(scheduler, engine, greedy("r", prompt_of(1, 8), 33))
     stats = scheduler.drafting.speculators["mtp"].stats
+    assert isinstance(speculator.heads, FakeHeads)
     assert speculator.heads.num_calls == 3 * stats.num_calls
     num_read = len(prompt_of(1, 8)) + 33
     assert speculator.caches.num_decoded <= num_read + 2 * stats.num_calls
