@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart import demo
 from headstart.config import Config, EngineConfig
+from headstart.errors import ConfigError
 from headstart.hub import ModelPaths, resolve_model
 from headstart.parent import Parent
 
@@ -105,9 +106,16 @@ def build_scheduler(
     from headstart.drafters import make_drafting
     from headstart.engine import library
     from headstart.engine.context import LlamaEngine
+    from headstart.engine.drafters import reads_states
     from headstart.engine.machine import available_memory
     from headstart.grammar.compiler import GrammarCompiler
-    from headstart.loading import load_draft, load_heads, load_target, only_embeds
+    from headstart.loading import (
+        load_draft,
+        load_heads,
+        load_state_reader,
+        load_target,
+        only_embeds,
+    )
     from headstart.remote import connect_workers, notice_lost_workers
     from headstart.scheduler.embedding import EmbeddingQueue
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
@@ -127,8 +135,13 @@ def build_scheduler(
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
-    drafter = load_draft(config, draft, fitted) if draft else None
-    drafters = {"engine": drafter}
+    drafter: LlamaEngine | None = None
+    drafters: dict[str, Any] = {}
+    if draft and isinstance(engine, LlamaEngine) and reads_states(draft):
+        drafter, layers = load_state_reader(config, draft, engine, fitted)
+        drafters |= {"context": drafter, "layers": layers}
+    elif draft:
+        drafter = drafters["engine"] = load_draft(config, draft, fitted)
     if heads is not None and isinstance(engine, LlamaEngine):
         drafters["heads"] = load_heads(config, heads, engine, fitted)
     notice_lost_workers(config.engine)
@@ -186,11 +199,23 @@ def _types(config: Config, models: Models, heads: Heads | None) -> tuple[str, ..
     Raises:
         ConfigError: they cannot be used together, or with these models.
     """
-    from headstart.speculation import uses_draft_model, wanted_types
+    from headstart.engine.drafters import speculator_for
+    from headstart.speculation import WITH_HEADS, uses_draft_model, wanted_types
 
     has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
     has_heads = heads is not None
-    return wanted_types(config.speculation, has_draft_model=has_draft, has_heads=has_heads)
+    draft_type = speculator_for(models.draft) if has_draft and models.draft else None
+    if draft_type == WITH_HEADS:
+        raise ConfigError(
+            f"{models.draft} has multi-token heads and nothing else, and they are left out here; "
+            "drop --no-mtp, or leave out --draft-model"
+        )
+    return wanted_types(
+        config.speculation,
+        has_draft_model=has_draft,
+        has_heads=has_heads,
+        draft_type=draft_type,
+    )
 
 
 def _draft_of(models: Models, types: tuple[str, ...]) -> Path | None:

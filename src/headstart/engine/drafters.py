@@ -37,6 +37,17 @@ def speculator_for(path: Path) -> str:
     return _HEADS if has_heads and not header.shape("blk.0.attn_norm.weight") else _DRAFT_MODEL
 
 
+def reads_states(path: Path) -> bool:
+    """Whether this file drafts from hidden states of a target."""
+    return GgufHeader(path).architecture in _ARCHITECTURES
+
+
+def block_size(path: Path) -> int:
+    """Rows of a block of a model that drafts in blocks; 0 of another."""
+    header = GgufHeader(path)
+    return header.number("dflash.block_size", 16) if header.architecture == _DFLASH else 0
+
+
 def state_layers(path: Path, num_target_layers: int) -> tuple[int, ...]:
     """The layers of the target that a draft model reads, in its order."""
     header = GgufHeader(path)
@@ -205,4 +216,4 @@ _SYMBOLS = {
     _ASSISTANT: extension.HEADS,
 }
 
-__all__ = ["speculator_for", "state_layers", "why_not"]
+__all__ = ["block_size", "reads_states", "speculator_for", "state_layers", "why_not"]

@@ -72,6 +72,7 @@ class Limits:
     checkpoint_bytes: int = 2**30  # main memory for checkpoints
     is_heads: bool = False  # it runs multi-token heads
     shares_weights: bool = False  # its weights are loaded with another part
+    reads_states: bool = False  # it may need the target's context to be made
 
 
 def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any, list[Any]]:

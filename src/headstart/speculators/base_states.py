@@ -42,7 +42,8 @@ class StateSpeculator(Speculator):
     scores_are_probabilities = True
     is_model = True
     continues_drafts = False  # the target has no states of tokens that it did not decode
-    drafter: ClassVar[str] = "draft model"  # what its reasons call it
+    reading: ClassVar[str] = "draft model is reading the prompt"  # reasons for no draft
+    unsure: ClassVar[str] = "draft model is unsure"
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -113,7 +114,7 @@ class StateSpeculator(Speculator):
             self.caches.cut(draft.request.seq_id)
             if draft.builder is not None:
                 self._last[draft.request.seq_id] = draft.builder
-        return [draft.finish(self.name, f"{self.drafter} is unsure") for draft in drafts]
+        return [draft.finish(self.name, self.unsure) for draft in drafts]
 
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
         """Extend all of them as far as they go."""
@@ -144,13 +145,14 @@ class StateSpeculator(Speculator):
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         engine = self.heads.engine
-        size = min(_SAMPLE, engine.max_batch_tokens, engine.context_size)
+        size = min(_SAMPLE, engine.max_batch_tokens, engine.context_size - 1)
         one, many = [], []
         for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
-            one.append(self._time_decode(1, clock))
-            many.append(self._time_decode(size, clock))
-        round_ms = median(one[1:])
-        return round_ms, max(0.0, median(many[1:]) - round_ms) / max(1, size - 1)
+            one.append(_milliseconds(clock, self._draft_nothing))
+            engine.clear(0)
+            many.append(_milliseconds(clock, lambda: self._read_nothing(size)))
+            engine.clear(0)
+        return median(one[1:]), median(many[1:]) / size
 
     def describe(self) -> dict[str, Any]:
         known = [sequence.states for sequence in self.caches.sequences.values()]
@@ -191,7 +193,7 @@ class StateSpeculator(Speculator):
                 self.caches.read(draft.request.seq_id, 0, room)
             room -= num_rows
             if draft.num_unread(0):
-                draft.fail(f"{self.drafter} reads the prompt")
+                draft.fail(self.reading)
 
     def _extend(self, drafts: Sequence[StateDraft], step: int) -> None:
         """One decode: the next token of each draft."""
@@ -237,16 +239,24 @@ class StateSpeculator(Speculator):
         self.caches.sequence(seq_id).held[head] = length + 1 + len(draft.tokens)
         return batch.num_rows
 
-    def _time_decode(self, rows: int, clock: Callable[[], float]) -> float:
-        started, batch = clock(), self.caches.batch
+    def _draft_nothing(self) -> None:
+        """One round of a draft in the empty sequence 0."""
+        batch = self.caches.batch
         batch.clear()
         batch.head = 0
-        batch.add_rows(0, 0, [0] * rows, np.zeros((rows, self.heads.state_width), np.float32))
-        if rows == 1:
-            batch.want_all()
+        batch.add_rows(0, 0, [0], np.zeros((1, self.heads.state_width), np.float32))
+        batch.want_all()
         self.heads.engine.decode(batch)
-        self.heads.engine.clear(0)
-        return 1000.0 * (clock() - started)
+
+    def _read_nothing(self, num_rows: int) -> None:
+        """Read so many rows into the empty sequence 0."""
+        batch = self.caches.batch
+        batch.clear()
+        batch.head = 0
+        states = np.zeros((num_rows, self.caches.width), np.float32)
+        self.caches.add_verified(0, 1, [0] * num_rows, states)
+        if batch.num_rows:
+            self.heads.engine.decode(batch)
 
 
 @dataclass(slots=True)
@@ -313,6 +323,12 @@ class StateDraft:
         if not tokens:
             return Draft(reason=unsure) if self.has_ended else NO_DRAFT
         return Draft(tokens, self.scores or confidence, name)
+
+
+def _milliseconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
+    started = clock()
+    work()
+    return 1000.0 * (clock() - started)
 
 
 __all__ = ["StateDraft", "StateSpeculator"]

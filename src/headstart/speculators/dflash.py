@@ -26,7 +26,7 @@ class DflashSpeculator(StateSpeculator):
     """Drafts with a DFlash model."""
 
     name = "dflash"
-    drafter = "DFlash model"
+    needs_draft_model = True
 
     def __init__(
         self,
@@ -93,6 +93,11 @@ class DflashSpeculator(StateSpeculator):
         """Pick the next token from its row."""
         draft.extend(logits, logits[:0])
 
+    def _draft_nothing(self) -> None:
+        self._block.clear()
+        self._block.add(0, 0, [self.blocks.mask_id] * self.blocks.size, self.blocks.size)
+        self.heads.engine.decode(self._block)
+
     def describe(self) -> dict[str, object]:
         return {"block_size": self.blocks.size} | super().describe()
 
@@ -105,7 +110,6 @@ class DsparkSpeculator(DflashSpeculator):
     """
 
     name = "dspark"
-    drafter = "DSpark model"
 
     def _extend_by(
         self, draft: StateDraft, logits: NDArray[np.float32], state: NDArray[np.float32] | None

@@ -22,7 +22,7 @@ class Eagle3Speculator(StateSpeculator):
     """Drafts with an EAGLE-3 model."""
 
     name = "eagle3"
-    drafter = "EAGLE-3 model"
+    needs_draft_model = True
 
     def __init__(
         self,

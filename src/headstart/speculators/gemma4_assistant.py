@@ -20,7 +20,7 @@ class Gemma4AssistantSpeculator(StateSpeculator):
     """Drafts with a gemma4-assistant model."""
 
     name = "gemma4-assistant"
-    drafter = "assistant"
+    needs_draft_model = True
 
     def __init__(
         self, context: DraftContext, options: StateSpeculator.Options | None = None

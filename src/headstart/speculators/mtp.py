@@ -25,7 +25,8 @@ class MtpSpeculator(StateSpeculator):
 
     name = "mtp"
     needs_heads = True
-    drafter = "multi-token heads"
+    reading = "heads are reading the prompt"
+    unsure = "heads are unsure"
 
     def __init__(self, heads: HeadContext, options: StateSpeculator.Options | None = None) -> None:
         options = options or self.Options()

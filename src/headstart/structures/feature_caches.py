@@ -79,6 +79,11 @@ class BorrowedCaches(FollowedCaches):
         states = self.sequence(seq_id).states
         states.read[head] = min(states.length, states.read[head] + num_rows)
 
+    def add_verified(
+        self, own: int, start: int, tokens: Sequence[int], states: NDArray[np.float32]
+    ) -> None:
+        """The target has them in its cache."""
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         copied = self.sequence(source).states.copy(length)
         self.sequence(target).states = copied
@@ -95,6 +100,9 @@ class BorrowedCaches(FollowedCaches):
 
     def restore(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
         self.sequence(seq_id).states = TargetStates.from_bytes(memoryview(data), 1, self.width)
+
+    def make_room(self, busy: Sequence[int]) -> None:
+        """The target's cache is full, and only the target can change that."""
 
     def _lose(self, seq_id: int, reason: str) -> None:
         """There is nothing that could be lost, but what is not known yet."""
