@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.server.model import ServedModel
+    from headstart.types import ModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -105,17 +106,9 @@ def build_scheduler(
     """
     from headstart.drafters import make_drafting
     from headstart.engine import library
-    from headstart.engine.context import LlamaEngine
-    from headstart.engine.drafters import reads_states
     from headstart.engine.machine import available_memory
     from headstart.grammar.compiler import GrammarCompiler
-    from headstart.loading import (
-        load_draft,
-        load_heads,
-        load_state_reader,
-        load_target,
-        only_embeds,
-    )
+    from headstart.loading import load_drafters, load_target, only_embeds
     from headstart.remote import connect_workers, notice_lost_workers
     from headstart.scheduler.embedding import EmbeddingQueue
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
@@ -135,15 +128,7 @@ def build_scheduler(
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
-    drafter: LlamaEngine | None = None
-    drafters: dict[str, Any] = {}
-    if draft and isinstance(engine, LlamaEngine) and reads_states(draft):
-        drafter, layers = load_state_reader(config, draft, engine, fitted)
-        drafters |= {"context": drafter, "layers": layers}
-    elif draft:
-        drafter = drafters["engine"] = load_draft(config, draft, fitted)
-    if heads is not None and isinstance(engine, LlamaEngine):
-        drafters["heads"] = load_heads(config, heads, engine, fitted)
+    drafters = load_drafters(config, target, draft, heads)
     notice_lost_workers(config.engine)
     drafting = make_drafting(config, types, target, drafters, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
@@ -162,7 +147,7 @@ def build_scheduler(
             scheduler.warm_up(seconds)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
-        draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
+        draft=_draft_info(drafters),
         num_slots=config.scheduler.parallel,
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
@@ -223,6 +208,15 @@ def _draft_of(models: Models, types: tuple[str, ...]) -> Path | None:
     from headstart.speculation import needs_draft_model
 
     return models.draft if needs_draft_model(types) else None
+
+
+def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:
+    """Of the draft model, if there is one."""
+    drafter = loaded.get("engine") or loaded.get("context")
+    if drafter is None:
+        return None
+    info: ModelInfo = drafter.model.info(drafter.context_size, drafter.memory.value)
+    return info
 
 
 def _learned(config: Config, target: Path, draft: Path | None, heads: Heads | None) -> SavedControl:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from headstart.config import Config, EngineConfig
 from headstart.engine import drafters
@@ -158,6 +159,25 @@ def load_target(
         return Target(model, engine, fitted)
     # the context that was asked for, not the one that fits beside it
     return Target(model, engine, fitted, LlamaEmbedder(model, config.engine, config.embedding))
+
+
+def load_drafters(
+    config: Config, target: Target, draft: Path | None, heads: Heads | None
+) -> dict[str, Any]:
+    """What drafts beside the target, by the names under which speculators ask for it.
+
+    Raises:
+        ModelError: something does not belong to the target.
+    """
+    engine, fitted = target.engine, target.fitted
+    loaded: dict[str, Any] = {}
+    if draft and isinstance(engine, LlamaEngine) and drafters.reads_states(draft):
+        loaded["context"], loaded["layers"] = load_state_reader(config, draft, engine, fitted)
+    elif draft:
+        loaded["engine"] = load_draft(config, draft, fitted)
+    if heads is not None and isinstance(engine, LlamaEngine):
+        loaded["heads"] = load_heads(config, heads, engine, fitted)
+    return loaded
 
 
 def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
