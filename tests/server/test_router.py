@@ -154,6 +154,31 @@ def test_models_are_unloaded_with_all_their_processes(
     assert "failed" not in status_of(client, "two")
 
 
+def test_what_a_model_has_read_comes_back_with_it(client: httpx2.Client) -> None:
+    prompt = "def add(first, second):\n    return first + second\n\n" * 4
+    first = ask(client, "one", prompt=prompt)
+    client.post("/models/unload", json={"model": "one"})
+    again = ask(client, "one", prompt=prompt)
+    assert again.json()["choices"] == first.json()["choices"]
+    assert again.json()["timings"]["prompt_n"] == 1
+
+
+def test_a_model_that_sleeps_is_listed_so_and_wakes(tmp_path: Path) -> None:
+    (tmp_path / "models.ini").write_text(f"[one]\nmodel = {TARGET}\nc = 512\n")
+    flags = ["--models-preset", str(tmp_path / "models.ini"), "--sleep-idle-seconds", "1"]
+    server = Server(flags, tmp_path)
+    try:
+        with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+            assert ask(client, "one").status_code == 200
+            until(lambda: status_of(client, "one")["value"] == "sleeping", "sleep")
+            assert client.get("/props?model=one").json()["is_sleeping"] is True
+            assert status_of(client, "one")["value"] == "sleeping", "asking does not wake it"
+            assert ask(client, "one").status_code == 200
+            assert status_of(client, "one")["value"] == "loaded"
+    finally:
+        server.stop()
+
+
 def test_a_router_that_is_killed_takes_its_models_along(tmp_path: Path) -> None:
     (tmp_path / "models.ini").write_text(PRESET.replace("[one]", "[one]\nload-on-startup = 1"))
     server = Server(["--models-preset", str(tmp_path / "models.ini")], tmp_path)
