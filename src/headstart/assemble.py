@@ -112,7 +112,7 @@ def build_scheduler(
     from headstart.remote import connect_workers, notice_lost_workers
     from headstart.saved_control import slots_place
     from headstart.scheduler.embedding import EmbeddingQueue
-    from headstart.scheduler.kept_slots import KeptSlots
+    from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -152,10 +152,7 @@ def build_scheduler(
             scheduler.warm_up_seconds = seconds
         else:
             scheduler.warm_up(seconds)
-    if place := slots_place(config, models.target):
-        scheduler.kept_slots = KeptSlots(*place)
-        if scheduler.kept_slots.restore(scheduler.slots, engine):
-            scheduler.warm_up_seconds = 0.0  # it would take their place
+    keep_slots(scheduler, slots_place(config, models.target))
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
         draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,

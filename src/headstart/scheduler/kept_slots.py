@@ -11,12 +11,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headstart.errors import EngineError, InvalidParameterError
 from headstart.scheduler.prompt_memory import LEAST_TOKENS
 from headstart.scheduler.slot import Slot
 from headstart.structures.atomic import replace_file
 from headstart.types import Engine
+
+if TYPE_CHECKING:
+    from headstart.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +87,17 @@ class KeptSlots:
             log.warning("what the slots held is not used: %s: %s", self.folder / INDEX, error)
             return []
         return entries if is_ours else []
+
+
+def keep_slots(scheduler: Scheduler, place: tuple[Path, str] | None) -> None:
+    """Give a scheduler's slots what was kept in this folder for this identity, and have it kept
+    again.
+    """
+    if place is None:
+        return
+    scheduler.kept_slots = KeptSlots(*place)
+    if scheduler.kept_slots.restore(scheduler.slots, scheduler.engine):
+        scheduler.warm_up_seconds = 0.0  # it would take their place
 
 
 def _is_worth_it(slot: Slot) -> bool:
