@@ -101,6 +101,7 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
     wrapper.chmod(0o755)
     report = folder / "report.xml"
     _fill_cache(folder / "hub", options.model)
+    (options.suite / "tmp").mkdir(exist_ok=True)  # the tests write into what is the cache there
     environment = os.environ | {
         "LLAMA_SERVER_BIN_PATH": str(wrapper),
         "LLAMA_CACHE": str(folder / "hub"),

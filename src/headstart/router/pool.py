@@ -119,9 +119,8 @@ class Pool:
         if not model.is_running or model.is_stopping:
             return
         log.info("unloading %s", model.name)
+        assert model.child is not None
         model.is_stopping = True
-        if model.child is None:
-            return  # it is still being estimated; that will see it
         if model.status == LOADING:
             model.child.kill()
         else:
@@ -202,8 +201,8 @@ class Pool:
             elif model.is_stopping or model.is_draining:
                 return  # nobody overtakes
             elif not self._has_room(waiting):
-                if model.status == LOADING or waiting.done.done():
-                    continue  # it is being estimated, or never has room
+                if model.is_measured or waiting.done.done():
+                    continue  # its turn comes when that is known
                 return
             elif model.status == SLEEPING:
                 self._set(model, LOADED)
@@ -214,9 +213,13 @@ class Pool:
     def _has_room(self, waiting: _Waiting) -> bool:
         """Whether a model can be loaded now; if not, what is in its way is unloaded, or awaited."""
         model = waiting.model
+        if model.waits_for is not None and model.waits_for.is_running:
+            return False
+        model.waits_for = None
         if model.estimate is None and self._measure is not None:
-            self._set(model, LOADING)
-            self._spawn(self._estimate(model))
+            if not model.is_measured:
+                model.is_measured = True
+                self._spawn(self._estimate(model))
             return False
         running = [one for one in self.models.values() if one.is_running and one is not model]
         if self._room.fits(model, running):
@@ -253,14 +256,9 @@ class Pool:
             # what the user said of a device stands; of others the first estimate does
             budget = {**model.estimate.usable, **self._room.budget}
             self._room = replace(self._room, budget=budget)
-        except HeadstartError as error:
+        except (HeadstartError, OSError, ValueError, KeyError) as error:
             self._fail(model, str(error))
-        else:
-            if model.is_stopping:
-                self._fail(model, "it was unloaded")
-            model.status = UNLOADED
-        model.is_stopping = False
-        self._note_exit()
+        model.is_measured = False
         self._advance()
 
     def _load(self, model: PooledModel) -> None:
@@ -297,12 +295,12 @@ class Pool:
         if not is_wanted:
             model.failure = model.failure or f"its process ended with code {code}"
             log.error("%s: %s", model.name, model.failure)
-        if was_loading and not is_wanted and lacked_memory and self._retry(model):
-            return
-        model.exit_code = 0 if is_wanted else code or 1
-        self._set(model, UNLOADED, exit_code=model.exit_code)
+        is_retried = was_loading and not is_wanted and lacked_memory and self._retry(model)
+        if not is_retried:
+            model.exit_code = 0 if is_wanted else code or 1
+            self._set(model, UNLOADED, exit_code=model.exit_code)
         self._note_exit()
-        if was_loading and (waiting := self._queue.get(model.name)):
+        if was_loading and not is_retried and (waiting := self._queue.get(model.name)):
             reason = model.failure or "it was unloaded"
             _fail(waiting, BackendError(f"{model.name} could not be loaded: {reason}"))
             del self._queue[model.name]  # who comes now tries again
@@ -320,22 +318,16 @@ class Pool:
             return False
         victim = min(idle, key=lambda one: one.last_used)
         log.warning("%s: trying once more without %s", model.name, victim.name)
-        model.is_retried = True
-        self._spawn(self._load_after(model, victim))
+        model.is_retried, model.waits_for = True, victim
+        self.unload(victim)
+        self._set(model, UNLOADED)
         return True
-
-    async def _load_after(self, model: PooledModel, victim: PooledModel) -> None:
-        while victim.child is not None:
-            exited = self._exited
-            self.unload(victim)
-            await exited.wait()
-        self._load(model)
 
     def _fail(self, model: PooledModel, reason: str) -> None:
         """It cannot be loaded, which is known before it is tried."""
         model.failure, model.exit_code = reason, 2
         log.error("%s: %s", model.name, reason)
-        self._set(model, UNLOADED, exit_code=2)
+        self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 2})
         if waiting := self._queue.pop(model.name, None):
             _fail(waiting, BackendError(f"{model.name} could not be loaded: {reason}"))
 

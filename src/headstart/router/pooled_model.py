@@ -33,6 +33,8 @@ class PooledModel:
     estimate: Estimate | None = None
     lacks_memory: bool = False  # said by its child, before it ended
     is_retried: bool = False
+    waits_for: PooledModel | None = None  # that this one is gone, before it is tried again
+    is_measured: bool = False  # what it takes is being found out, before it is loaded
 
     @property
     def name(self) -> str:

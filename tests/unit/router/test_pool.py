@@ -168,6 +168,35 @@ async def test_a_model_without_memory_is_tried_once_more_with_less_beside_it(chi
     assert loaded(pool) == {"c"}, "one retry, one victim"
 
 
+async def test_the_end_of_the_router_does_not_wait_for_a_second_try(children) -> None:
+    children.failures["b"] = [{"message": "does not fit", "error": "MemoryFullError"}]
+    pool = pool_of(children, "a", "b")
+    await use(pool, "a")
+    waiting = asyncio.create_task(use(pool, "b"))
+    while not pool.models["b"].is_retried:
+        await asyncio.sleep(0)
+    await pool.close()
+    with pytest.raises(UnavailableError):
+        await waiting
+    assert not any(model.is_running for model in pool.models.values())
+
+
+async def test_a_model_is_not_loading_while_only_its_size_is_asked(children) -> None:
+    asked = asyncio.Event()
+
+    async def measure(preset):
+        await asked.wait()
+        return await estimates(a=1)(preset)
+
+    pool = pool_of(children, "a", measure=measure)
+    waiting = asyncio.create_task(use(pool, "a"))
+    await settle()
+    assert (pool.models["a"].status, children.log) == (UNLOADED, [])
+    asked.set()
+    await waiting
+    assert loaded(pool) == {"a"}
+
+
 async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
     children.failures["b"] = [{"message": "damaged", "error": "ModelError"}]
     pool = pool_of(children, "a", "b")
