@@ -19,7 +19,7 @@ TARGET = demo.path(demo.TARGET)
 PRESET = f"""
 version = 1
 [*]
-c = 512
+c = 2048
 np = 1
 [one]
 model = {TARGET}
@@ -126,7 +126,7 @@ def test_killing_a_child_ends_its_requests_only_and_each_says_so(
         body = BODY | {"model": "two", "max_tokens": 200, "stream": True, "ignore_eos": True}
         other.append(httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).content)
 
-    body = BODY | {"model": "one", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = BODY | {"model": "one", "max_tokens": 1900, "stream": True, "ignore_eos": True}
     with client.stream("POST", "/v1/completions", json=body) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
