@@ -138,7 +138,7 @@ def test_the_text_is_the_same_with_heads_of_any_architecture(
         assert {k: r.key for k, r in generate(scheduler, requests).items()} == expected
     guarded = scheduler.drafting.speculators["mtp"]
     assert not guarded.failure
-    assert (guarded.stats.num_drafted > 0) == (architecture != "qwen3next")  # no snapshots of it
+    assert guarded.stats.num_drafted > 0
     assert guarded.describe()["missing_states"] == 0
 
 
