@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart import demo
 from headstart.config import Config, EngineConfig
+from headstart.errors import ConfigError
 from headstart.hub import ModelPaths, resolve_model
 from headstart.parent import Parent
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.server.model import ServedModel
+    from headstart.types import ModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +106,13 @@ def build_scheduler(
     """
     from headstart.drafters import make_drafting
     from headstart.engine import library
-    from headstart.engine.context import LlamaEngine
     from headstart.engine.machine import available_memory
     from headstart.grammar.compiler import GrammarCompiler
-    from headstart.loading import load_draft, load_heads, load_target, only_embeds
+    from headstart.loading import load_drafters, load_target, only_embeds
     from headstart.remote import connect_workers, notice_lost_workers
+    from headstart.saved_control import slots_place
     from headstart.scheduler.embedding import EmbeddingQueue
+    from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import capped_options
@@ -127,10 +130,7 @@ def build_scheduler(
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
-    drafter = load_draft(config, draft, fitted) if draft else None
-    drafters = {"engine": drafter}
-    if heads is not None and isinstance(engine, LlamaEngine):
-        drafters["heads"] = load_heads(config, heads, engine, fitted)
+    drafters = load_drafters(config, target, draft, heads)
     notice_lost_workers(config.engine)
     drafting = make_drafting(config, types, target, drafters, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
@@ -147,9 +147,10 @@ def build_scheduler(
             scheduler.warm_up_seconds = seconds
         else:
             scheduler.warm_up(seconds)
+    keep_slots(scheduler, slots_place(config, models.target))
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
-        draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
+        draft=_draft_info(drafters),
         num_slots=config.scheduler.parallel,
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
@@ -186,11 +187,23 @@ def _types(config: Config, models: Models, heads: Heads | None) -> tuple[str, ..
     Raises:
         ConfigError: they cannot be used together, or with these models.
     """
-    from headstart.speculation import uses_draft_model, wanted_types
+    from headstart.engine.drafters import speculator_for
+    from headstart.speculation import WITH_HEADS, uses_draft_model, wanted_types
 
     has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
     has_heads = heads is not None
-    return wanted_types(config.speculation, has_draft_model=has_draft, has_heads=has_heads)
+    draft_type = speculator_for(models.draft) if has_draft and models.draft else None
+    if draft_type == WITH_HEADS:
+        raise ConfigError(
+            f"{models.draft} has multi-token heads and nothing else, and they are left out here; "
+            "drop --no-mtp, or leave out --draft-model"
+        )
+    return wanted_types(
+        config.speculation,
+        has_draft_model=has_draft,
+        has_heads=has_heads,
+        draft_type=draft_type,
+    )
 
 
 def _draft_of(models: Models, types: tuple[str, ...]) -> Path | None:
@@ -198,6 +211,15 @@ def _draft_of(models: Models, types: tuple[str, ...]) -> Path | None:
     from headstart.speculation import needs_draft_model
 
     return models.draft if needs_draft_model(types) else None
+
+
+def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:
+    """Of the draft model, if there is one."""
+    drafter = loaded.get("engine") or loaded.get("context")
+    if drafter is None:
+        return None
+    info: ModelInfo = drafter.model.info(drafter.context_size, drafter.memory.value)
+    return info
 
 
 def _learned(config: Config, target: Path, draft: Path | None, heads: Heads | None) -> SavedControl:
@@ -328,8 +350,8 @@ def serve(
 
     prepare = EngineProcess(Logging.of(config), config.engine)
     prepare.logging.start()
-    if parent is not None:
-        parent.follow()
+    parent = parent or Parent()
+    parent.follow()
     check(config)
     models = find_models(config)
     build = partial(build_scheduler, config, models, warms_up_later=True)
@@ -337,6 +359,7 @@ def serve(
     first.launch()  # loads the models while this process imports what serves them
     transports = iter([first])
     worker = WorkerClient(lambda: next(transports, None) or ProcessTransport(build, prepare))
+    worker.on_change = parent.tell
     try:
         from headstart.server import listen
 
@@ -344,7 +367,7 @@ def serve(
             config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
-            partial(_announce, parent or Parent(), models.is_demo),
+            partial(_announce, parent, models.is_demo),
         )
     finally:
         first.kill()  # where serving failed before it was used

@@ -6,8 +6,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from headstart.config import Config, EngineConfig
+from headstart.engine import drafters
 from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.embedding import LlamaEmbedder
@@ -97,11 +99,11 @@ def fit_models(
     """
     parallel, longest = config.scheduler.parallel, _max_draft(config)
 
-    def drafters(settings: EngineConfig) -> list[Part]:
+    def beside(settings: EngineConfig) -> list[Part]:
         parts = []
         if draft is not None:
             own = config.draft_engine.applied_to(settings, parallel)
-            parts.append(Part(draft, own, Limits(parallel, parallel, 0)))
+            parts.append(Part(draft, *_draft_limits(config, draft, own)))
         if heads is not None:
             parts.append(Part(heads.path, heads.settings(config, settings), heads.limits(config)))
         return parts
@@ -111,7 +113,7 @@ def fit_models(
     mtp = heads is not None and heads.is_in_target
     part = Part(target, replace(config.engine, mtp=mtp), limits, is_asked)
     assumed = (lambda: free_memory() | dict(free)) if free else None
-    return fit(part, drafters, free=assumed)
+    return fit(part, beside, free=assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,25 @@ def load_target(
     return Target(model, engine, fitted, LlamaEmbedder(model, config.engine, config.embedding))
 
 
+def load_drafters(
+    config: Config, target: Target, draft: Path | None, heads: Heads | None
+) -> dict[str, Any]:
+    """What drafts beside the target, by the names under which speculators ask for it.
+
+    Raises:
+        ModelError: something does not belong to the target.
+    """
+    engine, fitted = target.engine, target.fitted
+    loaded: dict[str, Any] = {}
+    if draft and isinstance(engine, LlamaEngine) and drafters.reads_states(draft):
+        loaded["context"], loaded["layers"] = load_state_reader(config, draft, engine, fitted)
+    elif draft:
+        loaded["engine"] = load_draft(config, draft, fitted)
+    if heads is not None and isinstance(engine, LlamaEngine):
+        loaded["heads"] = load_heads(config, heads, engine, fitted)
+    return loaded
+
+
 def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
     """The draft model's engine.
 
@@ -174,6 +195,36 @@ def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
             "tokens; choose a draft model with attention only"
         )
     return drafter
+
+
+def load_state_reader(
+    config: Config, path: Path, target: LlamaEngine, fitted: Fitted
+) -> tuple[LlamaDraftContext, tuple[int, ...]]:
+    """The context of a draft model that reads hidden states, and the layers whose they are.
+
+    Raises:
+        ModelError: it does not belong to this target.
+    """
+    own = config.draft_engine.applied_to(fitted.config, config.scheduler.parallel)
+    settings, limits = _draft_limits(config, path, own)
+    if reason := drafters.why_not(path, target.model.path, target.model.facts):
+        raise ModelError(
+            f"{path} cannot draft for {target.model.path.name}: {reason}; name a draft model that "
+            "was made for it"
+        )
+    layers = drafters.state_layers(path, target.model.facts.num_layers)
+    model = Model(path, settings, is_drafter=True)
+    return LlamaDraftContext(model, settings, limits, target), layers
+
+
+def _draft_limits(config: Config, path: Path, own: EngineConfig) -> tuple[EngineConfig, Limits]:
+    """Settings of a draft model's context and what it must be able to do."""
+    parallel = config.scheduler.parallel
+    if not drafters.reads_states(path):
+        return own, Limits(parallel, parallel, 0)
+    rows = max(MERGED_ROWS + 2, drafters.block_size(path))
+    cells = own.context + parallel * (rows + _max_draft(config))  # drafts take some besides
+    return replace(own, context=cells), Limits(parallel, parallel * rows, 0, reads_states=True)
 
 
 def load_heads(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headstart.config import MULTI_TOKEN_HEADS, SPECULATOR_ALIASES, Config, SpeculationConfig
+from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig
 from headstart.errors import ConfigError
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import SequenceMode
@@ -56,7 +56,11 @@ def wants_heads(config: Config) -> bool:
 
 
 def wanted_types(
-    config: SpeculationConfig, *, has_draft_model: bool, has_heads: bool | None = False
+    config: SpeculationConfig,
+    *,
+    has_draft_model: bool,
+    has_heads: bool | None = False,
+    draft_type: str | None = None,
 ) -> tuple[str, ...]:
     """Names of the speculators to load, in order of preference.
 
@@ -64,6 +68,7 @@ def wanted_types(
         config: what was asked for.
         has_draft_model: there is one.
         has_heads: so have multi-token heads; None: not known yet.
+        draft_type: the speculator that the draft model's file is for; None: not known yet.
 
     Raises:
         ConfigError: an unknown name, a draft model or an option that nothing would use, an option
@@ -73,7 +78,8 @@ def wanted_types(
     if config.spec == SequenceMode.OFF.value or config.spec_type == NONE:
         return ()
     if config.spec_type is None:
-        models = (WITH_DRAFT_MODEL,) * has_draft_model + (WITH_HEADS,) * bool(has_heads)
+        drafter = draft_type or WITH_DRAFT_MODEL
+        models = (drafter,) * has_draft_model + (WITH_HEADS,) * bool(has_heads)
         if config.spec == SequenceMode.FIXED.value:
             names = models[:1] or FIXED_TYPES
         else:
@@ -89,7 +95,12 @@ def wanted_types(
                 "--no-mtp leaves them out); leave it out, or name a GGUF with its heads with "
                 "--draft-model"
             )
-    _check_options(config.options, names)
+        if has_draft_model and draft_type:
+            _check_draft_type(names, draft_type)
+    options = config.options
+    if has_draft_model and draft_type is None:
+        options = {name: o for name, o in options.items() if not needs_draft_model([name])}
+    _check_options(options, names)
     return names
 
 
@@ -120,11 +131,6 @@ def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) 
             f"--spec-type is {spec_type!r} but must name speculators, or {NONE} alone"
         )
     for name in names:
-        if name in MULTI_TOKEN_HEADS:
-            raise ConfigError(
-                f"--spec-type names {name}, but multi-token heads are not supported yet; leave it "
-                "out"
-            )
         if name not in SPECULATORS:
             raise ConfigError(
                 f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}"
@@ -145,6 +151,16 @@ def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) 
             "there or leave out one of them"
         )
     return names
+
+
+def _check_draft_type(names: Sequence[str], draft_type: str) -> None:
+    """What a file is good for is decided by what is in it, not by the flag."""
+    wrong = [name for name in names if needs_draft_model([name]) and name != draft_type]
+    if wrong:
+        raise ConfigError(
+            f"--spec-type names {wrong[0]} but the draft model's file is for {draft_type}; name "
+            "that, or leave out --spec-type"
+        )
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import orjson
 import pytest
+from tests.fake_draft_context import LAYERS, FakeDraftContext
 from tests.harness import (
     AUTO,
     SIZE,
@@ -47,6 +48,8 @@ def make(name: str, *, small: bool = False) -> Speculator:
         "vocab": Letters,
         "vocabulary_id": lambda: VocabularyId.of(Letters()),
         "heads": FakeHeads,
+        "context": lambda: FakeDraftContext(name),
+        "layers": lambda: LAYERS,
     }
     return make_speculator(name, SMALL_OPTIONS if small else {}, parts)
 

@@ -14,7 +14,10 @@ from benchmarks.equality import Setting, generate, open_setting
 from tests.models import tiny_hybrid, tiny_llama, tiny_recurrent
 from tests.real.support import byte_requests, engine_of, without_draft
 
+from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
+from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
 from headstart.errors import ConfigError
 from headstart.types import Batch, MemoryKind
 
@@ -38,7 +41,7 @@ def kind_and_path(
 def decode(
     engine: LlamaEngine, tokens: list[int], position: int, num_outputs: int = 1, seq_id: int = 0
 ) -> np.ndarray:
-    batch = Batch(64)
+    batch = Batch(256)
     batch.add(seq_id, position, tokens, num_outputs)
     return engine.decode(batch).copy()
 
@@ -146,3 +149,44 @@ def test_deterministic_mode_refuses_a_recurrent_state(
     else:
         with pytest.raises(ConfigError, match=r"--deterministic needs a model with attention only"):
             engine_of(path, deterministic=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rejected_drafts_of_any_length_leave_no_trace_in_other_sequences(
+    seed: int, tmp_path: Path
+) -> None:
+    """Sequences come in any order, pause after a rejection, or begin anew beside longer ones."""
+    settings = EngineConfig(
+        context=1024, threads=1, gpu_layers=0, cache_type_k="f32", cache_type_v="f32"
+    )
+    model = Model(tiny_hybrid(tmp_path / "tiny.gguf"), settings)
+    engine, other = (LlamaEngine(model, settings, Limits(4, 64, 3)) for _ in range(2))
+    random, texts = np.random.default_rng(seed), dict[int, list[int]]()
+    batch = Batch(256)
+    for _ in range(40):
+        batch.clear()
+        kept: dict[int, int] = {}
+        for seq_id in random.permutation(4).tolist():
+            if random.random() < 0.15:
+                engine.clear(seq_id)
+                texts.pop(seq_id, None)
+            text = texts.get(seq_id, [])
+            if random.random() < 0.2:
+                continue
+            size = int(random.integers(1, 5)) if text else int(random.integers(2, 30))
+            tokens = random.integers(0, 256, size).tolist()
+            batch.add(seq_id, len(text), tokens, size if text else 1)
+            num_kept = int(random.integers(1, size + 1)) if text else size
+            texts[seq_id] = [*text, *tokens[:num_kept]]
+            kept[seq_id] = size - num_kept
+        rows, at = engine.decode(batch).copy(), 0
+        for seq_id, num_rejected in kept.items():
+            assert engine.rewind(seq_id, len(texts[seq_id])) == len(texts[seq_id])
+            at += int(
+                batch.wants_logits[: batch.num_rows][
+                    batch.seq_ids[: batch.num_rows] == seq_id
+                ].sum()
+            )
+            other.clear(0)
+            fresh = decode(other, texts[seq_id], 0)[0]
+            np.testing.assert_allclose(rows[at - 1 - num_rejected], fresh, atol=2e-2)

@@ -33,6 +33,9 @@ from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
 
 _UNLIMITED = 2**30
 
+Run = tuple[int, int, int]
+"""Adjacent rows of one sequence: where they start and end, and the index of the first output."""
+
 
 class LlamaEngine:
     """One model with one cache of sequences. One thread at a time."""
@@ -88,6 +91,7 @@ class LlamaEngine:
         self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
         if self.deterministic:
             use_reference_kernels(self.handle)
+        if self.deterministic or rules.kind is MemoryKind.ROLLBACK:
             self._staging = Batch(self.max_batch_tokens)
 
     def _adjust(self, params: Any) -> None:
@@ -130,18 +134,81 @@ class LlamaEngine:
                 "limits "
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
-        if self.memory is MemoryKind.ROLLBACK:
-            self._sequences.settle(
-                {int(batch.seq_ids[start]): end - start for start, end, _ in _runs(batch)}
-            )
-        logits = self._decode_invariant(batch) if self.deterministic else self._decode(batch)
-        if self._published.layers and not self.deterministic:
+        runs = _runs(batch) if self.memory is not MemoryKind.CUT else []
+        if self.memory is MemoryKind.ROLLBACK and len(runs) > 1:
+            return self._decode_evenly(batch, runs)
+        self._settle(batch, runs)
+        if self.deterministic:
+            logits = self._decode_invariant(batch)
+        else:
+            logits = self._decode(batch)
             self._states = self._published.of(batch.num_rows)
-        if self.memory is not MemoryKind.CUT:
-            for start, end, _ in _runs(batch):
-                length = int(batch.positions[end - 1]) + 1
-                self._sequences.note_rows(int(batch.seq_ids[start]), end - start, length)
+        self._note(batch, runs)
         return logits
+
+    def _settle(self, batch: Batch, runs: Sequence[Run]) -> None:
+        if self.memory is MemoryKind.ROLLBACK:
+            for start, _, _ in runs:  # rows that a decode before was padded with
+                self._sequences.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
+            rows = {int(batch.seq_ids[start]): end - start for start, end, _ in runs}
+            self._sequences.settle(rows)
+
+    def _note(self, batch: Batch, runs: Sequence[Run]) -> None:
+        for start, end, _ in runs:
+            length = int(batch.positions[end - 1]) + 1
+            self._sequences.note_rows(int(batch.seq_ids[start]), end - start, length)
+
+    def _decode_evenly(self, batch: Batch, runs: Sequence[Run]) -> Logits:
+        """Decode so that each sequence with a draft can be rolled back afterwards.
+
+        A snapshot is good until libllama computes other sequences, also in a later micro-batch of
+        the same decode; and each length of rows is a micro-batch. So prompts come first, by
+        themselves, then all others, the shorter ones padded: `rewind` drops what was added.
+        """
+        drafts = [
+            (start, end, first)
+            for start, end, first in runs
+            if end - start <= 1 + self.max_rollback and batch.wants_logits[start:end].all()
+        ]
+        prompts = [run for run in runs if run not in drafts]
+        outputs = np.empty((batch.num_outputs, self.vocab_size), np.float32)
+        self._states = {}
+        for group, width in ((prompts, 0), (drafts, max((r[1] - r[0] for r in drafts), default=0))):
+            if not group:
+                continue
+            staging = self._staging
+            staging.clear()
+            for start, end, _ in group:
+                self._stage(batch, start, end, width or end - start)
+            staged = _runs(staging)
+            self._settle(staging, staged)
+            logits, offset = self._decode(staging), 0
+            states = self._published.of(staging.num_rows)
+            for (start, end, first), (at, _, _) in zip(group, staged, strict=True):
+                self._copy_states(batch, states, (start, end), at)
+                wanted = int(batch.wants_logits[start:end].sum())
+                outputs[first : first + wanted] = logits[offset : offset + wanted]
+                offset += wanted
+            self._note(staging, staged)
+        for start, end, _ in prompts:  # what they had is not good any more
+            self._sequences.note_rows(
+                int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1
+            )
+        return outputs
+
+    def _copy_states(
+        self,
+        batch: Batch,
+        states: Mapping[int, NDArray[np.float32]],
+        rows: tuple[int, int],
+        at: int,
+    ) -> None:
+        """Take over the states of some rows of the batch, which were decoded as rows from `at`."""
+        start, end = rows
+        for layer, values in states.items():
+            if layer not in self._states:
+                self._states[layer] = np.empty((batch.num_rows, values.shape[1]), np.float32)
+            self._states[layer][start:end] = values[at : at + end - start]
 
     def _decode(self, batch: Batch) -> Logits:
         status = api.llama_decode(self.handle, self._c_batch_of(batch))
@@ -186,10 +253,9 @@ class LlamaEngine:
             for start, end, _ in group:
                 self._stage(batch, start, end, width)
             logits = self._decode_outputs(staging)
-            if self._published.layers:
-                self._keep_states(batch, group, width)
-            offset = 0
-            for start, end, first in group:
+            states, offset = self._published.of(staging.num_rows), 0
+            for index, (start, end, first) in enumerate(group):
+                self._copy_states(batch, states, (start, end), index * width)
                 wanted = int(batch.wants_logits[start:end].sum())
                 outputs[first : first + wanted] = logits[offset : offset + wanted]
                 offset += wanted
@@ -197,15 +263,6 @@ class LlamaEngine:
                     length = int(batch.positions[end - 1]) + 1
                     api.llama_memory_seq_rm(self._memory, int(batch.seq_ids[start]), length, -1)
         return outputs
-
-    def _keep_states(self, batch: Batch, group: Sequence[tuple[int, int, int]], width: int) -> None:
-        """Copy the states of a group's rows, without those of its padding."""
-        for layer, rows in self._published.of(self._staging.num_rows).items():
-            if layer not in self._states:
-                self._states[layer] = np.empty((batch.num_rows, rows.shape[1]), np.float32)
-            for index, (start, end, _) in enumerate(group):
-                first = index * width
-                self._states[layer][start:end] = rows[first : first + end - start]
 
     def _decode_outputs(self, batch: Batch) -> Logits:
         """Decode with two outputs at least: behind the last layer only their rows are computed."""

@@ -75,11 +75,14 @@ def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> M
             settings = context_params(facts, config, limits, context)
             settings.ctx_type = int(limits.is_heads)
             made = api.llama_init_from_model(model, settings)
-            if not made:
-                reason = library.take_errors() or "libllama gave no reason"
+            reason = library.take_errors() or "libllama gave no reason"
+            if made:
+                uses = uses_of(made)
+                api.llama_free(made)
+            elif limits.reads_states:  # it needs the target's context; its own is small
+                uses = {HOST: Use(weights=path.stat().st_size)}
+            else:
                 raise ModelError(f"cannot make a context of {context} tokens for {path}: {reason}")
-            uses = uses_of(made)
-            api.llama_free(made)
         finally:
             num_experts = _num_experts(model)
             api.llama_model_free(model)

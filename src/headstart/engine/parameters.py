@@ -72,6 +72,7 @@ class Limits:
     checkpoint_bytes: int = 2**30  # main memory for checkpoints
     is_heads: bool = False  # it runs multi-token heads
     shares_weights: bool = False  # its weights are loaded with another part
+    reads_states: bool = False  # it may need the target's context to be made
 
 
 def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any, list[Any]]:
@@ -145,7 +146,9 @@ def context_params(
     # The last tokens of a sequence, one more than there are snapshots, must fit a micro-batch with
     # room to spare: libllama aborts otherwise.
     if limits.num_sequences == 1 or facts.architecture not in _MIXED_SNAPSHOTS:
-        params.n_rs_seq = max(0, min(limits.max_draft, params.n_ubatch - 2))
+        # all sequences' drafts, each as long as the longest, must fit one too
+        most = min(params.n_ubatch - 2, params.n_ubatch // limits.num_sequences - 1)
+        params.n_rs_seq = max(0, min(limits.max_draft, most))
     params.n_threads = config.threads or default_threads()
     params.n_threads_batch = config.threads_batch or params.n_threads
     params.flash_attn_type = 1 if config.deterministic else _FLASH[config.flash_attn]

@@ -14,7 +14,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
 from headstart.scheduler.slot import ActiveRequest
-from headstart.types import Engine, Logits, Vocab
+from headstart.types import Engine, Logits, MemoryKind, Vocab
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Committer:
         """
         num_in_cache = active.num_decoded + active.num_rows
         if active.num_left <= 0:  # max_tokens 0: the request only wanted its prompt in the cache
-            active.num_decoded = num_in_cache
+            active.num_decoded = self._engine.rewind(active.slot_id, num_in_cache)
             return None, LENGTH
         emitted, num_accepted, logprobs = self._verify(active, logits)
         if active.first_token is None:
@@ -101,9 +101,11 @@ class Committer:
         return emitted, _num_accepted(emitted, draft), logprobs
 
     def _cut_cache(self, active: ActiveRequest, num_in_cache: int) -> None:
-        """Drop what was rejected; where the memory cannot take back so little, read more again."""
+        """Drop what was rejected, and what was added to the rows of a hybrid model; where the
+        memory cannot take back so little, read more again.
+        """
         active.num_decoded = len(active.tokens) - 1
-        if active.num_decoded < num_in_cache:
+        if active.num_decoded < num_in_cache or self._engine.memory is MemoryKind.ROLLBACK:
             active.num_decoded = self._engine.rewind(active.slot_id, active.num_decoded)
 
     def _eog(self, active: ActiveRequest) -> frozenset[int]:

@@ -18,6 +18,8 @@ from headstart.structures.target_states import TargetStates
 from headstart.types import ContextFullError, DecodedStates
 
 CONTEXT_FULL = "draft context full"
+LEAST_WAITING = 256  # rows of a sequence that may wait, whatever they take
+_MIB = 2**20
 
 
 @dataclass(slots=True)
@@ -32,21 +34,32 @@ class FollowedSequence:
 class FollowedCaches:
     """The caches of all heads. Each head has sequences of its own: it has read other parts."""
 
-    def __init__(self, heads: HeadContext, layer: int, most_waiting: int) -> None:
-        """layer: whose states are read; most_waiting: of one sequence, before they are read."""
+    def __init__(
+        self, heads: HeadContext, layers: Sequence[int], waiting_mib: int, width: int = 0
+    ) -> None:
+        """Follow with empty caches.
+
+        Args:
+            heads: what drafts.
+            layers: whose states are read, side by side.
+            waiting_mib: of states of one sequence, before they are read.
+            width: of such a row of states, if it is not that of the states of `heads`.
+        """
         self.heads, self._engine = heads, heads.engine
+        self.width = width or heads.state_width
         self.batch = StateBatch(self._engine.max_batch_tokens, heads.state_width)
         self.num_decoded = 0  # rows
         self.lost: dict[str, int] = {}  # times that caches could not follow, by reason
         self.sequences: dict[int, FollowedSequence] = {}
-        self._layer, self._most_waiting = layer, most_waiting
+        self._layers = tuple(layers)
+        self._most_waiting = max(LEAST_WAITING, waiting_mib * _MIB // (4 * self.width))
 
     def sequence(self, seq_id: int) -> FollowedSequence:
         """What is known of a sequence of the target; an empty one if nothing is."""
         sequence = self.sequences.get(seq_id)
         if sequence is None:
             num_heads = self.heads.num_heads
-            states = TargetStates(num_heads, self.heads.state_width)
+            states = TargetStates(num_heads, self.width)
             sequence = self.sequences[seq_id] = FollowedSequence(states, [0] * num_heads)
         return sequence
 
@@ -56,12 +69,14 @@ class FollowedCaches:
 
     def observe(self, decoded: DecodedStates) -> None:
         """Keep the states until they are read; read them now where they become too many."""
-        rows = decoded.states[self._layer]
+        layers = [decoded.states[layer] for layer in self._layers]
         for start, end in _runs(decoded.seq_ids):
             seq_id, position = int(decoded.seq_ids[start]), int(decoded.positions[start])
             sequence = self.sequence(seq_id)
             tokens = decoded.tokens[start:end].tolist()
-            if not sequence.states.observe(position, tokens, rows[start:end]):
+            parts = [rows[start:end] for rows in layers]
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+            if not sequence.states.observe(position, tokens, rows):
                 self._lose(seq_id, "the beginning is not known")
             self.cut(seq_id)
             if sequence.states.num_states > self._most_waiting:
@@ -107,7 +122,7 @@ class FollowedCaches:
         sizes = np.frombuffer(view, np.int64, 1 + num_heads)
         ends = (8 * len(sizes) + np.cumsum([0, *sizes])).tolist()
         parts = [view[start:end] for start, end in pairwise(ends)]
-        states = TargetStates.from_bytes(parts[0], num_heads, self.heads.state_width)
+        states = TargetStates.from_bytes(parts[0], num_heads, self.width)
         self.sequences[seq_id] = FollowedSequence(states, list(states.read))
         for head, part in enumerate(parts[1:]):
             own = self.id_of(seq_id, head)
@@ -132,9 +147,16 @@ class FollowedCaches:
             tokens = states.tokens[start:stop]
             batch.clear()
             batch.head = head
-            batch.add_rows(self.id_of(seq_id, head), start, tokens, states.before(start, stop))
-            self.decode()
+            self.add_verified(self.id_of(seq_id, head), start, tokens, states.before(start, stop))
+            if batch.num_rows:
+                self.decode()
             states.read[head] = sequence.held[head] = stop
+
+    def add_verified(
+        self, own: int, start: int, tokens: Sequence[int], states: NDArray[np.float32]
+    ) -> None:
+        """Add rows of the target's text to the batch, with the target's states before them."""
+        self.batch.add_rows(own, start, tokens, states)
 
     def decode(self) -> NDArray[np.float32]:
         """Decode the batch; its logits."""

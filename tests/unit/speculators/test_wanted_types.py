@@ -92,16 +92,17 @@ def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
 @pytest.mark.parametrize(
     ("spec_type", "has_draft_model", "says"),
     [
-        ("nope", False, "'nope'; there are draft-model, ngram-cache"),
+        ("nope", False, "'nope'; there are dflash, draft-model, dspark, eagle3"),
         ("", False, "--spec-type is '' but must name speculators"),
         (",", False, "must name speculators"),
         ("suffix,none", False, "'suffix,none' but must name speculators, or none alone"),
         ("draft-model", False, "add --draft-model FILE"),
         ("suffix", True, "does not name draft-model"),
         ("draft-simple", False, "add --draft-model FILE"),
-        ("draft-eagle3", True, "draft-eagle3, but multi-token heads are not supported yet"),
+        ("draft-eagle3", False, "names eagle3 but no draft model is given"),
+        ("dspark,draft-model", True, "dspark and draft-model, but the draft model has one cache"),
         ("suffix,draft-mtp", False, "names mtp but the model has no multi-token heads"),
-        ("draft-dflash", False, "draft-dflash, but multi-token heads are not supported yet"),
+        ("draft-dflash", False, "names dflash but no draft model is given"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused(
