@@ -19,6 +19,7 @@ def plan_together(
     plan: Plan,
     gain_of: Callable[[str], float],
     withdraw: Callable[[str, int], None],
+    charge: Callable[[str, float], None],
 ) -> dict[str, list[Allowance]]:
     """How far each model may draft, by speculator, in the order of `asked`.
 
@@ -28,6 +29,7 @@ def plan_together(
         plan: plans one model alone.
         gain_of: tokens above the price that each slot gains which was granted to a model last.
         withdraw: a model gets no draft from this sequence after all.
+        charge: a model that is only probed takes so many tokens from another.
     """
     holders: dict[int, tuple[str, int]] = {}  # by seq_id: who drafts, and where it is planned
     gains: dict[int, float] = {}
@@ -44,6 +46,8 @@ def plan_together(
                     continue
                 planned[holder[0]][holder[1]] = NO_ALLOWANCE
                 withdraw(holder[0], slot.seq_id)
+                if not gain_of(name):
+                    charge(name, gains[slot.seq_id])
             holders[slot.seq_id] = (name, index)
             gains[slot.seq_id] = gains.get(slot.seq_id, 0.0) + gain_of(name)
     return planned

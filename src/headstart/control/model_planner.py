@@ -129,6 +129,7 @@ class ModelDraftPlanner:
             plan,
             lambda name: self._drafter(name).gain,
             lambda name, seq_id: self._drafter(name).skip(seq_id),
+            lambda name, tokens: self._drafter(name).probes.charge(tokens),
         )
 
     def wants(self, speculator: str) -> bool:
