@@ -15,7 +15,7 @@ One step:
 
     controller.wants_text(speculator, seq_id)                 before a text speculator is asked
     controller.survival(speculator, confidence, ...)          of each draft of a text
-    controller.plan_model(speculator, slots, step)            before a draft model runs
+    controller.plan_models({speculator: slots}, step)         before draft models run
     controller.plan(slot_drafts, step)                        before the target runs
     controller.observe_asking(earned, milliseconds, step)     when the step is planned
     controller.observe_step(rows, context, milliseconds)      after the target ran
@@ -28,7 +28,7 @@ speculation is off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,14 @@ class Controller:
         if handicap := self._rollback.tokens(step):
             slots = [replace(slot, rival=slot.rival + handicap) for slot in slots]
         return self._model_planner.plan(speculator, slots, step)
+
+    def plan_models(
+        self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
+    ) -> dict[str, list[Allowance]]:
+        """How far each of several models may draft; at most one of them drafts for a slot."""
+        return self._model_planner.plan_together(
+            asked, lambda name, slots: self.plan_model(name, slots, step)
+        )
 
     def prompt_rows(self, least: int, most: int, step: Step, milliseconds: float) -> int:
         """Prompt rows that a step may have beside its base rows: as many as the time allows.

@@ -15,7 +15,7 @@ under an optimistic cost of row counts never measured, and `probes`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headstart.control.budget import Budget
@@ -29,6 +29,7 @@ from headstart.control.forecast import (
     WIDTHS,
     Forecast,
 )
+from headstart.control.model_choice import Plan, plan_together
 from headstart.control.model_state import ModelState
 from headstart.control.probes import PROBE_TOKENS
 from headstart.control.values import (
@@ -99,6 +100,7 @@ class ModelDraftPlanner:
         choice = self._best(speculator, asking, step, optimistic=False)
         rate = self._budget.rate(step.num_slots, self._plain(step))
         drafter.expected_ms = choice.value / rate
+        drafter.gain = choice.value / max(1, len(choice.slots))
         if choice.slots:
             drafter.probes.granted()
         else:
@@ -117,6 +119,18 @@ class ModelDraftPlanner:
             if allowances[i] is NO_ALLOWANCE:
                 drafter.skip(slots[i].seq_id)
         return allowances
+
+    def plan_together(
+        self, asked: Mapping[str, Sequence[ModelSlot]], plan: Plan
+    ) -> dict[str, list[Allowance]]:
+        """How far each of several models may draft; `plan` plans one of them."""
+        return plan_together(
+            asked,
+            plan,
+            lambda name: self._drafter(name).gain,
+            lambda name, seq_id: self._drafter(name).skip(seq_id),
+            lambda name, tokens: self._drafter(name).probes.charge(tokens),
+        )
 
     def wants(self, speculator: str) -> bool:
         """Whether to plan for this model in this step: if not, it drafts nothing."""

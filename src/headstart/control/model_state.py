@@ -39,6 +39,7 @@ class ModelState:
     probes: Probes = field(default_factory=Probes)
     asking: Asking = field(default_factory=Asking)  # of planning, for all requests together
     expected_ms: float = 0.0  # that the draft planned last saves
+    gain: float = 0.0  # tokens above the price, of each slot that it was granted for last
     age: int = 0  # calls since the rates were read
     rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
     forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by seq_id and limit

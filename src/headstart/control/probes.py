@@ -100,6 +100,10 @@ class Probes:
             self.reading, self.steps = None, 0
             self.wait = min(PROBE_LAST, 2 * self.wait)
 
+    def charge(self, steps: float) -> None:
+        """A probe costs so much besides its own time."""
+        self.savings = max(-DEBT, self.savings - steps)
+
     def granted(self) -> None:
         """The model drafts because that pays: probe at once when it no longer does."""
         self.steps, self.wait, self.reading = 0, PROBE_FIRST, None

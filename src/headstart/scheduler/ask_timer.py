@@ -70,10 +70,10 @@ class AskTimer:
         self._asked.clear()
         self._spent = 0.0
 
-    def time_model(self, name: str, step: Step, started: float) -> None:
-        """Whether and how far a draft model may draft was decided since `started`."""
-        milliseconds = 1000.0 * (self._clock() - started)
-        if milliseconds > 0.0:
+    def time_models(self, names: Sequence[str], step: Step, started: float) -> None:
+        """Whether and how far these draft models may draft was decided since `started`."""
+        milliseconds = 1000.0 * (self._clock() - started) / len(names)
+        for name in names if milliseconds > 0.0 else ():
             self._controller.observe_model_planning(name, milliseconds, step)
 
     def now(self) -> float:

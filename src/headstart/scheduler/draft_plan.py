@@ -165,6 +165,7 @@ class DraftPlan:
 
     def model_slot(self, speculator: GuardedSpeculator) -> ModelSlot:
         """What a model could do here, for control."""
+        self.can_continue = speculator.speculator.continues_drafts
         length, continued = len(self.survival), self.continues
         return ModelSlot(
             self.seq_id,

@@ -18,13 +18,14 @@ from headstart.cache.prompt_store import Data
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
-from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, ModelDraftCall, Step
+from headstart.control.values import NO_SLOT_DRAFT, Step
 from headstart.scheduler.ask_timer import AskTimer
 from headstart.scheduler.batching import DraftLimit
 from headstart.scheduler.draft_counts import DraftCounts
-from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
+from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
-from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.model_drafting import ILLEGAL, ModelDrafting
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.report import SpeculatorReport
 from headstart.scheduler.request import SpeculativeParams
@@ -34,8 +35,6 @@ from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import NO_DRAFT, Decoded, Draft
 
 log = logging.getLogger(__name__)
-
-ILLEGAL = "illegal under the constraint"
 
 
 class Drafting:
@@ -67,6 +66,7 @@ class Drafting:
         self._timer = AskTimer(controller, clock, texts, models)
         self.observes = any(speculator.wants_logits for speculator in speculators)
         self._counts = DraftCounts(self.speculators)
+        self._models = ModelDrafting(self.speculators, controller, self._counts, self._timer)
         self.stats = self._counts.stats
         for speculator in speculators:
             if speculator.speculator.scores_are_probabilities:
@@ -139,7 +139,7 @@ class Drafting:
             for plan in drafting:
                 self._choose_text(plan, step)
             self._timer.stop()
-            sunk_ms = self._ask_models(drafting, step)
+            sunk_ms = self._models.ask(drafting, step)
             self._timer.start()
             batch = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
             for plan, length in zip(plans, batch.lengths, strict=True):
@@ -317,76 +317,3 @@ class Drafting:
             forced = plan.legal(NO_DRAFT)
             proposals = [forced] if forced.drafts else []
         return proposals
-
-    def _ask_models(self, plans: Sequence[DraftPlan], step: Step) -> float:
-        """Let model speculators draft where control expects it to pay; returns the milliseconds
-        spent.
-        """
-        spent = 0.0
-        for speculator in self.speculators.values():
-            candidates = [plan for plan in plans if plan.wants(speculator)]
-            if not speculator.is_model or not candidates:
-                continue
-            for plan in candidates:
-                plan.can_continue = speculator.speculator.continues_drafts
-            is_fixed = any(plan.is_fixed for plan in candidates)
-            if not (is_fixed or self.controller.wants_model(speculator.name)):
-                continue
-            started = self._timer.now()
-            allowances = self.controller.plan_model(
-                speculator.name, [plan.model_slot(speculator) for plan in candidates], step
-            )
-            for plan, allowance in zip(candidates, allowances, strict=True):
-                has_failed = not speculator.can_draft(plan.seq_id)  # asked what it has to catch up
-                plan.allowance = NO_ALLOWANCE if has_failed else allowance
-                if not plan.allowance.max_tokens:
-                    plan.miss(speculator, FAILED if has_failed else BELOW_BREAK_EVEN)
-            self._timer.time_model(speculator.name, step, started)
-            if allowed := [plan for plan in candidates if plan.allowance.max_tokens]:
-                spent += self._run_model(speculator, allowed, step)
-        return spent
-
-    def _run_model(
-        self, speculator: GuardedSpeculator, plans: Sequence[DraftPlan], step: Step
-    ) -> float:
-        num_caught_up = sum(plan.num_catch_up(speculator) for plan in plans)
-        with model_requests(plans) as requests:
-            drafts = speculator.propose(requests)
-        milliseconds = 1000.0 * speculator.last_seconds
-        seq_ids, allowances, scores = [], [], []
-        for plan, draft in zip(plans, drafts, strict=True):
-            if draft.is_ready:
-                seq_ids.append(plan.seq_id)
-                allowances.append(plan.allowance)
-                scores.append(draft.confidence)
-                num_caught_up += len(plan.proposal.tokens) if plan.continues else 0
-            else:
-                num_caught_up -= plan.num_catch_up(speculator)  # what it left for later
-        if drafts[0].reason != FAILED:  # then for all, and nothing is known of what it read
-            call = ModelDraftCall(
-                speculator.name, seq_ids, allowances, scores, max(0, num_caught_up), milliseconds
-            )
-            self.controller.observe_draft(call, step)
-        for plan, draft in zip(plans, drafts, strict=True):
-            if self._counts.count_call(plan, speculator, draft):
-                self._choose_model(plan, speculator, draft)
-        return milliseconds
-
-    def _choose_model(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> None:
-        """Append the model's draft to the text's, or take it instead if it is worth more."""
-        head = plan.proposal if plan.continues else NO_PROPOSAL
-        before = head.tokens
-        proposal = plan.legal(draft, before)
-        plan.watch(proposal, before)
-        if speculator.name not in proposal.speculators:
-            plan.miss(speculator, ILLEGAL)
-            return
-        if plan.is_fixed:
-            own = [1.0] * len(proposal.tokens)
-        else:
-            own = plan.survival_of(proposal, self.controller, before)
-        if before:
-            plan.take(head + proposal, [*plan.survival, *own])
-        elif plan.is_fixed or sum(own) > sum(plan.survival):
-            plan.take(proposal, own)
-        plan.has_model_draft = speculator.name in plan.proposal.speculators

@@ -1,0 +1,102 @@
+"""Several models: at most one drafts for a slot, the one that is expected to gain more."""
+
+from __future__ import annotations
+
+import pytest
+
+from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, Outcome, Step
+
+STEP = Step(1, 1, 100)
+SLOT = ModelSlot(1, 8)
+
+
+def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Controller:
+    """A machine of 50 ms for one row and 10 ms for a further one; of each model's drafts of four
+    tokens so many are right.
+    """
+    controller = Controller()
+    for rows in list(range(1, 18)) * 6:
+        controller.observe_step(rows, 100, 50.0 + 10.0 * (rows - 1))
+    for name, milliseconds in round_ms.items():
+        controller.trust_scores(name)
+        right = num_right[name]
+        for seq_id in range(60):
+            call = ModelDraftCall(name, [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * milliseconds)
+            controller.observe_draft(call, STEP)
+            controller.record(Outcome(seq_id, name, [0.9] * 4, right, min(4, right + 1)))
+            controller.end(seq_id, 100)
+    return controller
+
+
+def lengths(controller: Controller, slot: ModelSlot, order: tuple[str, ...]) -> dict[str, int]:
+    planned = controller.plan_models({name: [slot] for name in order}, STEP)
+    return {name: allowance.max_tokens for name, (allowance,) in planned.items()}
+
+
+@pytest.mark.parametrize("order", [("good", "bad"), ("bad", "good")])
+def test_the_better_model_drafts_whichever_is_planned_first(order: tuple[str, ...]) -> None:
+    right = {"good": 4, "bad": 1}
+    controller = two_models(round_ms={"good": 3.0, "bad": 3.0}, num_right=right)
+    for _ in range(10):
+        planned = lengths(controller, SLOT, order)
+        assert planned["good"] > 0
+        assert planned["bad"] == 0
+
+
+def test_a_model_that_lost_is_probed_now_and_then_and_pays_for_what_that_costs() -> None:
+    controller = two_models(round_ms={"good": 3.0, "bad": 3.0}, num_right={"good": 4, "bad": 1})
+    num_probes = 0
+    for _ in range(2000):
+        planned = lengths(controller, SLOT, ("good", "bad"))
+        assert bool(planned["good"]) != bool(planned["bad"])
+        for name, length in planned.items():
+            if length:
+                call = ModelDraftCall(name, [1], [Allowance(length)], [[0.9] * length], 0, 9.0)
+                controller.observe_draft(call, STEP)
+        num_probes += planned["bad"] > 0
+    assert 1 <= num_probes <= 20
+
+
+@pytest.mark.parametrize("order", [("cheap", "dear"), ("dear", "cheap")])
+def test_of_two_that_are_as_often_right_the_cheaper_one_drafts(order: tuple[str, ...]) -> None:
+    right = {"cheap": 4, "dear": 4}
+    controller = two_models(round_ms={"cheap": 2.0, "dear": 9.0}, num_right=right)
+    planned = lengths(controller, SLOT, order)
+    assert planned["cheap"] > 0
+    assert planned["dear"] == 0
+
+
+def test_a_model_that_does_not_pay_leaves_the_slot_to_another() -> None:
+    right = {"useless": 0, "good": 4}
+    controller = two_models(round_ms={"useless": 3.0, "good": 3.0}, num_right=right)
+    planned = lengths(controller, SLOT, ("useless", "good"))
+    assert planned == {"useless": 0, "good": planned["good"]}
+    assert planned["good"] > 0
+
+
+def test_with_lengths_set_by_hand_the_first_one_drafts() -> None:
+    right = {"bad": 0, "good": 4}
+    controller = two_models(round_ms={"bad": 3.0, "good": 3.0}, num_right=right)
+    slot = ModelSlot(1, 8, fixed_confidence=0.0)
+    assert lengths(controller, slot, ("bad", "good")) == {"bad": 8, "good": 0}
+
+
+def test_each_slot_has_one_model_at_most_and_models_may_share_the_slots() -> None:
+    controller = two_models(round_ms={"a": 3.0, "b": 3.0}, num_right={"a": 4, "b": 4})
+    slots = [ModelSlot(seq_id, 8) for seq_id in range(1, 4)]
+    step = Step(3, 3, 100)
+    # where one has a long text to read, the other may draft at once
+    asked = {
+        "a": [ModelSlot(1, 8, catch_up=4000), *slots[1:]],
+        "b": slots[:2],
+    }
+    planned = controller.plan_models(asked, step)
+    drafting = {
+        name: {
+            slot.seq_id for slot, one in zip(asked[name], allowances, strict=True) if one.max_tokens
+        }
+        for name, allowances in planned.items()
+    }
+    assert not drafting["a"] & drafting["b"]
+    assert drafting["a"] | drafting["b"] == {1, 2, 3}
+    assert 1 in drafting["b"]
