@@ -22,11 +22,11 @@ def _log_of_the_process_stays() -> Iterator[None]:
 def test_more_models_at_the_start_than_may_be_loaded_stop_the_start() -> None:
     presets = [preset(name, loads_on_startup=True) for name in ("a", "b", "c")]
     config = Config(router=RouterConfig(models_max=2))
-    with pytest.raises(ConfigError, match="3 models have load-on-startup .a, b, c. but --models-m"):
+    with pytest.raises(ConfigError, match="3 models have load-on-startup"):
         serve(config, lambda: presets)
 
 
 def test_memory_that_is_no_number_stops_the_start() -> None:
     config = Config(router=RouterConfig(models_memory="lots"))
     with pytest.raises(ConfigError, match="--models-memory has 'lots'"):
-        serve(config, lambda: [])
+        serve(config, list)
