@@ -161,7 +161,7 @@ def ask_all(url: str, options: argparse.Namespace, seen: Swaps) -> None:
 
 
 def tree_bytes(pid: int) -> tuple[int, int]:
-    """Proportional set size of a process and all below it: without pages of files, and with them."""
+    """What a process and all below it hold: without pages of files, and with them."""
     own, total, pending = 0, 0, [pid]
     while pending:
         one = pending.pop()
