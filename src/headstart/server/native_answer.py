@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from headstart.server.adapters import described_scales
 from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call, generation_settings
@@ -30,7 +31,8 @@ def native_answer(
         "model": call.model.alias,
         "tokens_predicted": stats.num_emitted,
         "tokens_evaluated": stats.num_prompt,
-        "generation_settings": generation_settings(choice.request, body),
+        "generation_settings": generation_settings(choice.request, body)
+        | {"lora": described_scales(choice.request.adapters, call.info)},
         "prompt": choice.prompt.text,
         "has_new_line": "\n" in choice.text,
         "truncated": choice.finish.truncated,
