@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.config import Config, EngineConfig
+from headstart.engine.adapters import Adapters
 from headstart.engine.context import LlamaEngine
 from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.encoder import EncoderEngine
@@ -60,6 +61,7 @@ class Target:
     fitted: Fitted
     embedder: LlamaEmbedder | None = None
     why_no_text: str = ""
+    adapters: Adapters | None = None  # where there are some
 
 
 def only_embeds(config: Config, path: Path) -> bool:
@@ -88,10 +90,11 @@ def load_target(config: Config, path: Path, draft: Path | None) -> Target:
     fitted = fit_models(config, path, draft)
     model = Model(path, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
-    if not config.embedding.is_on:
-        return Target(model, engine, fitted)
-    # the context that was asked for, not the one that fits beside it
-    return Target(model, engine, fitted, LlamaEmbedder(model, config.engine, config.embedding))
+    # with the context that was asked for, not the one that fits beside it
+    wanted = config.embedding
+    vectors = LlamaEmbedder(model, config.engine, wanted) if wanted.is_on else None
+    adapters = engine.adapters if engine.adapters.describe() else None
+    return Target(model, engine, fitted, vectors, adapters=adapters)
 
 
 def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:

@@ -68,7 +68,10 @@ class Request:
     constraint: Constraint | None = None  # which texts the answer may have; None: any
     thoughts: ThoughtLimit | None = None  # after which they are ended; None: no limit
     shown_tokens: frozenset[int] = frozenset()  # control tokens whose spelling is text
-    namespace: str = ""  # hash of the API key: text does not cross it
+    # of each LoRA adapter; none: as the worker was started
+    adapters: tuple[float, ...] = ()
+    # hash of the API key, and the adapters' scales: text does not cross it
+    namespace: str = ""
     wants_progress: bool = False  # ProgressEvents while the prompt is read
     wants_provenance: bool = False  # `TokenEvent.step`
 

@@ -37,6 +37,7 @@ from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind,
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import GrammarCompiler
+    from headstart.scheduler.adapter_turns import AdapterTurns
     from headstart.scheduler.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Scheduler:
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
+        self.adapters: AdapterTurns | None = None  # where requests may differ in them
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         self._batch = Batch(engine.max_batch_tokens)
         self._num_padding = 0  # rows of this step that nobody needs
@@ -114,7 +116,7 @@ class Scheduler:
                 f"{num_waiting} requests are waiting and --max-queue is "
                 f"{self.config.max_queue}; try again later"
             )
-        namespace = "" if self.config.share_prompts else request.namespace
+        namespace = str(request.adapters or "") if self.config.share_prompts else request.namespace
         active = ActiveRequest(request, self.clock(), namespace)
         if request.constraint is None:
             self.waiting.append(active)
@@ -145,6 +147,8 @@ class Scheduler:
         started = self.clock()
         self._take_compiled()
         self._admit()
+        if self.adapters:
+            self.adapters.begin_step(self.running)
         self._draft()
         drafted = self.clock()
         logits = self._decode()
@@ -214,11 +218,16 @@ class Scheduler:
             return False
         return True
 
+    def _sharing(self) -> list[ActiveRequest]:
+        """Those of the running requests that can share this step's decode."""
+        return self.adapters.sharing(self.running) if self.adapters else self.running
+
     def _draft(self) -> None:
         """Give every generating request its draft for this step."""
         self._num_padding = 0
-        generating = [a for a in self.running if a.is_generating]
-        reading = sum(a.num_pending for a in self.running if not a.is_generating)
+        sharing = self._sharing()
+        generating = [a for a in sharing if a.is_generating]
+        reading = sum(a.num_pending for a in sharing if not a.is_generating)
         self._max_prompt_rows = self._prompt_rows(generating) if reading else 0
         if not generating:
             return
@@ -242,7 +251,7 @@ class Scheduler:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
         while True:
             rows = self._max_prompt_rows
-            self._in_batch = batching.build(self._batch, self.running, self.engine, rows)
+            self._in_batch = batching.build(self._batch, self._sharing(), self.engine, rows)
             if not self._batch.num_rows:
                 return None
             try:

@@ -167,7 +167,9 @@ class GenerationBody(SamplingBody):
     speculative: SpeculativeBody = SpeculativeBody()
     mirostat: Int = Field(0, description="only 0")
     adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
-    lora: Any = Field(default=None, description="only an empty list, or scales of 0")
+    lora: Any = Field(
+        default=None, description="[{id, scale}]: LoRA adapters; those that are not named are off"
+    )
     reasoning_budget_tokens: Int | None = Field(
         default=None,
         ge=-1,

@@ -13,6 +13,7 @@ from headstart.config import MULTI_TOKEN_HEADS, SPECULATOR_ALIASES
 from headstart.sampling.params import MAX_SEED, SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
+from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
 from headstart.server.defaults import sampler_letters, sampler_names, soften
 from headstart.server.errors import ApiError, not_supported, shorten
@@ -52,6 +53,7 @@ class Call:
     model: ServedModel
     info: WorkerInfo
     stop: tuple[str, ...] = ()  # besides those of the body
+    adapter_scales: tuple[float, ...] | None = None  # where the body does not say
 
 
 def make_requests(
@@ -71,6 +73,7 @@ def make_requests(
             "call",
         )
     sampling = sampling_params(body, call)
+    adapters = request_scales(body.lora, call.adapter_scales, call.info)
     first = Request(
         request_id=call.id,
         prompt=(),
@@ -89,7 +92,8 @@ def make_requests(
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
         constraint=read_constraint(body, call.model.vocab),
-        namespace=call.namespace,
+        adapters=adapters,
+        namespace=call.namespace + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
     )
@@ -226,17 +230,6 @@ def _refuse(body: GenerationBody) -> None:
         raise not_supported(
             f"adaptive_target is {body.adaptive_target} but only less than 0, off, is supported"
         )
-    if body.lora and not _is_without_adapters(body.lora):
-        raise not_supported(
-            f"lora is {shorten(body.lora)} but adapters are not supported; leave it out"
-        )
-
-
-def _is_without_adapters(lora: Any) -> bool:
-    """Whether every entry of the list has the scale 0."""
-    return isinstance(lora, list) and all(
-        isinstance(one, dict) and one.get("scale") == 0 for one in lora
-    )
 
 
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
