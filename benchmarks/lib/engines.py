@@ -63,6 +63,9 @@ class WrappedEngine:
     def checkpoint(self, seq_id: int) -> None:
         self._engine.checkpoint(seq_id)
 
+    def keep_for_draft(self, seq_id: int) -> bool:
+        return self._engine.keep_for_draft(seq_id)
+
     def clear(self, seq_id: int) -> None:
         self._engine.clear(seq_id)
 
@@ -194,6 +197,10 @@ class SilentEngine:
 
     def checkpoint(self, seq_id: int) -> None:
         """There is no cache."""
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        """There is no cache."""
+        return True
 
     def clear(self, seq_id: int) -> None:
         """There is no cache."""

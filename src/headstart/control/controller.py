@@ -6,9 +6,10 @@ instruments, in milliseconds and tokens:
 - acceptance (`calibration`, with `token_odds`): the probability that a draft token is accepted;
 - cost (`cost`, with `cost_samples` and `draft_cost`): what a step of the target takes by its rows,
   and what a draft model takes;
-- planner: `budget` gives rows to draft tokens, `model_planner` decides how far draft models draft
-  before they do (`forecast` says what to expect of them, `catch_up` what they read first, `probes`
-  when to look again at one that is off), and `asking` who is asked at all.
+- planner: `budget` gives rows to draft tokens (`rollback` says what a draft costs that cannot just
+  be cut off), `model_planner` decides how far draft models draft before they do (`forecast` says
+  what to expect of them, `catch_up` what they read first, `probes` when to look again at one that
+  is off), and `asking` who is asked at all.
 
 One step:
 
@@ -28,6 +29,7 @@ speculation is off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from headstart.control.cost import COST_TABLE, CostTable
 from headstart.control.cost_samples import Sample
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.model_state import DRAFT_MODELS
+from headstart.control.rollback import RollbackPrice
 from headstart.control.state import read_state, write_state
 from headstart.control.values import (
     Allowance,
@@ -60,6 +63,7 @@ class Controller:
         self._cost = CostTable()
         self._budget = Budget(self._cost)
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
+        self._rollback = RollbackPrice(self._cost, self._budget)
         self._asking: dict[str, Asking] = {}  # by text speculator
 
     def trust_scores(self, speculator: str) -> None:
@@ -93,7 +97,11 @@ class Controller:
         """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this
         step. And rows that are added because a wider step takes less time.
         """
-        return self._budget.plan(slots, step, sunk_ms)
+        return self._budget.plan(self._rollback.discounted(slots, step), step, sunk_ms)
+
+    def observe_copy(self, milliseconds: float) -> None:
+        """The state of a sequence was copied so that its draft can be taken back."""
+        self._rollback.observe(milliseconds)
 
     def wants_text(self, speculator: str, seq_id: int) -> bool:
         """Whether a text speculator should be asked for this slot; call it once a step."""
@@ -143,6 +151,8 @@ class Controller:
         self, speculator: str, slots: Sequence[ModelSlot], step: Step
     ) -> list[Allowance]:
         """How far a draft model may draft for each slot."""
+        if handicap := self._rollback.tokens(step):
+            slots = [replace(slot, rival=slot.rival + handicap) for slot in slots]
         return self._model_planner.plan(speculator, slots, step)
 
     def prompt_rows(self, least: int, most: int, step: Step, milliseconds: float) -> int:
@@ -229,6 +239,7 @@ class Controller:
             fresh._cost = COST_TABLE.decode(state["cost"])
             averages, models = AVERAGES.decode(state["speedup"]), state["draft_models"]
             fresh._budget = Budget(fresh._cost, averages)
+            fresh._rollback = RollbackPrice(fresh._cost, fresh._budget)
             fresh._model_planner = ModelDraftPlanner(
                 fresh._cost, fresh._budget, fresh._calibration, DRAFT_MODELS.decode(models)
             )

@@ -59,6 +59,9 @@ class EncoderEngine:
     def checkpoint(self, seq_id: int) -> None:
         return
 
+    def keep_for_draft(self, seq_id: int) -> bool:
+        return False
+
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return False
 

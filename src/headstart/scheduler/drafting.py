@@ -168,14 +168,14 @@ class Drafting:
         step = Step(len(generating), len(generating), context, *batch_limits, can_pad)
         return self.controller.plan([NO_SLOT_DRAFT] * len(generating), step).num_padding_rows
 
-    def drop(self, running: Sequence[ActiveRequest]) -> None:
-        """The cache has no cells for drafts: verify none in this step."""
+    def drop(self, running: Sequence[ActiveRequest], reason: str = "context full") -> None:
+        """There is no room for drafts: verify none in this step."""
         for active in running:
             if not active.proposal.drafts:
                 continue
             for name in dict.fromkeys(active.proposal.speculators):
-                self._counts.count_miss(active, name, "context full")
-            self._counts.count_reason(active, "context full")
+                self._counts.count_miss(active, name, reason)
+            self._counts.count_reason(active, reason)
             active.proposal = NO_PROPOSAL
 
     def observe(self, decoded: Decoded) -> None:

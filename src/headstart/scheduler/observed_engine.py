@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.types import Batch, DecodedStates, Engine, Filters, Logits, MemoryKind
+from headstart.types import Batch, DecodedStates, Engine, Filters, Logits
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
@@ -26,7 +26,7 @@ def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine
         ModelError: the engine cannot show the states that they read.
     """
     readers = [speculator for speculator in speculators if speculator.wants_states]
-    if not readers or engine.memory is MemoryKind.CHECKPOINT:  # then nobody drafts
+    if not readers:
         return engine
     engine.publish_states(frozenset().union(*(r.speculator.state_layers for r in readers)))
     return ObservedEngine(engine, readers)
@@ -93,6 +93,9 @@ class ObservedEngine:
         self._engine.checkpoint(seq_id)
         for reader in self._readers:
             reader.checkpoint(seq_id)
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        return self._engine.keep_for_draft(seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         is_copied = self._engine.copy_prefix(source, target, length)

@@ -31,6 +31,7 @@ from headstart.scheduler.request import (
     TokenEvent,
     error_event,
 )
+from headstart.scheduler.rollback import keep_states
 from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.warm_up import NEEDED_ROWS, time_decodes
 from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
@@ -238,6 +239,8 @@ class Scheduler:
         self._num_padding = self.drafting.propose(
             generating, limits, num_prompt_rows, batch_limits, can_pad=can_pad
         )
+        if self.engine.memory is MemoryKind.CHECKPOINT:
+            keep_states(generating, self.engine, self.drafting, self.clock)
 
     def _prompt_rows(self, generating: Sequence[ActiveRequest]) -> int:
         """Most prompt rows of this step: few while others wait for their next token."""
