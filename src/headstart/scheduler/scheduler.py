@@ -20,11 +20,11 @@ from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_memory import PromptMemory
+from headstart.scheduler.prompt_scores import score_prompt
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
     Event,
     FinishEvent,
-    ProgressEvent,
     Request,
     SlotAction,
     SlotEvent,
@@ -200,7 +200,7 @@ class Scheduler:
             active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
             if active.request.wants_progress:
-                self._events.append(_progress(active, self.clock()))
+                self._events.append(active.progress(self.clock()))
         admission.share_prefixes(self.slots, self.running, self.engine)
 
     def _pauses(self, active: ActiveRequest) -> list[int]:
@@ -353,16 +353,19 @@ class Scheduler:
         offset = num_emitted = 0
         now = self.clock()
         for active in self._in_batch:
+            if active.request.wants_prompt_scores and not active.is_generating:
+                scores, offset = score_prompt(active, logits, offset)
+                self._events += scores
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
                 active.num_decoded += active.num_rows
                 if active.pauses and active.num_decoded == active.pauses[0]:
                     self.engine.checkpoint(active.slot_id)
                     active.pauses.pop(0)
                 if active.request.wants_progress:
-                    self._events.append(_progress(active, now))
+                    self._events.append(active.progress(now))
                 continue
             if active.request.wants_progress and active.first_token is None:
-                done = _progress(active, now)
+                done = active.progress(now)
                 self._events.append(replace(done, num_processed=active.num_prompt))
             width = 1 + len(active.proposal.tokens)
             rows = logits[offset : offset + width]
@@ -394,10 +397,3 @@ class Scheduler:
         )
         self.counters.add(stats)
         return stats
-
-
-def _progress(active: ActiveRequest, now: float) -> ProgressEvent:
-    since = now - (active.admitted or now)
-    return ProgressEvent(
-        active.request.request_id, active.num_prompt, active.num_cached, active.num_decoded, since
-    )

@@ -253,7 +253,7 @@ class CompletionBody(GenerationBody):
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     logprobs: Any = Field(default=None, description="number of alternatives per token")
     best_of: Int = 1
-    suffix: str | None = Field(default=None, description="refused")
+    suffix: str | None = Field(default=None, description="what comes after the text to fill in")
 
 
 class NativeBody(GenerationBody):

@@ -32,7 +32,7 @@ from headstart.server.limits import (
 from headstart.server.logit_bias import read_logit_bias
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
-from headstart.server.schemas import GenerationBody, SpeculativeBody
+from headstart.server.schemas import CompletionBody, GenerationBody, SpeculativeBody
 from headstart.types import SequenceMode, Vocab
 
 RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
@@ -84,7 +84,7 @@ def make_requests(
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
-        cache_prompt=_cache_prompt(body, call),
+        cache_prompt=not wants_prompt_scores(body, num_logprobs) and _cache_prompt(body, call),
         cache_reuse=max(0, _given(body.n_cache_reuse, call.model.defaults.cache_reuse)),
         num_keep=max(-1, _given(body.n_keep, call.model.defaults.num_keep)),
         num_discard=max(0, body.n_discard),
@@ -96,6 +96,7 @@ def make_requests(
         namespace=call.namespace + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
+        wants_prompt_scores=wants_prompt_scores(body, num_logprobs),
     )
     return [
         dataclasses.replace(
@@ -112,6 +113,11 @@ def make_requests(
 
 def _given(value: int | None, default: int) -> int:
     return default if value is None else value
+
+
+def wants_prompt_scores(body: GenerationBody, num_logprobs: int | None) -> bool:
+    """Whether the answer tells how likely the tokens of its prompt are, as OpenAI's echo does."""
+    return isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
 
 
 def _cache_prompt(body: GenerationBody, call: Call) -> bool:
