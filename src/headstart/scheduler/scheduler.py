@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
-from headstart.errors import CapacityError, EngineError, HeadstartError, InvalidParameterError
+from headstart.errors import EngineError, HeadstartError, InvalidParameterError
 from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
@@ -113,11 +113,7 @@ class Scheduler:
         self.drafting.check(request.speculative)
         num_free = len(self.slots) - len(self.running)
         num_waiting = len(self.waiting) + len(self.compiling)
-        if num_waiting >= self.config.max_queue + num_free:
-            raise CapacityError(
-                f"{num_waiting} requests are waiting and --max-queue is "
-                f"{self.config.max_queue}; try again later"
-            )
+        admission.check_queue(num_waiting, num_free, self.config.max_queue)
         namespace = str(request.adapters or "") if self.config.share_prompts else request.namespace
         active = ActiveRequest(request, self.clock(), namespace)
         if request.constraint is None:
@@ -197,16 +193,13 @@ class Scheduler:
             if active.admitted is None:
                 active.admitted = self.clock()
             if self.engine.memory is not MemoryKind.CUT:
-                active.pauses = self._pauses(active)
+                is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
+                active.pauses = choose_pauses(active.tokens, active.num_decoded, is_control, step)
             active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
             if active.request.wants_progress:
                 self._events.append(active.progress(self.clock()))
         admission.share_prefixes(self.slots, self.running, self.engine)
-
-    def _pauses(self, active: ActiveRequest) -> list[int]:
-        is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
-        return choose_pauses(active.tokens, active.num_decoded, is_control, step)
 
     def _begin(self, active: ActiveRequest) -> bool:
         """Make what only a running request needs; False if it cannot be made and the request ends.
