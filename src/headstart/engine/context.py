@@ -172,6 +172,11 @@ class LlamaEngine:
         ]
         prompts = [run for run in runs if run not in drafts]
         outputs = np.empty((batch.num_outputs, self.vocab_size), np.float32)
+        held = {
+            int(batch.seq_ids[run[0]]): self._sequences.hold(int(batch.seq_ids[run[0]]))
+            for run in prompts
+            if drafts
+        }
         self._states = {}
         for group, width in ((prompts, 0), (drafts, max((r[1] - r[0] for r in drafts), default=0))):
             if not group:
@@ -182,7 +187,12 @@ class LlamaEngine:
                 self._stage(batch, start, end, width or end - start)
             staged = _runs(staging)
             self._settle(staging, staged)
-            logits, offset = self._decode(staging), 0
+            try:
+                logits, offset = self._decode(staging), 0
+            except ContextFullError:
+                for seq_id, state in held.items() if group is drafts else ():
+                    self._sequences.put_back(seq_id, state)
+                raise
             states = self._published.of(staging.num_rows)
             for (start, end, first), (at, _, _) in zip(group, staged, strict=True):
                 self._copy_states(batch, states, (start, end), at)

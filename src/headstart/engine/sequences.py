@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
 _IN_PLACE = 3  # only what cannot be cut, left on the device
+Held = tuple[int, Data]
+"""Length and state of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,21 @@ class Sequences:
             for seq_id in self._rolled_back:
                 self._settle(seq_id)
         self._rolled_back.clear()
+
+    def hold(self, seq_id: int) -> Held:
+        """What `put_back` needs to undo the next decode of a sequence."""
+        length = self._lengths.get(seq_id, 0)
+        return length, self._get(seq_id, _IN_PLACE) if length else b""
+
+    def put_back(self, seq_id: int, held: Held) -> None:
+        """As it was when it was held."""
+        length, state = held
+        if not length or not self._set(seq_id, state, _IN_PLACE):
+            self.clear(seq_id)
+            return
+        api.llama_memory_seq_rm(self._memory, seq_id, length, -1)
+        self._last_rows[seq_id] = 0
+        self._set_length(seq_id, length)
 
     def note_rows(self, seq_id: int, num_rows: int, length: int) -> None:
         """Remember a sequence's rows in the last decode: recurrent rollback is limited to them."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from statistics import median
 
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
-from headstart.types import Batch, Engine
+from headstart.types import Batch, Engine, MemoryKind
 
 # Each width up to 17 by itself, because kernels like some of them; what few users need comes first.
 ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
@@ -89,12 +89,14 @@ class _Timer:
         self._engine, self._clock = engine, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._lengths = [0] * max(1, num_slots)  # tokens in the cache, by sequence
+        # a hybrid model's sequences get rows of one number, one more at most than was dealt
+        self._spare = len(self._lengths) * (engine.memory is MemoryKind.ROLLBACK)
 
     def fits(self, rows: int) -> bool:
         """Whether so many rows can be decoded twice, and whether a step can have so many."""
         engine = self._engine
         most = engine.max_outputs + MOST_PADDING * (engine.padding_sequence is not None)
-        return rows <= min(most, engine.max_batch_tokens) and 2 * rows <= min(
+        return rows <= min(most, engine.max_batch_tokens) and 2 * (rows + self._spare) <= min(
             engine.num_cells, engine.context_size * len(self._lengths)
         )
 
@@ -147,4 +149,5 @@ class _Timer:
     def _has_room(self, rows: int) -> bool:
         engine = self._engine
         longest = max(a + b for a, b in zip(self._lengths, self._deal(rows), strict=True))
-        return longest <= engine.context_size and sum(self._lengths) + rows <= engine.num_cells
+        num_cells = sum(self._lengths) + rows + 2 * self._spare
+        return longest <= engine.context_size and num_cells <= engine.num_cells
