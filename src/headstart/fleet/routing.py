@@ -45,6 +45,8 @@ class RoutingLimits:
     retries: int = 2  # further replicas that are asked after the first
     max_waiting: int = 64  # requests without a slot, at each replica
     passes_keys: bool = True  # a client's API key goes to the replica, else the replica's own
+    # in which replicas are told whose request it is, where they do not see clients' keys
+    tenant_header: str = ""
 
 
 class Routing:
@@ -72,7 +74,9 @@ class Routing:
         body = await read_body(receive)
         request = ProxiedRequest.of(scope, body)
         key = _key_headers(request)
-        namespace = scope.get("headstart.namespace") or _namespace(key)
+        namespace = scope.get("headstart.namespace", "")
+        if self._limits.passes_keys:
+            namespace = namespace or _namespace(key)
         asked = read(body, namespace) if request.method == "POST" else Asked()
         if asked.text and self.fleet.is_full(self._limits.max_waiting):
             raise self._overload()
@@ -86,7 +90,7 @@ class Routing:
             learned = text.as_turn(asked) if answer.status == 200 else b""
             self.fleet.finish(replica, number, learned, text.timings)
             if asked.text and answer.status == 200:
-                self._answered(replica, namespace, self._headers(replica, key))
+                self._answered(replica, namespace, self._headers(replica, key, namespace))
 
     async def _open(
         self, request: ProxiedRequest, asked: Asked, namespace: str, receive: Receive
@@ -101,7 +105,7 @@ class Routing:
             backend = Backend(
                 name=replica.name,
                 url=replica.url,
-                headers=self._headers(replica, _key_headers(request)),
+                headers=self._headers(replica, _key_headers(request), namespace),
             )
             try:
                 answer = await self._begin(backend, request, flight, receive)
@@ -139,8 +143,13 @@ class Routing:
         flight.has_begun = True
         return answer
 
-    def _headers(self, replica: Replica, key: Mapping[str, str]) -> Mapping[str, str]:
-        return key if key and self._limits.passes_keys else replica.headers
+    def _headers(
+        self, replica: Replica, key: Mapping[str, str], namespace: str
+    ) -> Mapping[str, str]:
+        if self._limits.passes_keys:
+            return key or replica.headers
+        name = self._limits.tenant_header
+        return {**replica.headers, name: namespace} if name else replica.headers
 
     def _overload(self) -> ApiError:
         seconds = min(MAX_RETRY_AFTER, max(1, math.ceil(self.fleet.wait_seconds())))
