@@ -102,6 +102,7 @@ class FakeEngine:
         self.max_batch_tokens = 256
         self.max_outputs = 128
         self.padding_sequence: int | None = 10_000
+        self.sends_graphs = False
         self.memory = memory
         self.max_rollback = {
             MemoryKind.CUT: 2**30,

@@ -39,6 +39,7 @@ from headstart.control.calibration import CALIBRATION, Calibration
 from headstart.control.choice import best_draft
 from headstart.control.cost import COST_TABLE, CostTable
 from headstart.control.cost_samples import Sample
+from headstart.control.graph_reuse import CHANGE_MS
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.model_state import DRAFT_MODELS
 from headstart.control.rollback import RollbackPrice
@@ -172,11 +173,35 @@ class Controller:
 
     def observe_step(self, rows: int, context: int, milliseconds: float) -> None:
         """The target decoded `rows` rows in this time; `context` in tokens per row."""
+        graphs = self._budget.graphs
+        if graphs.decoded(rows):
+            milliseconds = _without(milliseconds, graphs.change_ms)
         self._cost.observe(rows, context, milliseconds)
 
-    def learn_costs(self, warm_up: Sequence[Sample]) -> None:
-        """Some decodes of the target before its first request; at least one."""
+    def learn_costs(self, warm_up: Sequence[Sample], change_ms: float = 0.0) -> None:
+        """Some decodes of the target before its first request; at least one.
+
+        Each had another shape than the one before, and took `change_ms` longer for that.
+        """
+        self.set_change_ms(change_ms)
+        if change_ms:
+            warm_up = [
+                sample._replace(
+                    milliseconds=_without(sample.milliseconds, change_ms),
+                    reference_ms=_without(sample.reference_ms, change_ms),
+                )
+                for sample in warm_up
+            ]
         self._cost.calibrate(warm_up)
+
+    def set_change_ms(self, milliseconds: float) -> None:
+        """What a step takes longer whose graph is not the last one's; 0: nothing."""
+        self._budget.graphs.change_ms = milliseconds
+
+    @property
+    def holds_width(self) -> bool:
+        """Whether a step may be padded to the width of the last one."""
+        return self._budget.graphs.change_ms > 0.0
 
     def knows_costs(self, num_rows: int) -> bool:
         """Whether decodes of up to so many rows were measured."""
@@ -214,6 +239,7 @@ class Controller:
             "acceptance": self._calibration.describe(),
             "speedup": self._budget.describe(),
             "draft_models": self._model_planner.describe(),
+            "change_ms": round(self._budget.graphs.change_ms, 4),
         }
 
     def save(self, path: Path) -> None:
@@ -227,6 +253,7 @@ class Controller:
             "acceptance": CALIBRATION.encode(self._calibration),
             "speedup": AVERAGES.encode(self._budget.averages),
             "draft_models": DRAFT_MODELS.encode(self._model_planner.drafters),
+            "change_ms": CHANGE_MS.encode(self._budget.graphs.change_ms),
         }
         write_state(path, state)
 
@@ -239,6 +266,7 @@ class Controller:
             fresh._cost = COST_TABLE.decode(state["cost"])
             averages, models = AVERAGES.decode(state["speedup"]), state["draft_models"]
             fresh._budget = Budget(fresh._cost, averages)
+            fresh._budget.graphs.change_ms = CHANGE_MS.decode(state.get("change_ms", 0.0))
             fresh._rollback = RollbackPrice(fresh._cost, fresh._budget)
             fresh._model_planner = ModelDraftPlanner(
                 fresh._cost, fresh._budget, fresh._calibration, DRAFT_MODELS.decode(models)
@@ -249,3 +277,8 @@ class Controller:
             fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)
         return None
+
+
+def _without(milliseconds: float, change_ms: float) -> float:
+    """What a step takes whose graph was not sent: never less than a tenth."""
+    return max(0.1 * milliseconds, milliseconds - change_ms)

@@ -77,6 +77,7 @@ class LlamaEngine:
         )
         has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
+        self.sends_graphs = config.rpc is not None
         self._sequences = Sequences(
             self.handle,
             rules,

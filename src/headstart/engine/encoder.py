@@ -19,6 +19,7 @@ class EncoderEngine:
     """Answers what a scheduler asks an engine that has nothing to do."""
 
     padding_sequence: int | None = None
+    sends_graphs = False
     memory = MemoryKind.CUT
     max_rollback = 0
     can_shift = False

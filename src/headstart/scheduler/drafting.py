@@ -87,9 +87,9 @@ class Drafting:
         """Merge a request's wishes with the server's settings."""
         return make_policy(params, self.config, self.speculators, self.unusable)
 
-    def learn_costs(self, samples: Sequence[Sample]) -> None:
+    def learn_costs(self, samples: Sequence[Sample], change_ms: float) -> None:
         """Some decodes of the target were timed before the first request."""
-        self.controller.learn_costs(samples)
+        self.controller.learn_costs(samples, change_ms)
 
     def prompt_rows(self, num_base_rows: int, bounds: tuple[int, int], milliseconds: float) -> int:
         """Prompt rows of a step beside so many others; see `Controller.prompt_rows`."""
@@ -162,7 +162,7 @@ class Drafting:
             self._counts.count_reason(active, BELOW_BREAK_EVEN)
             for name in active.by_speculator:
                 self._counts.count_miss(active, name, BELOW_BREAK_EVEN)
-        if not can_pad or len(generating) == 1:
+        if not can_pad or (len(generating) == 1 and not self.controller.holds_width):
             return 0
         context = sum(len(active.tokens) for active in generating) // len(generating)
         step = Step(len(generating), len(generating), context, *batch_limits, can_pad)

@@ -116,6 +116,8 @@ class Engine(Protocol):
     max_outputs: int  # most rows with logits in one decode
     # one that no request has, for rows that only make a decode wider; None: there can be none
     padding_sequence: int | None
+    # a decode of other rows, outputs or sequences than the last takes longer: its graph is sent
+    sends_graphs: bool
     memory: MemoryKind
     # draft tokens of one decode that can be taken back; huge for attention only, and where
     # `keep_for_draft` makes it possible

@@ -216,6 +216,19 @@ def test_padding_leaves_no_trace_in_texts_or_cache() -> None:
     assert engine.padding_sequence not in engine.cache
 
 
+def test_rows_that_make_a_step_like_the_last_leave_no_trace() -> None:
+    """Where graphs are sent, padding belongs to a request's own sequence and has outputs."""
+    engine, requests = Model(order=3), make_requests(12)
+    engine.sends_graphs = True
+    scheduler = make_scheduler(
+        engine, [Oracle(Model(order=3), requests, wrong=0.3)], controller=RandomController(3)
+    )
+    check(engine, requests, run(scheduler, requests))
+    counters = scheduler.counters
+    assert counters.padding_rows > 0
+    assert engine.padding_sequence not in engine.cache
+
+
 def test_an_engine_without_a_spare_sequence_gets_no_padding() -> None:
     engine, requests = Model(order=3), make_requests(6)
     engine.padding_sequence = None
