@@ -18,6 +18,7 @@ from headstart.fleet.fleet import Fleet
 from headstart.fleet.replica import Replica
 from headstart.fleet.routing import RoutingLimits
 from headstart.router.proxy import read_body
+from headstart.structures.passages import Digest, PassageSet
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
@@ -37,6 +38,7 @@ class Scripted:
         self.status = status
         self.name = name
         self.dies_after: int | None = None  # pieces
+        self.digest = Digest()
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.chats: list[dict] = []
@@ -45,6 +47,10 @@ class Scripted:
     async def __call__(self, scope, receive, send) -> None:
         headers = dict(scope["headers"])
         if scope["path"] != CHAT:
+            if scope["path"] == "/corpus/digest":
+                self.keys.append(headers.get(b"authorization", b"").decode())
+                await self._send(send, 200, [orjson.dumps(self.digest.to_json())])
+                return
             known = scope["path"] in ("/health", "/metrics", "/who")
             await self._send(send, 200 if known else 404, [b"{}"])
             return
@@ -228,14 +234,33 @@ async def test_a_clients_key_is_passed_on_and_the_routers_own_is_not() -> None:
         assert (await chat(client)).status_code == 401
         client.headers["Authorization"] = "Bearer secret"
         assert (await chat(client)).status_code == 200
-        assert backend.keys == ["Bearer secret"]
+        assert backend.keys[0] == "Bearer secret"
 
 
 async def test_where_backends_have_one_key_of_their_own_clients_keys_stay_here() -> None:
     backend = Scripted()
     async with routed(backend, limits=RoutingLimits(passes_keys=False)) as (client, _):
         await client.post(CHAT, json=BODY, headers={"Authorization": "Bearer sk-any"})
-        assert backend.keys == ["Bearer own"]
+        assert backend.keys[0] == "Bearer own"
+
+
+async def test_what_a_tenant_may_copy_there_is_asked_for_with_its_own_key() -> None:
+    passages = PassageSet()
+    passages.add([b"a text that this backend has seen before, and of which it keeps the tokens"])
+    backend = Scripted()
+    backend.digest = passages.digest()
+    async with routed(backend) as (client, fleet):
+        client.headers["Authorization"] = "Bearer tenant"
+        await chat(client)
+        replica = fleet.replicas["b0"]
+        while not replica.digests:
+            await asyncio.sleep(0.005)
+        (digest,) = replica.digests.values()
+        assert digest.to_json() == passages.digest().to_json()
+        assert backend.keys == ["Bearer tenant"] * 2
+        await chat(client)
+        await settled(fleet)
+        assert len(backend.keys) == 3, "not again for every answer"
 
 
 async def test_without_a_backend_health_says_so_and_requests_get_503() -> None:
