@@ -39,6 +39,7 @@ class Scripted:
         self.name = name
         self.dies_after: int | None = None  # pieces
         self.digest = Digest()
+        self.stored = "none"
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.chats: list[dict] = []
@@ -52,6 +53,7 @@ class Scripted:
                 await self._send(send, 200, [orjson.dumps(self.digest.to_json())])
                 return
             known = scope["path"] in ("/health", "/metrics", "/who")
+            known |= self.stored in scope["path"]
             await self._send(send, 200 if known else 404, [b"{}"])
             return
         self.chats.append(orjson.loads(await read_body(receive)))
@@ -261,6 +263,16 @@ async def test_what_a_tenant_may_copy_there_is_asked_for_with_its_own_key() -> N
         await chat(client)
         await settled(fleet)
         assert len(backend.keys) == 3, "not again for every answer"
+
+
+async def test_a_stored_response_is_found_wherever_it_is() -> None:
+    first, second = Scripted(), Scripted()
+    second.stored = "resp-1"
+    async with routed(first, second) as (client, fleet):
+        assert (await client.get("/v1/responses/resp-1")).headers["x-by"] == "b1"
+        assert (await client.get("/v1/responses/resp-2")).status_code == 404
+        fleet.own("resp-1", fleet.replicas["b1"])
+        assert (await client.get("/v1/responses/resp-1/input_items")).headers["x-by"] == "b1"
 
 
 async def test_without_a_backend_health_says_so_and_requests_get_503() -> None:
