@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from headstart.server.errors import ApiError
 
 log = logging.getLogger(__name__)
 
+STORED = re.compile(r"(?:/v1)?/responses/([^/]+)")  # GET, DELETE and what follows them
 KEY_HEADERS = (b"authorization", b"x-api-key")
 BUSY = 503  # of a replica that is healthy: its queue is full, or its engine restarts
 MAX_RETRY_AFTER = 60  # seconds; nobody knows more about a queue
@@ -78,6 +80,8 @@ class Routing:
         if self._limits.passes_keys:
             namespace = namespace or _namespace(key)
         asked = read(body, namespace) if request.method == "POST" else Asked()
+        if found := STORED.match(scope["path"]):
+            asked = Asked(needs=found[1])
         if asked.text and self.fleet.is_full(self._limits.max_waiting):
             raise self._overload()
         replica, number, answer = await self._open(request, asked, namespace, receive)
@@ -89,6 +93,8 @@ class Routing:
             text.end()
             learned = text.as_turn(asked) if answer.status == 200 else b""
             self.fleet.finish(replica, number, learned, text.timings)
+            if text.stored_id:
+                self.fleet.own(text.stored_id, replica)
             if asked.text and answer.status == 200:
                 self._answered(replica, namespace, self._headers(replica, key, namespace))
 
@@ -100,7 +106,11 @@ class Routing:
         failure: Exception | None = None
         may_crash = 1  # a request that ends one server may end them all
         is_busy = bool(replicas)
-        for replica in replicas[: 1 + self._limits.retries]:
+        # a stored response that was made through another router: whoever has it answers
+        is_lost = asked.needs and not self.fleet.knows_owner(asked)
+        elsewhere = replicas[:-1] if is_lost else []
+        num_tries = len(replicas) if is_lost else 1 + self._limits.retries
+        for replica in replicas[:num_tries]:
             number, flight = self.fleet.start(replica, asked)
             backend = Backend(
                 name=replica.name,
@@ -125,7 +135,8 @@ class Routing:
             except BaseException:
                 self.fleet.fail(replica, number)
                 raise
-            if answer.status != BUSY:
+            is_elsewhere = answer.status in (400, 404) and replica in elsewhere
+            if answer.status != BUSY and not is_elsewhere:
                 return replica, number, answer
             self.fleet.fail(replica, number)
             await answer.close()

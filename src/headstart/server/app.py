@@ -18,6 +18,7 @@ from headstart.server import (
     anthropic,
     chat,
     completions,
+    corpus,
     embeddings,
     errors,
     events,
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
-    ollama, text, metrics, slots,
+    ollama, text, metrics, slots, corpus,
 )  # fmt: skip
 
 
