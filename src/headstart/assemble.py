@@ -110,7 +110,9 @@ def build_scheduler(
     from headstart.grammar.compiler import GrammarCompiler
     from headstart.loading import load_draft, load_target, only_embeds
     from headstart.remote import connect_workers, notice_lost_workers
+    from headstart.saved_control import slots_place
     from headstart.scheduler.embedding import EmbeddingQueue
+    from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import (
@@ -150,6 +152,7 @@ def build_scheduler(
             scheduler.warm_up_seconds = seconds
         else:
             scheduler.warm_up(seconds)
+    keep_slots(scheduler, slots_place(config, models.target))
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
         draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
@@ -362,8 +365,8 @@ def serve(
 
     prepare = EngineProcess(Logging.of(config), config.engine)
     prepare.logging.start()
-    if parent is not None:
-        parent.follow()
+    parent = parent or Parent()
+    parent.follow()
     check(config)
     models = find_models(config)
     build = partial(build_scheduler, config, models, warms_up_later=True)
@@ -371,6 +374,7 @@ def serve(
     first.launch()  # loads the models while this process imports what serves them
     transports = iter([first])
     worker = WorkerClient(lambda: next(transports, None) or ProcessTransport(build, prepare))
+    worker.on_change = parent.tell
     try:
         from headstart.server import listen
 
@@ -378,7 +382,7 @@ def serve(
             config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
-            partial(_announce, parent or Parent(), models.is_demo),
+            partial(_announce, parent, models.is_demo),
         )
     finally:
         first.kill()  # where serving failed before it was used

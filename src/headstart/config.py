@@ -112,6 +112,12 @@ class SchedulerConfig:
     keep: int = option(
         0, "tokens at the beginning of a text that --context-shift never drops; -1: its prompt"
     )
+    keep_slots: str | None = option(
+        None,
+        "folder in which what the slots hold is kept while the model is not loaded (sleeping, "
+        "unloaded by a router, stopped), so that it comes back with it; auto: one in the cache "
+        "folder, as each model of a router has; none: keep nothing. Default: none",
+    )
     cache_ram: int = option(
         8192,
         "maximum MiB of main memory for prompts that lose their place in the cache, and never "
