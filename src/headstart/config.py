@@ -30,9 +30,14 @@ from headstart.types import SequenceMode
 
 # tokens a step
 DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}
-# llama-server's names: what is called otherwise here, and what is not built.
-SPECULATOR_ALIASES = {"draft-simple": "draft-model"}
-MULTI_TOKEN_HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
+# llama-server's names of what is called otherwise here
+SPECULATOR_ALIASES = {
+    "draft-simple": "draft-model",
+    "draft-mtp": "mtp",
+    "draft-eagle3": "eagle3",
+    "draft-dflash": "dflash",
+    "draft-dspark": "dspark",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
