@@ -86,12 +86,13 @@ async def routed(
             backend.name = f"b{i}"
             url = await stack.enter_async_context(running(backend))
             fleet.add(Replica(backend.name, url, {"authorization": "Bearer own"}))
+        told = {one.name: one.reported for one in fleet.replicas.values()}
         app = create_app(ServerConfig(api_key=key), fleet, limits, poll_seconds=30)
         url = await stack.enter_async_context(running(app, lifespan="on"))
-        yield (
-            await stack.enter_async_context(httpx2.AsyncClient(base_url=url, trust_env=False)),
-            fleet,
-        )
+        while any(one.reported is told[one.name] for one in fleet.replicas.values()):
+            await asyncio.sleep(0.002)  # until all were asked how they are, which is not repeated
+        client = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=20)
+        yield await stack.enter_async_context(client), fleet
 
 
 async def settled(fleet: Fleet) -> None:
