@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import uvicorn
@@ -39,7 +40,7 @@ from headstart.fleet.replica import Replica
 
 TOKENS = 25  # of an answer, for latency
 ROUNDS = 6  # how often each way is asked, in turn
-REPLICAS, CONVERSATIONS, TURNS, CLIENTS = 3, 12, 3, 6
+REPLICAS, CONVERSATIONS, TURNS, CLIENTS = 3, 10, 3, 4
 HEADSTART = (sys.executable, "-m", "headstart")
 
 
@@ -187,8 +188,10 @@ def _run_policy(rank: Ranking) -> list[Answer]:
         stack.enter_context(_busy(ports[0]))
         answers: list[Answer] = []
         histories = [f"conversation {i}\n{text}" for i, text in enumerate(texts)]
+        random = Random(7)
         with ThreadPoolExecutor(CLIENTS) as pool:
             for _ in range(TURNS):
+                random.shuffle(histories)  # or round-robin would find the same replica by chance
                 found = list(pool.map(lambda text: complete(router, _body(text)), histories))
                 answers += found
                 histories = [text + "\nand again:\n" + text[-400:] for text in histories]

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from headstart.config import ServerConfig
 from headstart.scheduler.worker import Worker
 from headstart.server import (
+    adapters,
     anthropic,
     chat,
     completions,
@@ -45,7 +46,11 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
+<<<<<<< HEAD
     ollama, text, metrics, slots, corpus,
+=======
+    ollama, text, metrics, slots, adapters,
+>>>>>>> main
 )  # fmt: skip
 
 
