@@ -255,12 +255,13 @@ def error_event(request_id: str, error: Exception, stats: RequestStats | None = 
 
 
 Event = (
-<<<<<<< HEAD
-    TokenEvent | ProgressEvent | FinishEvent | SlotEvent | CorpusEvent | EmbeddingEvent | ErrorEvent
+    TokenEvent
+    | PromptEvent
+    | ProgressEvent
+    | FinishEvent
+    | SlotEvent
+    | CorpusEvent
+    | EmbeddingEvent
+    | ErrorEvent
 )
 Work = Request | SlotAction | CorpusQuestion | EmbeddingRequest  # what is submitted
-=======
-    TokenEvent | PromptEvent | ProgressEvent | FinishEvent | SlotEvent | EmbeddingEvent | ErrorEvent
-)
-Work = Request | SlotAction | EmbeddingRequest  # what is submitted
->>>>>>> main

@@ -46,11 +46,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
-<<<<<<< HEAD
-    ollama, text, metrics, slots, corpus,
-=======
-    ollama, text, metrics, slots, adapters,
->>>>>>> main
+    ollama, text, metrics, slots, adapters, corpus,
 )  # fmt: skip
 
 

@@ -92,11 +92,8 @@ class Service:
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     responses: ResponseStore = field(default_factory=ResponseStore)
-<<<<<<< HEAD
     corpora: CorpusReader = field(default_factory=CorpusReader)
-=======
     adapter_scales: tuple[float, ...] | None = None  # set while it runs; None: as it was started
->>>>>>> main
     is_stopping: bool = False  # streams without an end of their own end now
 
     def __post_init__(self) -> None:
