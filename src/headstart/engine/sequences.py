@@ -329,4 +329,4 @@ def _bytes_of(data: Data) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
 
 
-__all__ = ["CacheRules", "Sequences"]
+__all__ = ["CacheRules", "Held", "Sequences"]
