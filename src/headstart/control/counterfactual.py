@@ -8,8 +8,7 @@ pays for so many rows, and goes on behind the first wrong token. Places of which
 are left out, as if they were like the others.
 
 A model is asked only where it pays, and stops where it is unsure. Where it stopped before the
-length that is looked at and was right until then, it is taken to go on as it did on average; the
-token at which it stopped is right half as often as its limit says.
+length that is looked at and was right until then, it is taken to go on as it did on average.
 
 Hindsight takes at each place the number of tokens that makes the whole text cheapest, and only
 tokens that are right: the shortest path through the text.
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 HINDSIGHT = "hindsight"
 BLOCK = 24  # steps: longer than most passages that go well or badly as a whole
+STOPPED = 0.65  # chance that the token is right at which a model stopped, in its limits
 PRIOR_RIGHT, PRIOR_LABELS = 0.7, 4.0  # a model's tokens, before it was seen: as many labels
 
 
@@ -106,6 +106,7 @@ class Counterfactual:
     # of each speculator alone: by its fixed length, and in hindsight
     by_speculator: dict[str, dict[str, SpeedSums]] = field(default_factory=dict)
     num_guesses: dict[str, int] = field(default_factory=dict)
+    num_seen: dict[str, int] = field(default_factory=dict)  # places of which a guess is known
 
     def __iadd__(self, other: Counterfactual) -> Counterfactual:
         self.num_tokens += other.num_tokens
@@ -116,6 +117,7 @@ class Counterfactual:
             for length, sums in speeds.items():
                 own.setdefault(length, SpeedSums()).__iadd__(sums)
             self.num_guesses[name] = self.num_guesses.get(name, 0) + other.num_guesses[name]
+            self.num_seen[name] = self.num_seen.get(name, 0) + other.num_seen[name]
         return self
 
     def describe(self) -> dict[str, Any]:
@@ -127,6 +129,7 @@ class Counterfactual:
             "speculators": {
                 name: {
                     "num_guesses": self.num_guesses[name],
+                    "share_seen": round(self.num_seen[name] / self.num_tokens, 4),
                     "best_length": int(best_length(speeds)),
                     **self._describe(speeds[best_length(speeds)]),
                     "hindsight": self._describe(speeds[HINDSIGHT]),
@@ -171,8 +174,10 @@ def counterfactual(
     places = {name: _places(made, num_tokens) for name, made in guesses.items()}
     for name, known in places.items():
         price = prices[name]
-        chance = _chance_of_more(guesses[name])
-        by_length = {str(k): _walk(known, k, price, chance) for k in LENGTHS if k < len(price.step)}
+        chances = _chances(guesses[name])
+        by_length = {
+            str(k): _walk(known, k, price, chances) for k in LENGTHS if k < len(price.step)
+        }
         by_length[HINDSIGHT] = _cheapest([(known, price)], num_tokens)
         by_length[HINDSIGHT].milliseconds += price.reading
         by_speculator[name] = by_length
@@ -183,7 +188,8 @@ def counterfactual(
         off.add(count, count * step[1])
     best = _cheapest([(known, prices[name]) for name, known in places.items()], num_tokens)
     counts = {name: len(made) for name, made in guesses.items()}
-    return Counterfactual(max(0, num_tokens - 1), off, best, by_speculator, counts)
+    seen = {name: sum(place is not None for place in known[1:]) for name, known in places.items()}
+    return Counterfactual(num_tokens - 1, off, best, by_speculator, counts, seen)
 
 
 def _places(guesses: Sequence[Guess], num_tokens: int) -> list[_Place | None]:
@@ -200,7 +206,9 @@ def _places(guesses: Sequence[Guess], num_tokens: int) -> list[_Place | None]:
     return places
 
 
-def _walk(places: Sequence[_Place | None], longest: int, price: Prices, chance: float) -> SpeedSums:
+def _walk(
+    places: Sequence[_Place | None], longest: int, price: Prices, chances: Sequence[float]
+) -> SpeedSums:
     """A run with a fixed length."""
     sums, at, step = SpeedSums(), 1, price.step
     tokens = milliseconds = 0.0
@@ -216,7 +224,7 @@ def _walk(places: Sequence[_Place | None], longest: int, price: Prices, chance: 
         tokens += 1 + right
         if price.is_model:
             if right == length < longest:
-                tokens += _expected_more(longest - length, place.limit, chance)
+                tokens += _expected_more(length, longest, place.limit, chances)
             length = longest
             milliseconds += length * price.round
         milliseconds += step[1 + length]
@@ -232,17 +240,27 @@ def _walk(places: Sequence[_Place | None], longest: int, price: Prices, chance: 
     return sums
 
 
-def _chance_of_more(guesses: Sequence[Guess]) -> float:
-    """That a model's token is right if those before it are."""
-    right = sum(guess.num_right for guess in guesses)
-    wrong = sum(guess.num_right < guess.length for guess in guesses)
-    return (right + PRIOR_RIGHT * PRIOR_LABELS) / (right + wrong + PRIOR_LABELS)
+def _chances(guesses: Sequence[Guess]) -> list[float]:
+    """By position in a draft: that a model's token is right if those before it are. Each position
+    leans on the one before.
+    """
+    chance, chances = PRIOR_RIGHT, []
+    for i in range(LENGTHS[-1]):
+        labelled = sum(guess.length > i <= guess.num_right for guess in guesses)
+        right = sum(guess.num_right > i for guess in guesses)
+        chance = (right + PRIOR_LABELS * chance) / (labelled + PRIOR_LABELS)
+        chances.append(chance)
+    return chances
 
 
-def _expected_more(most: int, limit: float, chance: float) -> float:
-    """Tokens that a model would have had right behind the place where it stopped."""
-    first = 0.5 * limit if limit else chance
-    return first * (1.0 - chance**most) / (1.0 - chance)
+def _expected_more(start: int, stop: int, limit: float, chances: Sequence[float]) -> float:
+    """Tokens that a model would have had right from one position to another."""
+    alive, tokens = 1.0, 0.0
+    for i in range(start, stop):
+        # the first one is the token at which it stopped, those behind it are like a new draft's
+        alive *= chances[i] if not limit else STOPPED * limit if i == start else chances[i - start]
+        tokens += alive
+    return tokens
 
 
 def _cheapest(

@@ -160,6 +160,10 @@ class GenerationBody(SamplingBody):
         default=False,
         description="`provenance`: who guessed each token, and what each step verified",
     )
+    counterfactual: bool = Field(
+        default=False,
+        description="`counterfactual`: what each speculator alone would have given on this text",
+    )
     sse_ping_interval: Int | None = Field(
         default=None, description="seconds between comments in a silent stream; -1 none"
     )

@@ -92,6 +92,7 @@ def make_requests(
         namespace=call.namespace,
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
+        wants_counterfactual=body.counterfactual,
     )
     return [
         dataclasses.replace(
