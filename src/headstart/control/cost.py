@@ -1,4 +1,7 @@
-"""What a step of the target costs: milliseconds by rows in the batch and context, learned online.
+"""Cost, the second of control's three instruments: what a step of the target takes.
+
+In: rows of the batch and context. Out: milliseconds. Learned from every decode, and at the first
+start from a warm-up.
 
 Weights are read once a step and multiplied once a row; attention reads each row's own context:
 

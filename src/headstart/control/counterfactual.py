@@ -11,7 +11,8 @@ A model is asked only where it pays, and stops where it is unsure. Where it stop
 length that is looked at and was right until then, it is taken to go on as it did on average.
 
 Hindsight takes at each place the number of tokens that makes the whole text cheapest, and only
-tokens that are right: the shortest path through the text.
+tokens that are right: the shortest path through the text. Places of which nothing is known cost as
+much as a token does with the best fixed length.
 
 The error is that of a ratio: a text is cut into blocks, and what their tokens and milliseconds vary
 by is what another text of the kind would vary by. That of the prices is not in it.
@@ -178,7 +179,8 @@ def counterfactual(
         by_length = {
             str(k): _walk(known, k, price, chances) for k in LENGTHS if k < len(price.step)
         }
-        by_length[HINDSIGHT] = _cheapest([(known, price)], num_tokens)
+        unknown = _token_ms(by_length, price.step)
+        by_length[HINDSIGHT] = _cheapest([(known, price)], num_tokens, unknown)
         by_length[HINDSIGHT].milliseconds += price.reading
         by_speculator[name] = by_length
     step = next(iter(prices.values())).step
@@ -186,7 +188,8 @@ def counterfactual(
     for start in range(1, num_tokens, BLOCK):
         count = min(BLOCK, num_tokens - start)
         off.add(count, count * step[1])
-    best = _cheapest([(known, prices[name]) for name, known in places.items()], num_tokens)
+    unknown = min(_token_ms(speeds, step) for speeds in by_speculator.values())
+    best = _cheapest([(known, prices[name]) for name, known in places.items()], num_tokens, unknown)
     counts = {name: len(made) for name, made in guesses.items()}
     seen = {name: sum(place is not None for place in known[1:]) for name, known in places.items()}
     return Counterfactual(num_tokens - 1, off, best, by_speculator, counts, seen)
@@ -263,16 +266,21 @@ def _expected_more(start: int, stop: int, limit: float, chances: Sequence[float]
     return tokens
 
 
+def _token_ms(speeds: Mapping[str, SpeedSums], step: Sequence[float]) -> float:
+    """Milliseconds of a token with the best fixed length, or without drafts if that is faster."""
+    known = [sums for name, sums in speeds.items() if name != HINDSIGHT and sums.tokens]
+    return min([step[1], *(sums.milliseconds / sums.tokens for sums in known)])
+
+
 def _cheapest(
-    known: Sequence[tuple[Sequence[_Place | None], Prices]], num_tokens: int
+    known: Sequence[tuple[Sequence[_Place | None], Prices]], num_tokens: int, unknown_ms: float
 ) -> SpeedSums:
     """The shortest path through the text with right tokens only."""
-    if not known:
-        return SpeedSums()
     step = known[0][1].step
     left, chosen = [0.0] * (num_tokens + 1), [(0, 0.0)] * num_tokens
     for at in range(num_tokens - 1, 0, -1):
-        best, choice = step[1] + left[at + 1], (0, step[1])
+        plain = step[1] if any(places[at] for places, _ in known) else unknown_ms
+        best, choice = plain + left[at + 1], (0, plain)
         for places, price in known:
             place = places[at]
             if place is None:
