@@ -1,4 +1,4 @@
-# make serve | test | test-page | check | bench | fix
+# make serve | test | test-page | test-clients | check | bench | fix
 #
 #   ARGS=...        flags for the command:   make serve ARGS="-m my.gguf -md draft.gguf"
 #   CMAKE_ARGS=...  how libllama is built:   make serve CMAKE_ARGS="-DGGML_CUDA=on"
@@ -9,7 +9,7 @@
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: serve test test-page check bench fix setup
+.PHONY: serve test test-page test-clients check bench fix setup
 .DEFAULT_GOAL := serve
 
 serve: setup
@@ -21,6 +21,9 @@ test: setup
 
 test-page: setup
 	@scripts/test_page $(ARGS)
+
+test-clients: setup
+	@$(PY) -m tests.clients.run $(ARGS)
 
 check: setup
 	@$(PY) -m ruff check .

@@ -18,6 +18,7 @@ from headstart.cli.generate import GenerateOptions
 from headstart.cli.rpc_build import RpcBuildOptions
 from headstart.cli.rpc_worker import RpcWorkerOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
+from headstart.fleet.options import RouterOptions
 from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS
 
@@ -59,6 +60,7 @@ def flags_page() -> str:
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
     own = {
         "generate": GenerateOptions,
+        "router": RouterOptions,
         "devices": DevicesOptions,
         "rpc-worker": RpcWorkerOptions,
         "rpc-build": RpcBuildOptions,

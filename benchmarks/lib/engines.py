@@ -35,6 +35,7 @@ class WrappedEngine:
         self.max_rollback: int = engine.max_rollback
         self.can_shift: bool = engine.can_shift
         self.padding_sequence: int | None = engine.padding_sequence
+        self.sends_graphs = engine.sends_graphs
 
     def decode(self, batch: Batch) -> Logits:
         return self._engine.decode(batch)
@@ -62,6 +63,9 @@ class WrappedEngine:
 
     def checkpoint(self, seq_id: int) -> None:
         self._engine.checkpoint(seq_id)
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        return self._engine.keep_for_draft(seq_id)
 
     def clear(self, seq_id: int) -> None:
         self._engine.clear(seq_id)
@@ -157,6 +161,7 @@ class SilentEngine:
     max_rollback = 2**30
     can_shift = True
     padding_sequence: int | None = 10_000
+    sends_graphs = False
 
     def __init__(
         self, vocab_size: int, max_outputs: int, make_filters: Callable[[SamplingParams], Filters]
@@ -194,6 +199,10 @@ class SilentEngine:
 
     def checkpoint(self, seq_id: int) -> None:
         """There is no cache."""
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        """There is no cache."""
+        return True
 
     def clear(self, seq_id: int) -> None:
         """There is no cache."""

@@ -37,6 +37,8 @@ class Setting:
     context: int = 1536  # tokens per user
     threads: int | None = None
     deterministic: bool = False
+    rpc: str | None = None
+    override_tensor: str | None = None
 
     def engine(self) -> EngineConfig:
         return EngineConfig(
@@ -44,6 +46,8 @@ class Setting:
             threads=self.threads,
             ubatch=512,
             deterministic=self.deterministic,
+            rpc=self.rpc,
+            override_tensor=self.override_tensor,
         )
 
 

@@ -219,7 +219,6 @@ def _make_drafting(
     from headstart.scheduler.guarded_speculator import GuardedSpeculator
     from headstart.speculation import make_speculator
     from headstart.structures.token_log import VocabularyId
-    from headstart.types import MemoryKind
 
     parts = {
         "engine": lambda: drafter,
@@ -233,9 +232,12 @@ def _make_drafting(
         GuardedSpeculator(make_speculator(name, options, parts), vocab_size) for name in types
     ]
     unusable = ""
-    if speculators and engine.memory is MemoryKind.CHECKPOINT:
+    if speculators and not engine.max_rollback:
         kind = model.info().architecture
-        unusable = f"the memory of {kind} models cannot take back rejected draft tokens"
+        unusable = (
+            f"the memory of {kind} models goes back to checkpoints only and --ctx-checkpoints is "
+            "0; allow at least 1"
+        )
         log.warning("speculation is off: %s", unusable)
     return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
 

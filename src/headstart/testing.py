@@ -102,12 +102,13 @@ class FakeEngine:
         self.max_batch_tokens = 256
         self.max_outputs = 128
         self.padding_sequence: int | None = 10_000
+        self.sends_graphs = False
         self.memory = memory
         self.max_rollback = {
             MemoryKind.CUT: 2**30,
             MemoryKind.WINDOW: 2**30,
             MemoryKind.ROLLBACK: 4,
-            MemoryKind.CHECKPOINT: 0,
+            MemoryKind.CHECKPOINT: 2**30,
         }[memory]
         self.can_shift = memory is MemoryKind.CUT
         self.cache: dict[int, list[int]] = {}
@@ -205,6 +206,8 @@ class FakeEngine:
             return True
         if self.memory is MemoryKind.WINDOW:
             return self._oldest.get(seq_id, 0) <= max(0, length - self._window + 1)
+        if self.memory is MemoryKind.CHECKPOINT:
+            return False
         return dropped <= min(self.max_rollback, self._last_rows.get(seq_id, 0) - 1)
 
     def _can_copy(self, seq_id: int, length: int) -> bool:
@@ -241,6 +244,13 @@ class FakeEngine:
         if self.memory is not MemoryKind.CUT and (tokens := self.cache.get(seq_id)):
             data = np.asarray(tokens, np.int32).tobytes()
             self.checkpoints.add(seq_id, Checkpoint(len(tokens), data))
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        if self.memory is not MemoryKind.CHECKPOINT:
+            return True
+        tokens = self.cache[seq_id]
+        data = np.asarray(tokens, np.int32).tobytes()
+        return self.checkpoints.add_brief(seq_id, Checkpoint(len(tokens), data))
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         self.clear(target)

@@ -97,10 +97,25 @@ def test_rejected_drafts_leave_no_trace_far_beyond_the_window(model_file: Path) 
     probe = Probe(model_file)
     text = list(TEXT)
     probe.decode(text, 0)
-    for turn in range(WINDOW // 2 if probe.engine.max_rollback else 0):
+    for turn in range(0 if probe.kind is MemoryKind.CHECKPOINT else WINDOW // 2):
         probe.decode([turn, 101, 102, 103], len(text))
         text.append(turn)
         assert probe.engine.rewind(0, len(text)) == len(text)
+    assert probe.is_as_fresh(0, text)
+
+
+def test_a_draft_is_cut_off_or_taken_back_to_the_state_before_it(model_file: Path) -> None:
+    probe = Probe(model_file)
+    text = TEXT[:30]
+    probe.decode(text, 0)
+    for turn in range(3):
+        assert probe.engine.keep_for_draft(0)
+        probe.decode([turn, 101, 102, 103], len(text))
+        text += [turn, 101]
+        length = probe.engine.rewind(0, len(text))
+        assert length == len(text) - 2 * (probe.kind is MemoryKind.CHECKPOINT)
+        if length < len(text):
+            probe.decode(text[length:], length)
     assert probe.is_as_fresh(0, text)
 
 
@@ -110,7 +125,7 @@ def test_sequences_in_one_batch_do_not_touch_each_other(model_file: Path, seed: 
     probe = Probe(model_file)
     random = np.random.default_rng(seed)
     texts: dict[int, list[int]] = {}
-    longest = min(4, probe.engine.max_rollback)
+    longest = 0 if probe.kind is MemoryKind.CHECKPOINT else min(4, probe.engine.max_rollback)
     for _ in range(16):
         batch, kept = Batch(128), {}
         for seq_id in range(FRESH):

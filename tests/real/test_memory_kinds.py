@@ -105,7 +105,7 @@ def test_what_cannot_be_restored_leaves_an_empty_sequence(
 def test_text_is_the_same_alone_among_others_and_with_drafts(
     kind_and_path: tuple[MemoryKind, Path], caplog
 ) -> None:
-    kind, path = kind_and_path
+    _, path = kind_and_path
     requests = byte_requests(6)
     models = without_draft(path)
     expected = {k: r.key for k, r in generate(open_setting(PLAIN, models), requests).items()}
@@ -113,14 +113,8 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
         scheduler = open_setting(replace(PLAIN, types="recycling", length=4, num_slots=4), models)
     results = generate(scheduler, requests)
     assert {k: r.key for k, r in results.items()} == expected
-    assert (scheduler.drafting.stats.num_drafted > 0) == (kind is not MemoryKind.CHECKPOINT)
-    loud = [r.message for r in caplog.records if "speculation is off" in r.message]
-    assert len(loud) == (kind is MemoryKind.CHECKPOINT)
-    if loud:
-        assert "mamba" in loud[0]
-        finish = results["0"].finish
-        assert finish is not None
-        assert "mamba" in next(iter(finish.stats.drafts.reasons))
+    assert scheduler.drafting.stats.num_drafted > 0
+    assert not [r.message for r in caplog.records if "speculation is off" in r.message]
 
 
 def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[MemoryKind, Path]) -> None:

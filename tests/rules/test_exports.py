@@ -1,4 +1,4 @@
-"""`__all__`, where a module has one, is sorted and names exactly what is public."""
+"""`__all__`, where a module has one, names exactly what is public."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from tests.rules.source import Source, sources
 
 
-def test_all_is_sorted_and_complete() -> None:
+def test_all_is_complete() -> None:
     wrong = {}
     for source in sources():
         exported = _exported(source)
         if exported is None:
             continue
         public = sorted({*_public(source), *_imported(source).intersection(exported)})
-        if exported != public:
+        if sorted(exported) != public:  # RUF022 holds the order
             wrong[str(source)] = (exported, public)
     assert wrong == {}
 

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 class Server:
     """A running server and what it printed."""
 
-    def __init__(self, arguments: Sequence[str], cache: Path) -> None:
+    def __init__(self, arguments: Sequence[str], cache: Path, command: str = "serve") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headstart", "serve", "--port", "0", *arguments],
+            [sys.executable, "-m", "headstart", command, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -46,6 +46,7 @@ REPEATABLE: dict[str, str] = {
     "reverse_prompt": "\n",
     "dry_sequence_breaker": "\n",
     "logit_bias": ",",
+    "backend": ",",
 }
 # Flags that may stand alone, and what they mean then.
 BARE_VALUES: dict[str, str] = {"flash_attn": "on"}

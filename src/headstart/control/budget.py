@@ -41,6 +41,7 @@ from typing import Any
 
 from headstart.control.codec import Count, Fields, Number, Table
 from headstart.control.cost import CostTable
+from headstart.control.graph_reuse import GraphReuse
 from headstart.control.values import BatchPlan, SlotDraft, Step
 
 # A draft must gain this share more than it costs, if on / if off, with 1, 2, ... slots: several win
@@ -120,6 +121,7 @@ class Budget:
         self.averages = {} if averages is None else averages  # by number of slots
         self._savings = EXPLORE_START
         self._padded = 0  # steps
+        self.graphs = GraphReuse()
 
     def rate(self, num_slots: int, plain_ms: float, *, is_unread: bool = False) -> float:
         """Tokens per millisecond that a draft has to beat, hysteresis included; `plain_ms` of a
@@ -168,14 +170,18 @@ class Budget:
         base = step.num_base_rows + num_fixed
         curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
         num_rows = self._best_total(offers, curve, base, step) if offers else 0
+        is_plain = step.num_base_rows == step.num_slots  # no prompt is read beside
         if num_rows:
             _share(slots, given, offers, num_rows)
         saved_ms = self._saved(slots, given, curve, step) if num_rows else ()
         # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set
         # by hand.
-        if step.num_base_rows == step.num_slots and not num_fixed:
+        if is_plain and not num_fixed:
             self._account(slots, given, curve, sunk_ms)
-        return BatchPlan(given, self._padding(step.num_base_rows + sum(given), step), saved_ms)
+        rows = step.num_base_rows + sum(given)
+        padding = self._padding(rows, step)
+        self.graphs.plan(rows + padding if is_plain else 0, step.num_slots)
+        return BatchPlan(given, padding, saved_ms)
 
     def describe(self) -> dict[str, Any]:
         """Speedup and state per number of slots, JSON-ready."""
@@ -201,7 +207,11 @@ class Budget:
         if not step.can_pad:
             return 0
         width = min(self._cost.width(num_rows, step.context), step.max_rows)
-        if width > num_rows:
+        if held := self.graphs.held(step.num_slots):
+            curve = self._cost.curve(max(width, held), step.context)
+            most = min(step.max_rows, step.max_outputs)
+            width = min(self.graphs.width(num_rows, width, curve, step.num_slots), most)
+        elif width > num_rows:
             self._padded += 1
             if self._padded % REVISIT_PADDING == 0:
                 return 0
@@ -213,7 +223,8 @@ class Budget:
         rows, plain = base + len(offers), curve[step.num_slots]
         average = self._average(step.num_slots)
         rate = self.rate(step.num_slots, plain)
-        best, value = _search(offers, curve, base, rate)
+        after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
+        best, value = _search(offers, after_last, base, rate)
         average.is_on = value > 0.0
         gain = value / step.num_slots
         average.repeats += 1

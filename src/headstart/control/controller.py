@@ -6,9 +6,10 @@ instruments, in milliseconds and tokens:
 - acceptance (`calibration`, with `token_odds`): the probability that a draft token is accepted;
 - cost (`cost`, with `cost_samples` and `draft_cost`): what a step of the target takes by its rows,
   and what a draft model takes;
-- planner: `budget` gives rows to draft tokens, `model_planner` decides how far draft models draft
-  before they do (`forecast` says what to expect of them, `catch_up` what they read first, `probes`
-  when to look again at one that is off), and `asking` who is asked at all.
+- planner: `budget` gives rows to draft tokens (`rollback` says what a draft costs that cannot just
+  be cut off), `model_planner` decides how far draft models draft before they do (`forecast` says
+  what to expect of them, `catch_up` what they read first, `probes` when to look again at one that
+  is off), and `asking` who is asked at all.
 
 One step:
 
@@ -32,6 +33,7 @@ speculation is off.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,10 @@ from headstart.control.choice import best_draft
 from headstart.control.cost import COST_TABLE, CostTable
 from headstart.control.cost_samples import Sample
 from headstart.control.counterfactual import LENGTHS, Counterfactual, Guess, counterfactual
+from headstart.control.graph_reuse import CHANGE_MS
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.model_state import DRAFT_MODELS
+from headstart.control.rollback import RollbackPrice
 from headstart.control.state import read_state, write_state
 from headstart.control.values import (
     Allowance,
@@ -65,6 +69,7 @@ class Controller:
         self._cost = CostTable()
         self._budget = Budget(self._cost)
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
+        self._rollback = RollbackPrice(self._cost, self._budget)
         self._asking: dict[str, Asking] = {}  # by text speculator
         self._counterfactual = Counterfactual()  # of all texts for which it was worked out
 
@@ -99,7 +104,11 @@ class Controller:
         """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this
         step. And rows that are added because a wider step takes less time.
         """
-        return self._budget.plan(slots, step, sunk_ms)
+        return self._budget.plan(self._rollback.discounted(slots, step), step, sunk_ms)
+
+    def observe_copy(self, milliseconds: float) -> None:
+        """The state of a sequence was copied so that its draft can be taken back."""
+        self._rollback.observe(milliseconds)
 
     def wants_text(self, speculator: str, seq_id: int) -> bool:
         """Whether a text speculator should be asked for this slot; call it once a step."""
@@ -149,6 +158,8 @@ class Controller:
         self, speculator: str, slots: Sequence[ModelSlot], step: Step
     ) -> list[Allowance]:
         """How far a draft model may draft for each slot."""
+        if handicap := self._rollback.tokens(step):
+            slots = [replace(slot, rival=slot.rival + handicap) for slot in slots]
         return self._model_planner.plan(speculator, slots, step)
 
     def prompt_rows(self, least: int, most: int, step: Step, milliseconds: float) -> int:
@@ -168,11 +179,35 @@ class Controller:
 
     def observe_step(self, rows: int, context: int, milliseconds: float) -> None:
         """The target decoded `rows` rows in this time; `context` in tokens per row."""
+        graphs = self._budget.graphs
+        if graphs.decoded(rows):
+            milliseconds = _without(milliseconds, graphs.change_ms)
         self._cost.observe(rows, context, milliseconds)
 
-    def learn_costs(self, warm_up: Sequence[Sample]) -> None:
-        """Some decodes of the target before its first request; at least one."""
+    def learn_costs(self, warm_up: Sequence[Sample], change_ms: float = 0.0) -> None:
+        """Some decodes of the target before its first request; at least one.
+
+        Each had another shape than the one before, and took `change_ms` longer for that.
+        """
+        self.set_change_ms(change_ms)
+        if change_ms:
+            warm_up = [
+                sample._replace(
+                    milliseconds=_without(sample.milliseconds, change_ms),
+                    reference_ms=_without(sample.reference_ms, change_ms),
+                )
+                for sample in warm_up
+            ]
         self._cost.calibrate(warm_up)
+
+    def set_change_ms(self, milliseconds: float) -> None:
+        """What a step takes longer whose graph is not the last one's; 0: nothing."""
+        self._budget.graphs.change_ms = milliseconds
+
+    @property
+    def holds_width(self) -> bool:
+        """Whether a step may be padded to the width of the last one."""
+        return self._budget.graphs.change_ms > 0.0
 
     def knows_costs(self, num_rows: int) -> bool:
         """Whether decodes of up to so many rows were measured."""
@@ -213,7 +248,8 @@ class Controller:
         """
         if self._cost.is_empty or not guesses or num_tokens < 2:
             return None
-        curve = self._cost.curve(LENGTHS[-1] + 1, num_prompt + num_tokens // 2)
+        most, context = LENGTHS[-1] + 1, num_prompt + num_tokens // 2
+        curve = [float(ms) for ms in self._cost.curve(most, context)[: most + 1]]
         prices = {name: self._model_planner.prices(name, num_prompt, curve) for name in guesses}
         result = counterfactual(guesses, num_tokens, prices)
         self._counterfactual += result
@@ -228,6 +264,7 @@ class Controller:
             "acceptance": self._calibration.describe(),
             "speedup": self._budget.describe(),
             "draft_models": self._model_planner.describe(),
+            "change_ms": round(self._budget.graphs.change_ms, 4),
         }
 
     def save(self, path: Path) -> None:
@@ -241,6 +278,7 @@ class Controller:
             "acceptance": CALIBRATION.encode(self._calibration),
             "speedup": AVERAGES.encode(self._budget.averages),
             "draft_models": DRAFT_MODELS.encode(self._model_planner.drafters),
+            "change_ms": CHANGE_MS.encode(self._budget.graphs.change_ms),
         }
         write_state(path, state)
 
@@ -253,6 +291,8 @@ class Controller:
             fresh._cost = COST_TABLE.decode(state["cost"])
             averages, models = AVERAGES.decode(state["speedup"]), state["draft_models"]
             fresh._budget = Budget(fresh._cost, averages)
+            fresh._budget.graphs.change_ms = CHANGE_MS.decode(state.get("change_ms", 0.0))
+            fresh._rollback = RollbackPrice(fresh._cost, fresh._budget)
             fresh._model_planner = ModelDraftPlanner(
                 fresh._cost, fresh._budget, fresh._calibration, DRAFT_MODELS.decode(models)
             )
@@ -262,3 +302,8 @@ class Controller:
             fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)
         return None
+
+
+def _without(milliseconds: float, change_ms: float) -> float:
+    """What a step takes whose graph was not sent: never less than a tenth."""
+    return max(0.1 * milliseconds, milliseconds - change_ms)

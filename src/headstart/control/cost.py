@@ -33,6 +33,9 @@ from math import exp, inf, log, sqrt
 from statistics import median
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headstart.control.codec import Count, Fields, Number, Values
 from headstart.control.cost_samples import (
     ATTENTION,
@@ -87,7 +90,9 @@ class CostTable:
         self._contradicted: dict[int, float] = {}  # those seen since
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = self._longest = self._num_known = 0
-        self._weights: dict[bool, list[float]] = {}  # milliseconds at no context, by optimism
+        self._weights: dict[
+            bool, NDArray[np.float64]
+        ] = {}  # milliseconds at no context, by optimism
         # by optimism, whether steps may be filled, and grains of context
         self._curves: dict[tuple[bool, bool, int], list[float]] = {}
         self._known_widths: dict[int, list[int]] = {}  # by grains of context
@@ -187,8 +192,11 @@ class CostTable:
         curve = self._curves.get((optimistic, can_fill, grain))
         if curve is None:
             row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
-            curve = [ms + row_ms * n for n, ms in enumerate(weights[: LONGEST_DECODE + 1])]
-            curve += [max(curve[-1], ms) for ms in weights[LONGEST_DECODE + 1 :]]
+            array = weights + row_ms * np.arange(len(weights))
+            array[LONGEST_DECODE + 1 :] = np.maximum(
+                array[: LONGEST_DECODE + 1][-1], weights[LONGEST_DECODE + 1 :]
+            )
+            curve = array.tolist()  # read item by item
             if can_fill:
                 curve = [curve[width] for width in self._widths(curve)]
             self._curves[optimistic, can_fill, grain] = curve
@@ -284,7 +292,7 @@ class CostTable:
             1.0 - by_attention * by_attention * attention / total
         )
 
-    def _read_weights(self, rows: int, *, optimistic: bool) -> list[float]:
+    def _read_weights(self, rows: int, *, optimistic: bool) -> NDArray[np.float64]:
         self._age = 0
         self._longest = max(self._longest, rows)
         self._curves.clear()
@@ -292,26 +300,25 @@ class CostTable:
         weights = self._weights[optimistic] = self._build(self._longest, optimistic=optimistic)
         return weights
 
-    def _build(self, rows: int, *, optimistic: bool) -> list[float]:
+    def _build(self, rows: int, *, optimistic: bool) -> NDArray[np.float64]:
         scale, points = exp(self._level), self._points(optimistic=optimistic)
         margin = OPTIMISTIC_MARGIN if optimistic else PRIOR_MARGIN
         first, last = points[0][0], points[-1][0]
-        values, known = [0.0], 0.0
+        at, values, known = [0], [0.0], 0.0
         for k, knot in enumerate(KNOTS):
-            start, low = len(values) - 1, values[-1]
             high = scale * _read(points, knot, margin)
             if self._count[k]:
                 known = high
             elif optimistic and first < knot < last:
                 high = min(high, (1.0 - OPTIMISM) * high + OPTIMISM * known)
-            slope = (high - low) / (knot - start)
-            values.extend(low + slope * i for i in range(1, knot - start + 1))
+            at.append(knot)
+            values.append(high)
             if knot >= rows:
                 break
-        slope, last_value = max(0.0, values[-1] - values[-2]), values[-1]
-        # beyond the last knot
-        values.extend(last_value + slope * i for i in range(1, rows - len(values) + 2))
-        return values
+        slope = max(0.0, (values[-1] - values[-2]) / (at[-1] - at[-2]))
+        widths = np.arange(max(rows, at[-1]) + 1)
+        # and beyond the last knot
+        return np.interp(widths, at, values) + slope * np.maximum(0, widths - at[-1])
 
     def _margin_since_warm_up(self) -> float:
         """What further rows cost now, relative to the warm-up; from the widths seen since."""

@@ -70,11 +70,14 @@ class LlamaEngine:
         )
         rules = self._rules(config)
         self.memory, self.max_rollback = rules.kind, rules.max_rollback
+        if rules.kind is MemoryKind.CHECKPOINT and config.ctx_checkpoints:
+            self.max_rollback = _UNLIMITED  # `keep_for_draft` makes it possible
         self.can_shift = rules.kind is MemoryKind.CUT and bool(
             api.llama_memory_can_shift(self._memory)
         )
         has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
+        self.sends_graphs = config.rpc is not None
         self._sequences = Sequences(
             self.handle,
             rules,
@@ -238,6 +241,9 @@ class LlamaEngine:
 
     def checkpoint(self, seq_id: int) -> None:
         self._sequences.checkpoint(seq_id)
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        return self._sequences.keep_for_draft(seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return self._sequences.copy_prefix(source, target, length)

@@ -19,6 +19,7 @@ class EncoderEngine:
     """Answers what a scheduler asks an engine that has nothing to do."""
 
     padding_sequence: int | None = None
+    sends_graphs = False
     memory = MemoryKind.CUT
     max_rollback = 0
     can_shift = False
@@ -58,6 +59,9 @@ class EncoderEngine:
 
     def checkpoint(self, seq_id: int) -> None:
         return
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        return False
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return False

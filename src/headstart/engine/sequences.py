@@ -151,6 +151,20 @@ class Sequences:
         else:
             self.checkpoints.add(seq_id, Checkpoint(length, data))
 
+    def keep_for_draft(self, seq_id: int) -> bool:
+        """Make it possible to rewind to the present length until the next such call; False if that
+        cannot be.
+        """
+        length = self._lengths.get(seq_id, 0)
+        if self.rules.kind is not MemoryKind.CHECKPOINT or not length:
+            return self.rules.kind is not MemoryKind.CHECKPOINT
+        try:
+            data = self._get(seq_id, _PARTIAL)
+        except (EngineError, MemoryError) as error:  # then there is no draft, nothing else
+            log.warning("no draft after %d tokens: %s", length, error or "out of memory")
+            return False
+        return self.checkpoints.add_brief(seq_id, Checkpoint(length, data))
+
     def save(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
         return pack(self._get(seq_id, _WHOLE), self.checkpoints.of(seq_id))

@@ -13,8 +13,8 @@ from functools import cache, partial
 from typing import Any
 
 from headstart.fleet.conversation import Asked
-from headstart.fleet.learned import Timings
-from headstart.fleet.policy import Ask, Candidate, ranking, wait_seconds
+from headstart.fleet.learned import Timings, shared_prices
+from headstart.fleet.policy import Ask, Candidate, Prices, ranking, wait_seconds
 from headstart.fleet.replica import SHARED_TAIL, Flight, Replica, ask_of
 from headstart.structures.passages import hashes
 
@@ -47,7 +47,10 @@ class Fleet:
         """The replicas to try, best first; empty while there is none."""
         replicas = self.available()
         tail = cache(partial(hashes, asked.text[-SHARED_TAIL:]))
-        candidates = [one.candidate(asked, namespace, tail) for one in replicas]
+        candidates = [
+            one.candidate(asked, namespace, prices, tail)
+            for one, prices in zip(replicas, _prices(replicas), strict=True)
+        ]
         last = self._last.get(asked.conversation, "") if asked.conversation else ""
         ranked = self.rank(ask_of(asked, replicas), candidates, last)
         return [self.replicas[one.name] for one in ranked]
@@ -66,6 +69,10 @@ class Fleet:
     def finish(self, replica: Replica, number: int, text: bytes, timings: Timings | None) -> None:
         """The answer is over."""
         replica.finish(number, text, timings)
+        if timings is not None:
+            for other in self.replicas.values():
+                if other is not replica:
+                    other.learned.fade()
 
     def fail(self, replica: Replica, number: int) -> None:
         """There was no answer."""
@@ -74,8 +81,9 @@ class Fleet:
     def wait_seconds(self) -> float:
         """Expected wait of a request for a first slot, at the replica where it is shortest."""
         ask = Ask(num_prompt=0, num_answer=0)
-        waits = [wait_seconds(ask, one.load(), one.learned.prices()) for one in self.available()]
-        return min(waits, default=0.0)
+        replicas = self.available()
+        pairs = zip(replicas, _prices(replicas), strict=True)
+        return min((wait_seconds(ask, one.load(), prices) for one, prices in pairs), default=0.0)
 
     def is_full(self, max_waiting: int) -> bool:
         """Whether as many requests wait at every replica as may."""
@@ -85,3 +93,7 @@ class Fleet:
     def describe(self) -> dict[str, Any]:
         """For people, as JSON."""
         return {"backends": [one.describe() for one in self.replicas.values()]}
+
+
+def _prices(replicas: Sequence[Replica]) -> list[Prices]:
+    return shared_prices([one.learned for one in replicas])

@@ -6,14 +6,16 @@ and what the rest took. Old answers count less and less, so a replica that was b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headstart.fleet.policy import Prices
 
 DECAY = 0.9  # of what older answers weigh, per answer
 MIN_READ = 16  # prompt tokens; reading fewer tells more about the step than about a token
+LEARNED_SHARE = 0.3  # of what is not known yet of a replica, by each of its answers
+FORGOTTEN_SHARE = 0.02  # of what is known of it, by each answer of another replica
 LEAST_CAPACITY = 2**16  # bytes of text that any replica is trusted with
 SHRINK, GROW = 0.7, 1.05
 
@@ -94,14 +96,16 @@ class Timings:
 class Learned:
     """Prices of one replica, as its answers show them."""
 
-    prompt_token: Mean = field(default_factory=lambda: Mean(Prices().prompt_token, 64))
+    prompt_token: Mean = field(default_factory=lambda: Mean(Prices().prompt_token))
     token: Line = field(default_factory=lambda: Line(Prices().token, Prices().neighbour))
     request: Mean = field(default_factory=lambda: Mean(Prices().request))
     tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
     answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
+    trust: float = 0.0  # in these prices, 0 to 1; what it lacks is in the other replicas'
 
     def add(self, timings: Timings, num_prompt_bytes: int, num_beside: float) -> None:
         """Take an answer in; `num_beside` further requests ran at the same time, on average."""
+        self.trust += LEARNED_SHARE * (1 - self.trust)
         num_prompt = timings.num_cached + timings.num_read
         self.tokens_per_byte.add(num_prompt, num_prompt_bytes)
         self.answer_tokens.add(timings.num_answer)
@@ -111,14 +115,38 @@ class Learned:
         if timings.num_answer > 1 and timings.answer_seconds:
             self.token.add(num_beside, timings.answer_seconds / (timings.num_answer - 1))
 
+    def fade(self) -> None:
+        """Another replica answered: what is known of this one is older now."""
+        self.trust -= FORGOTTEN_SHARE * self.trust
+
     def prices(self) -> Prices:
-        """What the policy reckons with."""
+        """As its own answers show them."""
         return Prices(
             prompt_token=self.prompt_token.value,
             token=self.token.start + self.token.slope,
             neighbour=self.token.slope,
             request=self.request.value,
         )
+
+
+def shared_prices(all_learned: Sequence[Learned]) -> list[Prices]:
+    """What the policy reckons with for each: its own prices as far as they are known, else the
+    others'.
+
+    A replica that was never asked, or was slow when it was asked long ago, is taken for one like
+    the others, or it would never be asked again.
+    """
+    own = [(one.prices(), one.trust) for one in all_learned]
+    total = sum(trust for _, trust in own)
+    if not total:
+        return [Prices() for _ in own]
+
+    def blend(name: str, prices: Prices, trust: float) -> float:
+        mean = sum(getattr(one, name) * weight for one, weight in own) / total
+        return float(trust * getattr(prices, name) + (1 - trust) * mean)
+
+    names = [one.name for one in fields(Prices)]
+    return [Prices(**{name: blend(name, *one) for name in names}) for one in own]
 
 
 def better_capacity(capacity: int, limit: int, num_expected: float, num_cached: float) -> int:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-STICKY_SHARE = 0.1  # a conversation moves if another replica is cheaper by this share of the cost
-STICKY_SECONDS = 0.01  # and by this much
+# replicas that cost no more than the cheapest and this much are equal: prices are that uncertain
+EQUAL_SHARE, EQUAL_SECONDS = 0.1, 0.01
 CORPUS_GAIN = 0.5  # share of the time of a token that a draft from a corpus saves
 
 
@@ -101,28 +101,21 @@ def ranking(ask: Ask, candidates: Sequence[Candidate], last: str = "") -> list[C
     """All candidates, the one to ask first in front.
 
     Args:
-        last: the replica that had this conversation before; it keeps it unless another is clearly
-            cheaper.
+        last: the replica that had this conversation before; among equals it keeps it.
 
-    Among equals the conversation decides, by a hash that every router computes alike.
+    Equal are those that cost hardly more than the cheapest. Otherwise a hash of the conversation
+    decides among them, which every router computes alike, and which spreads conversations.
     """
-    ranked = sorted(
-        candidates,
-        key=lambda one: (_rounded(cost_of(ask, one).total), -_weight(ask.conversation, one.name)),
-    )
-    kept = next((one for one in ranked if one.name == last), None)
-    if kept is None or kept is ranked[0]:
-        return ranked
-    here, best = cost_of(ask, kept).total, cost_of(ask, ranked[0]).total
-    if here - best <= max(STICKY_SECONDS, STICKY_SHARE * abs(here)):
-        ranked.remove(kept)
-        ranked.insert(0, kept)
-    return ranked
+    costs = {one.name: cost_of(ask, one).total for one in candidates}
+    best = min(costs.values(), default=0.0)
+    limit = best + max(EQUAL_SECONDS, EQUAL_SHARE * abs(best))
 
+    def place(one: Candidate) -> tuple[float, bool, int]:
+        is_equal = costs[one.name] <= limit
+        cost = best if is_equal else costs[one.name]
+        return cost, not (is_equal and one.name == last), -_weight(ask.conversation, one.name)
 
-def _rounded(seconds: float) -> int:
-    """Milliseconds: what differs by less is equal."""
-    return round(seconds * 1000)
+    return sorted(candidates, key=place)
 
 
 def _weight(conversation: str, name: str) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headstart.fleet.conversation import Asked
 from headstart.fleet.learned import Learned, Timings, better_capacity
-from headstart.fleet.policy import Ask, Candidate, Load
+from headstart.fleet.policy import Ask, Candidate, Load, Prices
 from headstart.fleet.prefix_tree import PrefixTree
 from headstart.structures.passages import Digest
 
@@ -81,14 +81,14 @@ class Replica:
             ),
         )
 
-    def candidate(self, asked: Asked, namespace: str, tail: Tail) -> Candidate:
+    def candidate(self, asked: Asked, namespace: str, prices: Prices, tail: Tail) -> Candidate:
         """What the policy has to know of it about one request; `tail` are the text's passages."""
         tokens_per_byte = self.learned.tokens_per_byte.value
         digest = self.digests.get(namespace)
         return Candidate(
             name=self.name,
             load=self.load(),
-            prices=self.learned.prices(),
+            prices=prices,
             num_known=self.tree.match(asked.text) * tokens_per_byte,
             corpus_share=digest.share_of(tail()) if digest else 0.0,
         )

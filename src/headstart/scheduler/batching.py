@@ -78,6 +78,22 @@ def pad(batch: Batch, num_rows: int, seq_id: int) -> None:
     batch.add(seq_id, 0, np.resize(tokens, num_rows).tolist(), 0)
 
 
+def decode_like_last(engine: Engine, batch: Batch, num_rows: int) -> Logits:
+    """Decode with so many rows more, of the last request and with outputs, and forget them.
+
+    So rows, outputs and sequences are those of the last decode, whose graph libllama then reuses.
+    Returns the logits of the rows that were asked for.
+    """
+    start, num_outputs = batch.num_rows, batch.num_outputs
+    seq_id, length = int(batch.seq_ids[start - 1]), int(batch.positions[start - 1]) + 1
+    batch.add(seq_id, length, [int(batch.tokens[start - 1])] * num_rows, num_rows)
+    try:
+        return engine.decode(batch)[:num_outputs]
+    finally:
+        engine.truncate(seq_id, length)
+        batch.wants_logits[start : batch.num_rows], batch.num_outputs = 0, num_outputs
+
+
 def _add_prompts(
     batch: Batch, reading: Sequence[ActiveRequest], num_rows: int
 ) -> list[ActiveRequest]:

@@ -89,9 +89,9 @@ class Drafting:
         """Merge a request's wishes with the server's settings."""
         return make_policy(params, self.config, self.speculators, self.unusable)
 
-    def learn_costs(self, samples: Sequence[Sample]) -> None:
+    def learn_costs(self, samples: Sequence[Sample], change_ms: float) -> None:
         """Some decodes of the target were timed before the first request."""
-        self.controller.learn_costs(samples)
+        self.controller.learn_costs(samples, change_ms)
 
     def prompt_rows(self, num_base_rows: int, bounds: tuple[int, int], milliseconds: float) -> int:
         """Prompt rows of a step beside so many others; see `Controller.prompt_rows`."""
@@ -164,20 +164,20 @@ class Drafting:
             self._counts.count_reason(active, BELOW_BREAK_EVEN)
             for name in active.by_speculator:
                 self._counts.count_miss(active, name, BELOW_BREAK_EVEN)
-        if not can_pad or len(generating) == 1:
+        if not can_pad or (len(generating) == 1 and not self.controller.holds_width):
             return 0
         context = sum(len(active.tokens) for active in generating) // len(generating)
         step = Step(len(generating), len(generating), context, *batch_limits, can_pad)
         return self.controller.plan([NO_SLOT_DRAFT] * len(generating), step).num_padding_rows
 
-    def drop(self, running: Sequence[ActiveRequest]) -> None:
-        """The cache has no cells for drafts: verify none in this step."""
+    def drop(self, running: Sequence[ActiveRequest], reason: str = "context full") -> None:
+        """There is no room for drafts: verify none in this step."""
         for active in running:
             if not active.proposal.drafts:
                 continue
             for name in dict.fromkeys(active.proposal.speculators):
-                self._counts.count_miss(active, name, "context full")
-            self._counts.count_reason(active, "context full")
+                self._counts.count_miss(active, name, reason)
+            self._counts.count_reason(active, reason)
             active.proposal = NO_PROPOSAL
 
     def observe(self, decoded: Decoded) -> None:

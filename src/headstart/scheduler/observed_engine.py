@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.types import Batch, DecodedStates, Engine, Filters, Logits, MemoryKind
+from headstart.types import Batch, DecodedStates, Engine, Filters, Logits
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
@@ -26,7 +26,7 @@ def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine
         ModelError: the engine cannot show the states that they read.
     """
     readers = [speculator for speculator in speculators if speculator.wants_states]
-    if not readers or engine.memory is MemoryKind.CHECKPOINT:  # then nobody drafts
+    if not readers:
         return engine
     engine.publish_states(frozenset().union(*(r.speculator.state_layers for r in readers)))
     return ObservedEngine(engine, readers)
@@ -43,6 +43,7 @@ class ObservedEngine:
         self.max_batch_tokens = engine.max_batch_tokens
         self.max_outputs = engine.max_outputs
         self.padding_sequence = engine.padding_sequence
+        self.sends_graphs = engine.sends_graphs
         self.memory = engine.memory
         self.max_rollback = engine.max_rollback
         self.can_shift = False  # what readers have of the tokens that move cannot be moved
@@ -93,6 +94,9 @@ class ObservedEngine:
         self._engine.checkpoint(seq_id)
         for reader in self._readers:
             reader.checkpoint(seq_id)
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        return self._engine.keep_for_draft(seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         is_copied = self._engine.copy_prefix(source, target, length)

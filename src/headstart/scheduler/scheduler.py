@@ -31,8 +31,9 @@ from headstart.scheduler.request import (
     TokenEvent,
     error_event,
 )
+from headstart.scheduler.rollback import keep_states
 from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
-from headstart.scheduler.warm_up import NEEDED_ROWS, time_decodes
+from headstart.scheduler.warm_up import NEEDED_ROWS, time_change, time_decodes
 from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
 if TYPE_CHECKING:
@@ -91,10 +92,11 @@ class Scheduler:
         """Measure what steps of some sizes cost unless that is known; the cache stays empty."""
         if self.drafting.knows_costs(min(NEEDED_ROWS, self.engine.max_outputs)):
             return
+        change_ms = time_change(self.engine, self.clock, len(self.slots))
         if samples := time_decodes(
             self.engine, self.clock, seconds, len(self.slots), is_interrupted
         ):
-            self.drafting.learn_costs(samples)
+            self.drafting.learn_costs(samples, change_ms)
         if not is_interrupted():
             self.drafting.time_models(self.clock)
 
@@ -229,6 +231,8 @@ class Scheduler:
         self._num_padding = self.drafting.propose(
             generating, limits, num_prompt_rows, batch_limits, can_pad=can_pad
         )
+        if self.engine.memory is MemoryKind.CHECKPOINT:
+            keep_states(generating, self.engine, self.drafting, self.clock)
 
     def _prompt_rows(self, generating: Sequence[ActiveRequest]) -> int:
         """Most prompt rows of this step: few while others wait for their next token."""
@@ -257,6 +261,8 @@ class Scheduler:
         spare, num_padding = self.engine.padding_sequence, self._num_padding
         if spare is None or not num_padding:
             return self.engine.decode(self._batch)
+        if self.engine.sends_graphs:
+            return batching.decode_like_last(self.engine, self._batch, num_padding)
         batching.pad(self._batch, num_padding, spare)
         try:
             return self.engine.decode(self._batch)

@@ -17,6 +17,8 @@ QUICK = 0.1  # ... as long as all of it takes no more than this share of the tim
 NEEDED_ROWS = 8  # control should know what steps of as many rows cost before the first request
 MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
 FILL = 128  # tokens put in the cache after the first round
+CHANGE_ROUNDS = 13
+CERTAIN_ROUNDS = 11  # as many by chance: 1 %
 _TOKEN_STEP = 7919  # prime: neighbours are unlike, so a mixture of experts reads different ones
 
 
@@ -58,6 +60,25 @@ def time_decodes(
         Sample(*decode, median(references[max(0, i - 1) : i + 3]))
         for i, decode in enumerate(decodes)
     ]
+
+
+def time_change(engine: Engine, clock: Callable[[], float], num_slots: int) -> float:
+    """Milliseconds that a decode takes longer if its shape is not the last one's; 0 if that does
+    not show.
+
+    Needs an empty cache.
+    """
+    timer = _Timer(engine, clock, num_slots)
+    if not engine.sends_graphs or not timer.fits(REFERENCE_ROWS + 1):
+        return 0.0
+    more = []
+    for _ in range(CHANGE_ROUNDS):
+        timer.decode(REFERENCE_ROWS + 1)
+        changed = timer.decode(REFERENCE_ROWS)
+        more.append(changed - timer.decode(REFERENCE_ROWS))
+    timer.clear()
+    is_certain = sum(ms > 0.0 for ms in more) >= CERTAIN_ROUNDS
+    return median(more) if is_certain else 0.0
 
 
 class _Timer:

@@ -35,6 +35,7 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
+    pings = pings if dialect.can_ping else None
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
         events = await stack.enter_async_context(
@@ -48,7 +49,7 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
         chunks = _stream(dialect, events, first, pings, stack.pop_all())
-        return StreamingResponse(chunks, media_type="text/event-stream", headers=sse.HEADERS)
+        return StreamingResponse(chunks, media_type=dialect.media_type, headers=sse.HEADERS)
 
 
 async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Response:

@@ -24,6 +24,7 @@ from headstart.server import (
     infill,
     metrics,
     native,
+    ollama,
     rerank,
     responses,
     slots,
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
-    text, metrics, slots,
+    ollama, text, metrics, slots,
 )  # fmt: skip
 
 

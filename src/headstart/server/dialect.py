@@ -148,6 +148,8 @@ class Dialect(ABC):
     """Writes choices as the JSON of one API family. One instance per call."""
 
     ends_with_done: ClassVar[bool]  # `data: [DONE]` closes a stream
+    media_type: ClassVar[str] = "text/event-stream"
+    can_ping: ClassVar[bool] = True  # a silent stream may have comments
 
     def __init__(self, call: Call, body: GenerationBody, choices: list[Choice]) -> None:
         self.call = call

@@ -55,6 +55,12 @@ ANSWERS = (
     (415, "invalid_request_error", "a browser's body that is not `application/json`"),
     (431, "invalid_request_error", "the head of the request is larger than 64 KiB"),
     (
+        429,
+        "rate_limit_error",
+        "of `headstart router`: requests wait at all backends; try again after `Retry-After` "
+        "seconds",
+    ),
+    (
         500,
         "server_error",
         "libllama failed, the engine process ended, or a fault of the server; see its log",
@@ -93,10 +99,13 @@ def shorten(value: object) -> str:
 class ApiError(Exception):
     """An answer with this status; `type` where it is not the usual one of the status."""
 
-    def __init__(self, status: int, message: str, *, type: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, type: str | None = None, retry_after: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.type = type or TYPES[status]
+        self.retry_after = retry_after  # seconds
 
 
 def not_supported(message: str) -> ApiError:
@@ -134,13 +143,12 @@ def error_response(error: Exception) -> Response:
     """Return the whole HTTP answer for an exception."""
     body = error_body(error)
     status = body["error"]["code"]
-    headers = (
-        {"Retry-After": "1"}
-        if status == 503
-        else {"WWW-Authenticate": "Bearer"}
-        if status == 401
-        else None
-    )
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    retry_after = error.retry_after if isinstance(error, ApiError) else None
+    if status == 503 or retry_after:
+        headers["Retry-After"] = str(retry_after or 1)
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 

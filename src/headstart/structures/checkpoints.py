@@ -31,12 +31,13 @@ class Checkpoints:
     def __init__(self, per_sequence: int, max_bytes: int) -> None:
         self.per_sequence, self.max_bytes = per_sequence, max_bytes
         self._of: dict[int, list[Checkpoint]] = {}
+        self._brief: dict[int, Checkpoint] = {}  # of sequences whose next tokens are a draft
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all; what sequences share counts once."""
         unique = {id(c): len(c.data) for kept in self._of.values() for c in kept}
-        return sum(unique.values())
+        return sum(unique.values()) + sum(len(c.data) for c in self._brief.values())
 
     def of(self, seq_id: int) -> list[Checkpoint]:
         """Those of one sequence, the shortest first."""
@@ -47,7 +48,10 @@ class Checkpoints:
 
     def best(self, seq_id: int, length: int) -> Checkpoint | None:
         """The longest one that is no longer than `length`."""
-        fitting = [c for c in self._of.get(seq_id, ()) if c.length <= length]
+        kept = self._of.get(seq_id, ())
+        if brief := self._brief.get(seq_id):
+            kept = sorted([*kept, brief], key=lambda c: c.length)
+        fitting = [c for c in kept if c.length <= length]
         return fitting[-1] if fitting else None
 
     def add(self, seq_id: int, checkpoint: Checkpoint) -> None:
@@ -61,6 +65,15 @@ class Checkpoints:
         while self.num_bytes > self.max_bytes:
             _drop_least(max(self._of.values(), key=_size), checkpoint)
 
+    def add_brief(self, seq_id: int, checkpoint: Checkpoint) -> bool:
+        """Keep one until the next of this kind; False if there is no room."""
+        self._brief.pop(seq_id, None)
+        others = sum(len(c.data) for c in self._brief.values())
+        if not self.per_sequence or others + len(checkpoint.data) > self.max_bytes:
+            return False
+        self._brief[seq_id] = checkpoint
+        return True
+
     def put(self, seq_id: int, checkpoints: Iterable[Checkpoint]) -> None:
         """Replace those of a sequence."""
         self.drop(seq_id)
@@ -70,6 +83,8 @@ class Checkpoints:
     def cut(self, seq_id: int, length: int) -> None:
         """The sequence has only `length` tokens left: longer checkpoints are of another text."""
         self._of[seq_id] = [c for c in self._of.get(seq_id, ()) if c.length <= length]
+        if (brief := self._brief.get(seq_id)) and brief.length > length:
+            del self._brief[seq_id]
 
     def share(self, source: int, target: int, length: int) -> None:
         """`target` begins with the first `length` tokens of `source` now."""
@@ -77,6 +92,7 @@ class Checkpoints:
 
     def drop(self, seq_id: int) -> None:
         self._of.pop(seq_id, None)
+        self._brief.pop(seq_id, None)
 
 
 def _size(kept: list[Checkpoint]) -> int:

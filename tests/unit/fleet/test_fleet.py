@@ -8,7 +8,7 @@ import orjson
 
 from headstart.fleet.conversation import Asked, read
 from headstart.fleet.fleet import Fleet
-from headstart.fleet.learned import Learned, Line, Mean, Timings, better_capacity
+from headstart.fleet.learned import Learned, Line, Mean, Timings, better_capacity, shared_prices
 from headstart.fleet.replica import TREE_BYTES, Replica, Reported
 from headstart.structures.passages import PassageSet
 
@@ -31,7 +31,14 @@ def answer(fleet: Fleet, asked: Asked, text: bytes = b"") -> str:
     replica = fleet.order(asked)[0]
     number, flight = fleet.start(replica, asked)
     cached = int(flight.num_known_bytes / 4)
-    timings = Timings(num_cached=cached, num_read=len(asked.text) // 4 - cached)
+    num_read = len(asked.text) // 4 - cached
+    timings = Timings(
+        num_cached=cached,
+        num_read=num_read,
+        prompt_seconds=num_read * 1e-3,
+        num_answer=51,
+        answer_seconds=1.0,
+    )
     fleet.finish(replica, number, text or asked.text, timings)
     return replica.name
 
@@ -129,6 +136,28 @@ def test_prices_follow_what_answers_say():
     assert abs(prices.token - 0.05) < 0.005
     assert abs(learned.tokens_per_byte.value - 1 / 3) < 0.02
     assert abs(prices.request - 5.2) < 0.2
+
+
+def test_a_replica_that_was_never_asked_is_taken_for_one_like_the_others():
+    fast, slow, new = Learned(), Learned(), Learned()
+    for _ in range(60):
+        fast.add(Timings(num_read=1000, prompt_seconds=0.01), 4000, 0)
+        slow.add(Timings(num_read=1000, prompt_seconds=1.0), 4000, 0)
+    cheap, dear, unknown = (one.prompt_token for one in shared_prices([fast, slow, new]))
+    assert cheap < 2e-5
+    assert dear > 9e-4
+    assert cheap < unknown < dear
+
+
+def test_a_replica_that_was_slow_once_gets_another_chance():
+    fleet = make_fleet(2)
+    for replica, seconds in zip(fleet.replicas.values(), (0.01, 10.0), strict=True):
+        for _ in range(20):
+            replica.learned.add(Timings(num_read=100, prompt_seconds=seconds), 400, 0)
+    fleet.start(fleet.replicas["r0"], chat("a request that runs all the time"))
+    homes = [answer(fleet, chat(f"question {i} " + "x" * 400)) for i in range(300)]
+    assert homes[:10] == ["r0"] * 10
+    assert "r1" in homes
 
 
 def test_the_price_of_a_neighbour_is_learned_where_their_number_varies():

@@ -8,7 +8,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.fleet.policy import Ask, Candidate, Load, Prices, cost_of, ranking
+from headstart.fleet.policy import (
+    EQUAL_SECONDS,
+    EQUAL_SHARE,
+    Ask,
+    Candidate,
+    Load,
+    Prices,
+    cost_of,
+    ranking,
+)
 
 ASK = Ask(num_prompt=2000, num_answer=100, conversation="c")
 
@@ -41,31 +50,41 @@ def names(ranked: list[Candidate]) -> list[str]:
     return [one.name for one in ranked]
 
 
+def tolerance(cost: float) -> float:
+    return max(EQUAL_SECONDS, EQUAL_SHARE * abs(cost)) + 1e-9
+
+
 @given(fleets())
-def test_the_cheapest_comes_first_and_nobody_is_left_out(fleet):
+def test_the_first_is_hardly_dearer_than_the_cheapest_and_nobody_is_left_out(fleet):
     ranked = ranking(ASK, fleet)
-    costs = [round(cost_of(ASK, one).total * 1000) for one in ranked]
-    assert costs == sorted(costs)
+    costs = [cost_of(ASK, one).total for one in ranked]
+    assert costs[0] <= min(costs) + tolerance(min(costs))
     assert sorted(names(ranked)) == sorted(names(fleet))
+    others = [cost for cost in costs if cost > min(costs) + tolerance(min(costs))]
+    assert others == sorted(others)
 
 
 @given(fleets(), st.data())
-def test_more_in_the_queue_never_moves_a_replica_forward(fleet, data):
+def test_more_in_the_queue_never_makes_a_replica_the_first(fleet, data):
     i = data.draw(st.integers(0, len(fleet) - 1))
     load = fleet[i].load
     busier = list(fleet)
     busier[i] = replace(fleet[i], load=replace(load, num_waiting=load.num_waiting + 5))
-    before, after = names(ranking(ASK, fleet)), names(ranking(ASK, busier))
-    assert after.index(fleet[i].name) >= before.index(fleet[i].name)
+    if names(ranking(ASK, fleet))[0] != fleet[i].name:
+        assert names(ranking(ASK, busier))[0] != fleet[i].name
 
 
 @given(fleets(), st.data())
-def test_knowing_more_never_moves_a_replica_back(fleet, data):
+def test_knowing_more_never_costs_a_replica_the_first_place(fleet, data):
     i = data.draw(st.integers(0, len(fleet) - 1))
     wiser = list(fleet)
     wiser[i] = replace(fleet[i], num_known=fleet[i].num_known + 500, corpus_share=1.0)
-    before, after = names(ranking(ASK, fleet)), names(ranking(ASK, wiser))
-    assert after.index(fleet[i].name) <= before.index(fleet[i].name)
+    if names(ranking(ASK, fleet))[0] == fleet[i].name:
+        assert cost_of(ASK, wiser[i]).total <= cost_of(ASK, fleet[i]).total
+        ranked = ranking(ASK, wiser)
+        assert cost_of(ASK, ranked[0]).total <= cost_of(ASK, wiser[i]).total + tolerance(
+            cost_of(ASK, wiser[i]).total
+        )
 
 
 def test_what_is_known_beyond_the_prompt_saves_nothing():
@@ -101,7 +120,7 @@ def test_a_conversation_stays_unless_another_replica_is_clearly_cheaper():
     slightly = Candidate(name="there", num_known=150)
     clearly = Candidate(name="there", num_known=1000)
     assert names(ranking(ASK, [here, slightly], "here"))[0] == "here"
-    assert names(ranking(ASK, [here, slightly]))[0] == "there"
+    assert names(ranking(ASK, [here, slightly], "there"))[0] == "there"
     assert names(ranking(ASK, [here, clearly], "here"))[0] == "there"
 
 

@@ -156,9 +156,7 @@ def test_reuse_never_changes_the_text(memory: MemoryKind) -> None:
     random = np.random.default_rng(9)
     engine = Watched(2, memory=memory)
     drafters = make_speculators(["suffix", "draft-model"], lambda: Model(2, skew=0.3))
-    scheduler = make_scheduler(
-        engine, drafters if memory is not MemoryKind.CHECKPOINT else [], AUTO, parallel=3
-    )
+    scheduler = make_scheduler(engine, drafters, AUTO, parallel=3)
     histories: list[list[int]] = [[1, 2, 3]]
     for number in range(40):
         batch = []

@@ -110,8 +110,7 @@ def test_a_cache_that_cannot_be_moved_is_read_again(memory: MemoryKind) -> None:
     engine.can_shift = False
     drafts = make_speculators(("draft-model",), lambda: Model(skew=0.3, context_size=CONTEXT))
     requests = long_requests(0.8)
-    unusable = memory is MemoryKind.CHECKPOINT  # nothing is drafted then
-    scheduler = make_scheduler(engine, [] if unusable else drafts, fixed(3), context_shift=True)
+    scheduler = make_scheduler(engine, drafts, fixed(3), context_shift=True)
     answers = run(scheduler, requests)
     for request in requests:
         assert answers[request.request_id].tokens == shifted(engine, request)

@@ -35,6 +35,7 @@ def test_the_narrowest_bound_is_named(
 
 def test_a_memory_that_takes_nothing_back_allows_no_draft() -> None:
     engine = FakeEngine(memory=MemoryKind.CHECKPOINT)
+    engine.max_rollback = 0
     assert draft_limits([generating(8, 50)], engine, 1) == [
         DraftLimit(0, "memory takes nothing back")
     ]

@@ -27,6 +27,7 @@ from tests.harness import (
 from headstart.config import SpeculationConfig
 from headstart.scheduler.request import SpeculativeParams
 from headstart.speculators import Speculator
+from headstart.structures.checkpoints import Checkpoints
 from headstart.types import MemoryKind, SequenceMode
 
 CHAINS = (
@@ -126,12 +127,28 @@ def test_output_is_identical_when_drafts_break_off_anywhere(
     assert {"oracle", ""} == {source for a in answers.values() for source in a.sources}
 
 
-def test_memory_that_cannot_roll_back_gets_no_drafts() -> None:
+def test_memory_that_cannot_roll_back_and_keeps_no_state_gets_no_drafts() -> None:
     requests = make_requests(8)
     engine = Model(memory=MemoryKind.CHECKPOINT)
+    engine.checkpoints = Checkpoints(0, 0)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], parallel=2)
     check(engine, requests, run(scheduler, requests))
     assert scheduler.drafting.stats.num_drafted == 0
+
+
+def test_after_a_rejection_what_was_accepted_is_read_again_once() -> None:
+    requests = make_requests(6)
+    engine = Model(memory=MemoryKind.CHECKPOINT)
+    oracle = Oracle(engine, requests, wrong=0.3)
+    scheduler = make_scheduler(engine, [oracle], fixed(4), parallel=2)
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    drafts = scheduler.drafting.stats
+    assert 0 < drafts.num_accepted < drafts.num_drafted
+    prompts = sum(len(request.prompt) for request in requests)
+    emitted = sum(len(answer.tokens) for answer in answers.values())
+    # each token once, each draft token once, and after a draft what was accepted of it once more
+    assert engine.num_rows <= prompts + emitted + drafts.num_drafted + drafts.num_accepted
 
 
 def test_drafts_are_as_short_as_the_memory_can_roll_back() -> None:
@@ -196,6 +213,19 @@ def test_padding_leaves_no_trace_in_texts_or_cache() -> None:
     scheduler = make_scheduler(engine, controller=RandomController(3))
     check(engine, requests, run(scheduler, requests))
     assert scheduler.counters.padding_rows > 0
+    assert engine.padding_sequence not in engine.cache
+
+
+def test_rows_that_make_a_step_like_the_last_leave_no_trace() -> None:
+    """Where graphs are sent, padding belongs to a request's own sequence and has outputs."""
+    engine, requests = Model(order=3), make_requests(12)
+    engine.sends_graphs = True
+    scheduler = make_scheduler(
+        engine, [Oracle(Model(order=3), requests, wrong=0.3)], controller=RandomController(3)
+    )
+    check(engine, requests, run(scheduler, requests))
+    counters = scheduler.counters
+    assert counters.padding_rows > 0
     assert engine.padding_sequence not in engine.cache
 
 

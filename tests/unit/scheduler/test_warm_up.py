@@ -7,9 +7,16 @@ import itertools
 import pytest
 
 from headstart.control.cost_samples import REFERENCE_ROWS
-from headstart.scheduler.warm_up import FILL, MOST_PADDING, ROUNDS, ROWS, time_decodes
+from headstart.scheduler.warm_up import (
+    FILL,
+    MOST_PADDING,
+    ROUNDS,
+    ROWS,
+    time_change,
+    time_decodes,
+)
 from headstart.testing import FakeEngine
-from headstart.types import Batch
+from headstart.types import Batch, Logits
 
 
 def ticking(seconds: float) -> itertools.count[float]:
@@ -32,6 +39,38 @@ def test_an_interruption_ends_it_at_once_and_leaves_nothing_in_the_cache() -> No
     samples = time_decodes(engine, lambda: next(clock), 100.0, is_interrupted=lambda: next(wishes))
     assert len(samples) == 3
     assert not engine.cells_used()
+
+
+class SendingEngine(FakeEngine):
+    """Decodes of other rows than the last take longer."""
+
+    def __init__(self, change: float, noise: list[float]) -> None:
+        super().__init__(context_size=4096)
+        self.sends_graphs, self.now = True, 0.0
+        self._change, self._noise, self._last = change, itertools.cycle(noise), 0
+
+    def decode(self, batch: Batch) -> Logits:
+        self.now += 0.01 + next(self._noise) + self._change * (batch.num_rows != self._last)
+        self._last = batch.num_rows
+        return super().decode(batch)
+
+
+NOISE = [0.003, 0.0, -0.002, 0.001, 0.004, -0.001, 0.0, -0.003, 0.002, 0.001, -0.004]
+
+
+def test_what_a_change_of_the_graph_takes_is_measured() -> None:
+    engine = SendingEngine(0.02, NOISE)
+    assert time_change(engine, lambda: engine.now, 1) == pytest.approx(20.0, abs=4.0)
+    assert not engine.cells_used()
+
+
+def test_a_change_that_does_not_show_costs_nothing() -> None:
+    engine = SendingEngine(0.0, NOISE)
+    assert time_change(engine, lambda: engine.now, 1) == 0.0
+    engine = SendingEngine(0.02, NOISE)
+    engine.sends_graphs = False
+    assert time_change(engine, lambda: engine.now, 1) == 0.0
+    assert engine.now == 0.0
 
 
 def test_every_size_is_seen_at_growing_contexts() -> None:

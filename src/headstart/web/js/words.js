@@ -11,6 +11,7 @@ const REASONS = /** @type {Record<string, string>} */ ({
   "batch full": "the batch had no room for drafts",
   "max_tokens reached": "the answer was to end with the next token anyway",
   "memory takes nothing back": "this model's memory cannot take back a rejected draft",
+  "no memory for the state before a draft": "the state before the draft did not fit into memory",
   "shorter than n_min": "the draft was shorter than the least length that was set",
   "shorter than n-min": "the draft was shorter than the least length that was set",
   "draft context full": "the text is longer than the draft model's context",

@@ -1,12 +1,8 @@
-"""Values and protocols that cross folder borders. Imports nothing from this package at run time.
-
-A *row* is one token decoded at one position of one sequence. A *sequence* is a line of the
-KV cache. Token ids are plain ints; text is bytes, because a token may end inside a character.
-"""
+"""A model with a cache of sequences: what goes into a decode and what comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -22,22 +18,6 @@ Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
 """
 
-Choose = Callable[[NDArray[np.float32], int], "TokenChoice"]
-"""How a draft model may pick as the request would: (logits of one row, position) -> TokenChoice."""
-
-
-class Capability(Enum):
-    """What a speculator may ask the scheduler to provide."""
-
-    LOGITS = "logits"  # `observe` receives the logits of every verified row
-    # `observe_states` receives hidden states of every row that the target decodes, prompts
-    # included, and the speculator is told what becomes of the target's sequences
-    HIDDEN_STATES = "hidden_states"
-
-
-LAST_STATE = -1
-"""Among numbers of layers: the state that a model's own multi-token heads continue."""
-
 
 class MemoryKind(Enum):
     """What a model's memory allows after a draft was rejected."""
@@ -48,95 +28,6 @@ class MemoryKind(Enum):
     # recurrent with snapshots: the last few tokens of one decode can be dropped
     ROLLBACK = "rollback"
     CHECKPOINT = "checkpoint"  # recurrent: back to checkpoints only
-
-
-class SequenceMode(Enum):
-    """How a request wants to be speculated; `AUTO` lets control decide."""
-
-    AUTO = "auto"
-    FIXED = "fixed"
-    OFF = "off"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChoice:
-    """What a draft row suggests under the request's filters: two tokens, their probabilities."""
-
-    coupled: int  # drawn with the noise that the target's token at this position will use
-    coupled_probability: float
-    argmax: int
-    argmax_probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """One generating sequence that asks for draft tokens.
-
-    tokens[:-1] are in the target's cache; tokens[-1] was emitted and not decoded yet. `tokens` is
-    the scheduler's own list: read it during the call, never keep or change it.
-    """
-
-    seq_id: int
-    tokens: Sequence[int]
-    max_tokens: int  # >= 1; a longer draft is cut
-    min_confidence: float = 0.0  # a model drafter stops before the first token below this
-    # models only; None for text speculators and for greedy requests (draft the argmax)
-    choose: Choose | None = None
-    namespace: str = ""  # hash of the API key: text must not cross it
-    # models only; of a constrained request: illegal tokens are cut off later, so pick legal ones
-    legality: DraftLegality | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A guess: tokens that may follow, with a score for each.
-
-    `confidence[i]` is about token i *given that the tokens before it are right*: never a running
-    product. It is a probability up to 1 (a model's, or a share of counts), or a score above 1 (a
-    match length); finite and not negative. `control` learns what scores are worth and multiplies
-    what comes of them. Empty means no guess; then `reason` may say why, and a model that did not
-    get as far as guessing is not `is_ready`.
-    """
-
-    tokens: Sequence[int] = ()
-    confidence: Sequence[float] = ()
-    speculator: str = ""  # set by the scheduler
-    reason: str = ""  # one of a few fixed texts: each is counted by itself
-    is_ready: bool = True  # False: it still reads, or cannot; says nothing about its guesses
-    # accept so many unseen: only where the class says `skips_verification`
-    num_unverified: int | None = None
-
-
-NO_DRAFT = Draft()
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Rows of the last target decode that produced logits, for `Speculator.observe`.
-
-    All arrays have one entry per row, rows of one sequence are adjacent and in order. Sequences
-    that have not begun, or do not draft, are among them.
-    """
-
-    seq_ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    logits: Logits  # (rows, vocab_size), a read-only view: copy what must outlive the call
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedStates:
-    """All rows of the last target decode with their hidden states, for `observe_states`.
-
-    All arrays have one entry per row, rows of one sequence are adjacent and in order. They are
-    views that the next decode overwrites: copy what must outlive the call.
-    """
-
-    seq_ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    # (rows, width) by layer: what enters the layer, or LAST_STATE
-    states: Mapping[int, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,75 +81,6 @@ class Batch:
         self.num_outputs += num_outputs
 
 
-@dataclass(frozen=True, slots=True)
-class FimTokens:
-    """Ids of the markers of fill-in-the-middle prompts; None where the vocabulary has none."""
-
-    prefix: int | None = None
-    suffix: int | None = None
-    middle: int | None = None
-    repository: int | None = None  # before the name of a project
-    file: int | None = None  # before the name of each of its files
-
-
-class Vocab(Protocol):
-    """A model's vocabulary. Thread-safe."""
-
-    size: int
-    eog_ids: frozenset[int]  # end-of-generation tokens
-    bos_id: int | None
-    eos_id: int | None
-    fim: FimTokens
-    add_bos: bool
-
-    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text; `parse_special` reads `<|im_end|>` as one token."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for; empty for control tokens."""
-
-    def token_text(self, token: int) -> bytes:
-        """Like `token_bytes`, but control tokens show their spelling."""
-
-    def is_control(self, token: int) -> bool:
-        """Whether the token is a marker that users should not see."""
-
-
-class DraftLegality(Protocol):
-    """Which tokens the text may have where a draft stands; it follows the draft, token by token.
-
-    Where it cannot follow any more it says that nothing is legal.
-    """
-
-    def legal_mask(self, token: int) -> NDArray[np.bool_] | None:
-        """None if `token` may come next, else a mask of the tokens that may, perhaps of none."""
-
-    def read(self, token: int) -> None:
-        """The draft grew by this token."""
-
-
-class Legality(Protocol):
-    """Which tokens a request's constraint leaves, at the place where its text stands."""
-
-    is_over: bool  # the text is complete and nothing may follow
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the text is constrained now, rather than free until a trigger appears."""
-
-    def allows(self, token: int) -> bool:
-        """Whether this token may come next."""
-
-    def legal_mask(self) -> NDArray[np.bool_]:
-        """Of each token of the vocabulary whether it may come next; at least one may."""
-
-    def forced(self) -> Sequence[int]:
-        """Tokens that must follow: where there are any, only the first of them may come next."""
-
-    def read(self, token: int) -> None:
-        """The text grew by this token, which was legal."""
-
-
 class Filters(Protocol):
     """A request's truncation and temperature, as the engine implements them.
 
@@ -294,8 +116,12 @@ class Engine(Protocol):
     max_outputs: int  # most rows with logits in one decode
     # one that no request has, for rows that only make a decode wider; None: there can be none
     padding_sequence: int | None
+    # a decode of other rows, outputs or sequences than the last takes longer: its graph is sent
+    sends_graphs: bool
     memory: MemoryKind
-    max_rollback: int  # tokens of one decode that `truncate` may drop; huge for attention only
+    # draft tokens of one decode that can be taken back; huge for attention only, and where
+    # `keep_for_draft` makes it possible
+    max_rollback: int
     can_shift: bool  # whether `shift` is possible
 
     def decode(self, batch: Batch) -> Logits:
@@ -339,6 +165,13 @@ class Engine(Protocol):
         """Make it possible to rewind the sequence to the length that it has now.
 
         Costs time and memory where the memory cannot be cut anywhere, nothing elsewhere.
+        """
+
+    def keep_for_draft(self, seq_id: int) -> bool:
+        """Before a decode that has a draft: make it possible to rewind to the present length.
+
+        Costs the time of a copy where the memory is CHECKPOINT, nothing elsewhere. False if it
+        cannot be; then the draft must not be decoded.
         """
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:

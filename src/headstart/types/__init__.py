@@ -1,0 +1,61 @@
+"""Values and protocols that cross folder borders. Imports nothing else of this package at run time.
+
+A *row* is one token decoded at one position of one sequence. A *sequence* is a line of the
+KV cache. Token ids are plain ints; text is bytes, because a token may end inside a character.
+"""
+
+from __future__ import annotations
+
+from headstart.types.drafts import (
+    LAST_STATE,
+    NO_DRAFT,
+    Capability,
+    Choose,
+    Decoded,
+    DecodedStates,
+    Draft,
+    DraftLegality,
+    DraftRequest,
+    SequenceMode,
+    TokenChoice,
+)
+from headstart.types.engine import (
+    Batch,
+    ContextFullError,
+    Engine,
+    Filters,
+    Logits,
+    MemoryKind,
+    ModelInfo,
+    StepStats,
+)
+from headstart.types.vocab import (
+    FimTokens,
+    Legality,
+    Vocab,
+)
+
+__all__ = [
+    "LAST_STATE",
+    "NO_DRAFT",
+    "Batch",
+    "Capability",
+    "Choose",
+    "ContextFullError",
+    "Decoded",
+    "DecodedStates",
+    "Draft",
+    "DraftLegality",
+    "DraftRequest",
+    "Engine",
+    "Filters",
+    "FimTokens",
+    "Legality",
+    "Logits",
+    "MemoryKind",
+    "ModelInfo",
+    "SequenceMode",
+    "StepStats",
+    "TokenChoice",
+    "Vocab",
+]

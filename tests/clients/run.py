@@ -1,0 +1,152 @@
+"""Real clients against a real server: make test-clients.
+
+    python -m tests.clients.run [NAME ...] [--command "llama-server -m model.gguf"]
+
+Each client gets an environment of its own in build/clients, made once, and a script of
+tests/clients/checks, which finds the server's address in SERVER_URL. The server is Headstart with
+the embedded demo model, or what --command names. Exit code 1 if a check fails; clients that cannot
+be installed (no network, no npm) are told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CHECKS = Path(__file__).parent / "checks"
+ENVIRONMENTS = ROOT / "build" / "clients"
+LOAD_SECONDS, CHECK_SECONDS = 60.0, 180.0
+# what is installed for each check; those of a .mjs come from npm, an empty one needs only Python
+CLIENTS: dict[str, tuple[str, ...]] = {
+    "openai": ("openai==3.54.0",),
+    "anthropic": ("anthropic==2.12.0",),
+    "ollama": ("ollama==0.6.3",),
+    "litellm": ("litellm==1.106.2",),
+    "langchain": ("langchain-openai==1.7.3",),
+    "instructor": ("instructor==1.17.0",),
+    "llm": ("llm==0.36", "llm-llama-server==0.2"),
+    "openai_agents": ("openai-agents==0.24.0",),
+    "openai_npm": ("openai@6.49.0",),
+    "recorded": (),
+}
+FLAGS = ("-c", "4096", "--alias", "demo", "--no-webui", "--log-level", "warning")
+
+
+class MissingError(Exception):
+    """A client cannot be installed here."""
+
+
+def main() -> int:
+    """Run the checks; print one line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*CLIENTS, []], default=[])
+    parser.add_argument("--command", default=f"{sys.executable} -m headstart serve")
+    options = parser.parse_args()
+    outcomes = []
+    with server(shlex.split(options.command)) as url:
+        for name in options.names or CLIENTS:
+            outcomes.append(outcome := check(name, url))
+            print(f"{name:14} {outcome}", flush=True)
+    return int("failed" in outcomes)
+
+
+def check(name: str, url: str) -> str:
+    """Install one client and run its check."""
+    try:
+        command = install(name)
+    except MissingError as error:
+        return f"not installed: {error}"
+    environment = os.environ | {"SERVER_URL": url, "OPENAI_API_KEY": "-", "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=CHECK_SECONDS
+    )
+    if done.returncode:
+        print(done.stdout + done.stderr, file=sys.stderr)
+    return "failed" if done.returncode else "passed"
+
+
+def install(name: str) -> list[str]:
+    """Make the client's environment unless it is there; returns the command of its check.
+
+    Raises:
+        MissingError: it cannot be had.
+    """
+    packages = CLIENTS[name]
+    folder = ENVIRONMENTS / f"{name}-{'-'.join(packages)}".replace("/", "-").strip("-")
+    is_npm = name.endswith("_npm")
+    if not folder.is_dir():
+        try:
+            (_install_npm if is_npm else _install_python)(folder, packages)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    if is_npm:  # node looks for packages from the folder of the script upwards
+        script = shutil.copy(CHECKS / f"check_{name}.mjs", folder)
+        return ["node", str(script)]
+    return [str(folder / "bin" / "python"), str(CHECKS / f"check_{name}.py")]
+
+
+def _install_python(folder: Path, packages: Sequence[str]) -> None:
+    venv.create(folder, with_pip=bool(packages))
+    if packages:
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", *packages]
+        _call([*pip, "--disable-pip-version-check"])
+
+
+def _install_npm(folder: Path, packages: Sequence[str]) -> None:
+    if shutil.which("npm") is None:
+        raise MissingError("there is no npm")
+    folder.mkdir(parents=True)
+    _call(["npm", "install", "--silent", "--prefix", str(folder), *packages])
+
+
+def _call(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise MissingError(done.stderr.strip().splitlines()[-1] if done.stderr else "no reason")
+
+
+@contextmanager
+def server(command: Sequence[str]) -> Iterator[str]:
+    """Run the server; gives its address once it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    process = subprocess.Popen([*command, *FLAGS, "--port", str(port)], env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        end = time.monotonic() + LOAD_SECONDS
+        while not _is_ready(url):
+            if process.poll() is not None or time.monotonic() > end:
+                raise SystemExit("the server did not start")
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,188 @@
+"""`headstart router` before real servers on the embedded model, all as processes, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+from tests.server.server_process import Server, until
+
+ARGUMENTS = ("--deterministic", "--context", "2048", "--threads", "1", "-np", "2", "--spec", "off")
+CODE = "\n".join(f"def function_{i}(argument):\n    return argument + {i}" for i in range(20))
+ENDLESS = {"prompt": "def f(x):\n", "max_tokens": 600, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def servers(cache: Path) -> Iterator[list[Server]]:
+    with ThreadPoolExecutor() as pool:
+        running = list(pool.map(lambda _: Server(ARGUMENTS, cache), range(2)))
+    yield running
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def router(servers: list[Server], cache: Path) -> Iterator[Server]:
+    backends = [flag for one in servers for flag in ("--backend", one.url)]
+    running = Server([*backends, "--health-seconds", "0.2"], cache, "router")
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(router: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client:
+        until(lambda: states(client) == ["healthy", "healthy"], "both are healthy")
+        yield client
+
+
+def states(client: httpx2.Client) -> list[str]:
+    return [one["state"] for one in client.get("/router/backends").json()["backends"]]
+
+
+def chat(contents: list[str], **more) -> dict:
+    roles = ["user", "assistant"] * len(contents)
+    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+    return {"messages": messages, "max_tokens": 12, "temperature": 0, **more}
+
+
+def events(lines: Iterator[str]) -> Iterator[dict]:
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
+
+
+def test_an_answer_is_the_same_as_without_the_router(client, servers):
+    body = chat([f"Repeat this:\n{CODE}"], max_tokens=40)
+    direct = httpx2.post(f"{servers[0].url}/v1/chat/completions", json=body, trust_env=False)
+    routed = client.post("/v1/chat/completions", json=body)
+    assert routed.json()["choices"] == direct.json()["choices"]
+    streamed = client.post("/v1/chat/completions", json=body | {"stream": True})
+    said = "".join(
+        one["choices"][0]["delta"].get("content") or ""
+        for one in events(streamed.iter_lines())
+        if one["choices"]
+    )
+    assert said == direct.json()["choices"][0]["message"]["content"]
+    assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+def test_turns_of_a_conversation_find_their_prefix_and_conversations_use_both(client):
+    sent_before = [one["num_sent"] for one in client.get("/router/backends").json()["backends"]]
+    conversations = [[f"Number {i}. Explain:\n{CODE[i * 40 :]}"] for i in range(6)]
+    num_before = [0] * 6
+
+    def ask(contents: list[str]) -> dict:
+        return client.post("/v1/chat/completions", json=chat(contents)).raise_for_status().json()
+
+    with ThreadPoolExecutor(6) as pool:
+        for turn in range(3):
+            for i, answer in enumerate(pool.map(ask, conversations)):
+                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert cached >= (0.8 * num_before[i] if turn else 0)
+                num_before[i] = answer["usage"]["prompt_tokens"]
+                said = answer["choices"][0]["message"]["content"]
+                conversations[i] += [said, "And why?"]
+    sent = [one["num_sent"] for one in client.get("/router/backends").json()["backends"]]
+    assert min(now - before for now, before in zip(sent, sent_before, strict=True)) >= 3
+
+
+def test_the_openai_client_works_through_it(router):
+    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="sk-any", max_retries=0)
+    with client:
+        stream = client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=8, stream=True
+        )
+        assert len(list(stream)) > 1
+        assert client.models.list().data
+
+
+def test_a_drained_backend_loses_no_token(client, servers):
+    url = servers[0].url
+    client.post("/router/drain", json={"backend": servers[1].url})
+    with client.stream("POST", "/v1/completions", json=ENDLESS) as response:
+        stream = events(response.iter_lines())
+        next(stream)
+        client.post("/router/drain", json={"backend": url})
+        client.post("/router/resume", json={"backend": servers[1].url})
+        for _ in range(3):
+            client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        rest = list(stream)
+    assert rest[-1]["timings"]["predicted_n"] == ENDLESS["max_tokens"]
+    drained = client.get("/router/backends").json()["backends"][0]
+    assert (drained["state"], drained["num_in_flight"]) == ("draining", 0)
+    client.post("/router/resume", json={"backend": url})
+
+
+def test_a_request_of_the_routers_own_kind_names_what_is_wrong(client):
+    response = client.post("/router/drain", json={"backend": "nobody"})
+    assert response.status_code == 404
+    assert "nobody" in response.json()["error"]["message"]
+
+
+def test_a_stopped_router_ends_its_streams_first(servers, cache):
+    router = Server(["--backend", servers[0].url], cache, "router")
+    with (
+        httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client,
+        client.stream("POST", "/v1/completions", json=ENDLESS) as response,
+    ):
+        stream = events(response.iter_lines())
+        next(stream)
+        router.process.send_signal(signal.SIGTERM)
+        *_, last = stream
+    assert last["timings"]["predicted_n"] == ENDLESS["max_tokens"]
+    assert router.stop() == 0
+
+
+def test_a_killed_backend_ends_its_own_streams_only(servers, cache):
+    victim = Server(ARGUMENTS, cache)
+    backends = ["--backend", victim.url, "--backend", servers[0].url]
+    router = Server([*backends, "--health-seconds", "0.2"], cache, "router")
+    ends: dict[int, dict] = {}
+    begun = [threading.Event() for _ in range(4)]
+
+    def ask(i: int) -> None:
+        body = ENDLESS | {"prompt": f"def f_{i}(x):\n"}
+        with (
+            httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client,
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            for ends[i] in events(response.iter_lines()):
+                begun[i].set()
+
+    try:
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+        for thread, has_begun in zip(threads, begun, strict=True):
+            thread.start()
+            assert has_begun.wait(30)
+        with httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client:
+            states_now = client.get("/router/backends").json()["backends"]
+            num_hit = states_now[0]["num_in_flight"]
+            assert num_hit
+            assert states_now[1]["num_in_flight"]
+            victim.stop(signal.SIGKILL)
+            for thread in threads:
+                thread.join(60)
+            failed = [one["error"] for one in ends.values() if "error" in one]
+            whole = [one for one in ends.values() if "error" not in one]
+            assert len(failed) == num_hit
+            assert all(one["code"] in (500, 502) and one["message"] for one in failed)
+            assert {one["timings"]["predicted_n"] for one in whole} == {ENDLESS["max_tokens"]}
+            until(lambda: states(client) == ["unhealthy", "healthy"], "the router knows")
+            assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).is_success
+    finally:
+        router.stop()
+        if victim.process.poll() is None:
+            victim.stop()
