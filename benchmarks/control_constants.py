@@ -7,7 +7,7 @@ columns is set wrong.
 
     python -m benchmarks.control_constants [--only budget,probes] [--tokens 800]
 
-docs/control.md has a table of a run.
+docs/control.md has a table of a run. Asking takes no time here, so `asking` is not among them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
-    "asking",
     "budget",
     "calibration",
     "catch_up",
@@ -122,9 +121,13 @@ def speeds_with(package: Path, tokens: int) -> list[float]:
     return [float(x) for x in json.loads(out.stdout)]
 
 
-def scaled(value: float, factor: float) -> float:
-    """A count stays a count, and at least 1."""
-    return max(1, int(value * factor)) if isinstance(value, int) else value * factor
+def scaled(one: Constant, factor: float) -> float:
+    """A count stays a count, and at least 1. What is near 1 is the share that is kept: what is lost
+    is halved or doubled.
+    """
+    if isinstance(one.value, int):
+        return max(1, int(one.value * factor))
+    return 1.0 - (1.0 - one.value) * factor if 0.9 <= one.value < 1.0 else one.value * factor
 
 
 def change(now: list[float], before: list[float]) -> str:
@@ -157,7 +160,7 @@ def main() -> None:
             file = control / f"{one.module}.py"
             source, results = file.read_text("utf-8"), []
             for factor in (0.5, 2.0):
-                value = scaled(one.value, factor)
+                value = scaled(one, factor)
                 file.write_text(source[: one.start] + repr(value) + source[one.stop :], "utf-8")
                 try:
                     results.append(change(speeds_with(package, args.tokens), before))

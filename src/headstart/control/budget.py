@@ -56,7 +56,7 @@ REVISIT_AFTER, REVISIT_SHARE = 12, 0.01
 REVISIT_PADDING = 200  # a step is not padded after so many that were
 # but drafting only if it is expected to lose no more than this share of a plain step
 NEAR_MISS = 0.15
-EXPLORE_START, EXPLORE_LIMIT = 1.0, 12.0  # savings for that, in plain steps
+EXPLORE_START = 1.0  # savings for that, in plain steps
 
 
 @dataclass(slots=True)
@@ -237,9 +237,7 @@ class Budget:
             return 0 if average.is_on else best
         if not average.is_on:
             best, value = 0, 0.0
-        self._savings = min(
-            EXPLORE_LIMIT, self._savings + EXPLORE_SHARE * curve[base + best] / plain
-        )
+        self._savings += EXPLORE_SHARE * curve[base + best] / plain
         if self._savings <= 0.0 or self._cost.is_known(rows):
             return best
         optimistic_curve = self._cost.curve(
