@@ -42,6 +42,8 @@ HEAD_ARCHITECTURES: dict[str, int] = {
     "nemotron_h_moe": 1,
 }
 _BASES: dict[str, tuple[str, Settings]] = {  # sizes of those that the table of all lacks
+    # with sections, as its models that see have, libllama aborts
+    "glm4moe": ("glm4moe", {"rope.dimension_sections": [0, 0, 0, 0]}),
     "hy_v3": ("glm4moe", {}),
     "cohere2moe": ("glm4moe", {}),
     "deepseek32": ("deepseek2", _INDEXED),
@@ -93,14 +95,29 @@ def next_token_head() -> NDArray[np.float64]:
     return head
 
 
-def with_heads(path: Path, architecture: str, num_heads: int = 1, *, seed: int = 0) -> Path:
+def with_heads(
+    path: Path,
+    architecture: str,
+    num_heads: int = 1,
+    *,
+    seed: int = 0,
+    more: Settings | None = None,
+) -> Path:
     """Write a random model that has heads."""
-    return write_model(path, architecture, seed=seed, changes=_changes(architecture, num_heads))
+    changes = _changes(architecture, num_heads, more)
+    return write_model(path, architecture, seed=seed, changes=changes)
 
 
-def only_heads(path: Path, architecture: str, num_heads: int = 1, *, seed: int = 0) -> Path:
+def only_heads(
+    path: Path,
+    architecture: str,
+    num_heads: int = 1,
+    *,
+    seed: int = 0,
+    more: Settings | None = None,
+) -> Path:
     """Write the heads of `with_heads` alone, as a file for `--draft-model`."""
-    changes = _changes(architecture, num_heads)
+    changes = _changes(architecture, num_heads, more)
     first = int(str(changes["block_count"])) - num_heads
 
     def keeps(name: str) -> bool:

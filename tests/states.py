@@ -5,18 +5,23 @@ has the right state of every token, and fails loudly where one is wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.harness import EOS, Model
+from tests.harness import EOS, SIZE, Model
 
 from headstart.speculators import Speculator
+from headstart.structures.state_batch import StateBatch
 from headstart.types import (
     LAST_STATE,
+    Batch,
     Capability,
+    ContextFullError,
     DecodedStates,
     Draft,
     DraftRequest,
+    Logits,
 )
 
 LAYERS = frozenset({LAST_STATE, 2})
@@ -93,3 +98,49 @@ class StateReader(Speculator):
                 token = request.choose(logits, position).coupled
             tokens.append(token)
         return Draft(tokens[len(request.tokens) :])
+
+
+class FakeHeads(Model):
+    """Heads that predict exactly what the target's logits are, and fail loudly where a row has
+    another state than that of the token before it.
+    """
+
+    def __init__(self, target: Model | None = None, num_heads: int = 1, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.target, self.num_heads, self.state_width = target or Model(), num_heads, 4
+        self.num_cells = settings.get("num_cells", 64 * self.context_size)
+        self.rows: list[NDArray[np.float32]] = []
+        self.num_calls = 0
+
+    def decode(self, batch: Batch) -> Logits:
+        self.num_calls += 1
+        assert isinstance(batch, StateBatch)
+        assert batch.num_outputs in (0, batch.num_rows), "some rows have outputs and some have not"
+        if self.cells_used() + batch.num_rows > self.num_cells:
+            raise ContextFullError
+        logits, self.rows = [], []
+        for row in range(batch.num_rows):
+            seq_id, position = int(batch.seq_ids[row]), int(batch.positions[row])
+            assert seq_id % self.num_heads == batch.head
+            cached = self.cache.setdefault(seq_id, [])
+            if not cached:
+                cached += [-1] * position
+            assert position == len(cached), f"row at {position}, cache holds {len(cached)}"
+            if -1 not in cached[:1]:  # it has read the beginning
+                known = self.state_before(cached)
+                assert np.array_equal(batch.states[row], known), f"another state at {position}"
+            cached.append(int(batch.tokens[row]))
+            logits.append(self.target.logits_after(cached))
+            self.rows.append(self.target.state_after(cached, LAST_STATE))
+        return np.stack(logits) if batch.num_outputs else np.zeros((0, SIZE), np.float32)
+
+    def state_before(self, tokens: list[int]) -> NDArray[np.float32]:
+        none = np.zeros(self.state_width, np.float32)
+        return self.target.state_after(tokens, LAST_STATE) if tokens else none
+
+    @property
+    def engine(self) -> Model:
+        return self
+
+    def outputs(self) -> NDArray[np.float32]:
+        return np.stack(self.rows)

@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from headstart import demo
 from headstart.config import Config, EngineConfig
-from headstart.errors import ModelError
+from headstart.errors import ConfigError
 from headstart.hub import ModelPaths, resolve_model
 from headstart.parent import Parent
 
 if TYPE_CHECKING:
     from headstart.engine.devices import Device
     from headstart.engine.fit import Fitted
-    from headstart.engine.model import Model
+    from headstart.loading import Heads
     from headstart.saved_control import SavedControl
-    from headstart.scheduler.drafting import Drafting
     from headstart.scheduler.report import WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
     from headstart.server.model import ServedModel
-    from headstart.types import Engine
-    from headstart.vocabulary.vocabulary_translator import VocabularyTranslator
+    from headstart.types import ModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +70,14 @@ def check(config: Config) -> None:
         ConfigError, ModelError: settings that cannot work.
     """
     from headstart.process import cpus_of
-    from headstart.speculation import uses_draft_model, wanted_types
+    from headstart.speculation import uses_draft_model, wanted_types, wants_heads
     from headstart.text.chat_template import template_by_hand
 
     is_demo = not (config.model.model or config.model.hf_repo)
     is_given = is_demo or bool(config.model.draft_model or config.model.draft_hf_repo)
     has_draft = uses_draft_model(config, is_demo=is_demo, is_given=is_given)
-    wanted_types(config.speculation, has_draft_model=has_draft)
+    has_heads = None if wants_heads(config) else False  # the files are not there yet
+    wanted_types(config.speculation, has_draft_model=has_draft, has_heads=has_heads)
     cpus_of(config.engine)
     template_by_hand(config.server)
 
@@ -105,37 +104,35 @@ def build_scheduler(
     Raises:
         ConfigError, ModelError: something cannot be used; the message says what and why.
     """
+    from headstart.drafters import make_drafting
     from headstart.engine import library
     from headstart.engine.machine import available_memory
     from headstart.grammar.compiler import GrammarCompiler
-    from headstart.loading import load_draft, load_target, only_embeds
+    from headstart.loading import load_drafters, load_target, only_embeds
     from headstart.remote import connect_workers, notice_lost_workers
+    from headstart.saved_control import slots_place
     from headstart.scheduler.embedding import EmbeddingQueue
+    from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.speculation import (
-        capped_options,
-        needs_draft_model,
-        uses_draft_model,
-        wanted_types,
-    )
+    from headstart.speculation import capped_options
 
-    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
-    types = wanted_types(config.speculation, has_draft_model=has_draft)
+    models, heads = _with_heads(config, models)
+    types = _types(config, models, heads)
     if only_embeds(config, models.target):
         types = ()
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
-    learned = _learned(config, models, types)
-    draft = models.draft if needs_draft_model(types) else None
+    draft = _draft_of(models, types)
+    learned = _learned(config, models.target, draft, heads)
     connect_workers(config.engine)
-    target = load_target(config, models.target, draft)
+    target = load_target(config, models.target, draft, heads)
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
-    drafter = load_draft(config, draft, fitted) if draft else None
+    drafters = load_drafters(config, target, draft, heads)
     notice_lost_workers(config.engine)
-    drafting = _make_drafting(config, types, model, engine, drafter, learned)
+    drafting = make_drafting(config, types, target, drafters, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
@@ -150,9 +147,10 @@ def build_scheduler(
             scheduler.warm_up_seconds = seconds
         else:
             scheduler.warm_up(seconds)
+    keep_slots(scheduler, slots_place(config, models.target))
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),
-        draft=drafter.model.info(drafter.context_size, drafter.memory.value) if drafter else None,
+        draft=_draft_info(drafters),
         num_slots=config.scheduler.parallel,
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
@@ -168,7 +166,63 @@ def build_scheduler(
     return scheduler, info
 
 
-def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedControl:
+def _with_heads(config: Config, models: Models) -> tuple[Models, Heads | None]:
+    """The files, and the multi-token heads among them; a file with heads alone is no draft model.
+
+    Raises:
+        ModelError: a file is missing or no GGUF.
+    """
+    from headstart.loading import find_heads
+    from headstart.speculation import wants_heads
+
+    heads = find_heads(models.target, models.draft) if wants_heads(config) else None
+    if heads is not None and heads.path == models.draft:
+        models = replace(models, draft=None)
+    return models, heads
+
+
+def _types(config: Config, models: Models, heads: Heads | None) -> tuple[str, ...]:
+    """Names of the speculators to load.
+
+    Raises:
+        ConfigError: they cannot be used together, or with these models.
+    """
+    from headstart.engine.drafters import speculator_for
+    from headstart.speculation import WITH_HEADS, uses_draft_model, wanted_types
+
+    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
+    has_heads = heads is not None
+    draft_type = speculator_for(models.draft) if has_draft and models.draft else None
+    if draft_type == WITH_HEADS:
+        raise ConfigError(
+            f"{models.draft} has multi-token heads and nothing else, and they are left out here; "
+            "drop --no-mtp, or leave out --draft-model"
+        )
+    return wanted_types(
+        config.speculation,
+        has_draft_model=has_draft,
+        has_heads=has_heads,
+        draft_type=draft_type,
+    )
+
+
+def _draft_of(models: Models, types: tuple[str, ...]) -> Path | None:
+    """The draft model, if somebody drafts with it."""
+    from headstart.speculation import needs_draft_model
+
+    return models.draft if needs_draft_model(types) else None
+
+
+def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:
+    """Of the draft model, if there is one."""
+    drafter = loaded.get("engine") or loaded.get("context")
+    if drafter is None:
+        return None
+    info: ModelInfo = drafter.model.info(drafter.context_size, drafter.memory.value)
+    return info
+
+
+def _learned(config: Config, target: Path, draft: Path | None, heads: Heads | None) -> SavedControl:
     """What control learned with these models.
 
     Raises:
@@ -177,11 +231,12 @@ def _learned(config: Config, models: Models, types: tuple[str, ...]) -> SavedCon
     """
     from headstart.engine.model import check_file
     from headstart.saved_control import load_control
-    from headstart.speculation import needs_draft_model
 
-    files = {"target": models.target}
-    if needs_draft_model(types) and models.draft:
-        files["draft model"] = models.draft
+    files = {"target": target}
+    if draft is not None:
+        files["draft model"] = draft
+    if heads is not None and not heads.is_in_target:
+        files["heads"] = heads.path
     for file in files.values():
         check_file(file)
     return load_control(config, files)
@@ -197,78 +252,11 @@ def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
         ConfigError, ModelError: they cannot be had or do not fit.
     """
     from headstart.loading import fit_models
-    from headstart.speculation import needs_draft_model, uses_draft_model, wanted_types
 
     check(config)
-    models = find_models(config)
-    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
-    types = wanted_types(config.speculation, has_draft_model=has_draft)
-    draft = models.draft if needs_draft_model(types) else None
-    return fit_models(config, models.target, draft, free)
-
-
-def _make_drafting(
-    config: Config,
-    types: tuple[str, ...],
-    model: Model,
-    engine: Engine,
-    drafter: Any,
-    learned: SavedControl,
-) -> Drafting:
-    from headstart.scheduler.drafting import Drafting
-    from headstart.scheduler.guarded_speculator import GuardedSpeculator
-    from headstart.speculation import make_speculator
-    from headstart.structures.token_log import VocabularyId
-
-    parts = {
-        "engine": lambda: drafter,
-        "vocab": lambda: model.vocab,
-        "vocabulary_id": lambda: VocabularyId.of(model.vocab),
-        "translator": lambda: _translator(config, model, drafter.model),
-    }
-    options = config.speculation.options
-    vocab_size = model.vocab.size
-    speculators = [
-        GuardedSpeculator(make_speculator(name, options, parts), vocab_size) for name in types
-    ]
-    unusable = ""
-    if speculators and not engine.max_rollback:
-        kind = model.info().architecture
-        unusable = (
-            f"the memory of {kind} models goes back to checkpoints only and --ctx-checkpoints is "
-            "0; allow at least 1"
-        )
-        log.warning("speculation is off: %s", unusable)
-    return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
-
-
-def _translator(config: Config, target: Model, draft: Model) -> VocabularyTranslator | None:
-    """Translation between the two vocabularies; None if their ids mean the same.
-
-    Raises:
-        ModelError: no text of one can be said in the other.
-    """
-    from headstart.vocabulary.comparison import TranslationMode
-    from headstart.vocabulary.replacements import parse_pairs
-    from headstart.vocabulary.templates import find_replacements
-    from headstart.vocabulary.vocabulary_translator import TranslationOptions, VocabularyTranslator
-
-    pairs = parse_pairs(config.speculation.spec_replace)
-    pairs += find_replacements(target.chat_template or "", draft.chat_template or "")
-    translator = VocabularyTranslator(
-        target.vocab,
-        draft.vocab,
-        TranslationOptions(tuple(pairs)),
-    )
-    if reason := translator.why_not():
-        raise ModelError(
-            f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft "
-            "model"
-        )
-    log.info("draft model %s: %s", draft.path.name, translator.describe())
-    if translator.mode is TranslationMode.IDENTICAL and config.speculation.spec_replace:
-        log.warning("--spec-replace is not used: the draft model has the target's own tokens")
-    return None if translator.mode is TranslationMode.IDENTICAL else translator
+    models, heads = _with_heads(config, find_models(config))
+    types = _types(config, models, heads)
+    return fit_models(config, models.target, _draft_of(models, types), heads, free)
 
 
 def _summary(info: WorkerInfo, models: Models) -> str:
@@ -362,8 +350,8 @@ def serve(
 
     prepare = EngineProcess(Logging.of(config), config.engine)
     prepare.logging.start()
-    if parent is not None:
-        parent.follow()
+    parent = parent or Parent()
+    parent.follow()
     check(config)
     models = find_models(config)
     build = partial(build_scheduler, config, models, warms_up_later=True)
@@ -371,6 +359,7 @@ def serve(
     first.launch()  # loads the models while this process imports what serves them
     transports = iter([first])
     worker = WorkerClient(lambda: next(transports, None) or ProcessTransport(build, prepare))
+    worker.on_change = parent.tell
     try:
         from headstart.server import listen
 
@@ -378,7 +367,7 @@ def serve(
             config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
-            partial(_announce, parent or Parent(), models.is_demo),
+            partial(_announce, parent, models.is_demo),
         )
     finally:
         first.kill()  # where serving failed before it was used

@@ -30,9 +30,14 @@ from headstart.types import SequenceMode
 
 # tokens a step
 DEFAULT_DRAFT_MAX = {SequenceMode.FIXED: 16, SequenceMode.AUTO: 32, SequenceMode.OFF: 0}
-# llama-server's names: what is called otherwise here, and what is not built.
-SPECULATOR_ALIASES = {"draft-simple": "draft-model"}
-MULTI_TOKEN_HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
+# llama-server's names of what is called otherwise here
+SPECULATOR_ALIASES = {
+    "draft-simple": "draft-model",
+    "draft-mtp": "mtp",
+    "draft-eagle3": "eagle3",
+    "draft-dflash": "dflash",
+    "draft-dspark": "dspark",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,12 @@ class SchedulerConfig:
     )
     keep: int = option(
         0, "tokens at the beginning of a text that --context-shift never drops; -1: its prompt"
+    )
+    keep_slots: str | None = option(
+        None,
+        "folder in which what the slots hold is kept while the model is not loaded (sleeping, "
+        "unloaded by a router, stopped), so that it comes back with it; auto: one in the cache "
+        "folder, as each model of a router has; none: keep nothing. Default: none",
     )
     cache_ram: int = option(
         8192,

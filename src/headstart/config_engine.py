@@ -162,6 +162,9 @@ class EngineConfig:
         "node where it starts, or leave it to numactl",
         choices=("distribute", "isolate", "numactl"),
     )
+    mtp: bool = option(
+        True, "load the model's multi-token heads if it has some, and draft with them where it pays"
+    )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     deterministic: bool = option(
@@ -272,6 +275,7 @@ class DraftEngineConfig:
             deterministic=False,
             swa_full=True,  # it takes back the tokens of many decodes
             ctx_checkpoints=0,
+            mtp=False,
             cpu_moe=False,
             n_cpu_moe=0,
             override_tensor=None,

@@ -60,6 +60,29 @@ def load_control(config: Config, models: Mapping[str, Path]) -> SavedControl:
     return SavedControl(controller, path, reason or "")
 
 
+# all that cached keys and values depend on, besides the model
+_OF_STATES = (
+    "cache_type_k", "cache_type_v", "swa_full", "lora", "lora_scaled", "control_vector",
+    "control_vector_scaled", "override_kv", "rope_scaling", "rope_scale", "rope_freq_base",
+    "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast",
+    "yarn_beta_slow",
+)  # fmt: skip
+
+
+def slots_place(config: Config, target: Path) -> tuple[Path, str] | None:
+    """Folder in which slots are kept, and what their states depend on; None to keep none."""
+    named = config.scheduler.keep_slots
+    if named in (None, "", "none"):
+        return None
+    settings = [repr(getattr(config.engine, name)) for name in _OF_STATES]
+    identity = "\0".join((ModelId.of(target).digest, *settings))
+    if named == "auto":
+        name = config.model.alias or target.stem
+        digest = hashlib.sha256(f"{name}\0{target}".encode()).hexdigest()[:16]
+        return cache_directory() / "slots" / digest, identity
+    return Path(str(named)), identity
+
+
 def cache_directory() -> Path:
     """Our folder for what is learned and can be made again."""
     base = os.environ.get("HEADSTART_CACHE")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headstart.config import MULTI_TOKEN_HEADS, SPECULATOR_ALIASES, Config, SpeculationConfig
+from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig
 from headstart.errors import ConfigError
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import SequenceMode
@@ -18,6 +18,7 @@ from headstart.types import SequenceMode
 AUTO_TYPES: tuple[str, ...] = ("suffix",)
 FIXED_TYPES: tuple[str, ...] = ("ngram-simple",)
 WITH_DRAFT_MODEL = "draft-model"
+WITH_HEADS = "mtp"
 NONE = "none"
 _STATE_BEGINS = b'{"version":'  # of the file that control writes
 
@@ -41,8 +42,33 @@ def needs_draft_model(names: Sequence[str]) -> bool:
     return any(name in SPECULATORS and SPECULATORS[name].needs_draft_model for name in names)
 
 
-def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[str, ...]:
+def needs_heads(names: Sequence[str]) -> bool:
+    """Whether one of these speculators drafts with the target's multi-token heads."""
+    return any(name in SPECULATORS and SPECULATORS[name].needs_heads for name in names)
+
+
+def wants_heads(config: Config) -> bool:
+    """Whether multi-token heads would be used if there are any."""
+    types = config.speculation.spec_type
+    if not config.engine.mtp or config.speculation.mode is SequenceMode.OFF:
+        return False
+    return types is None or needs_heads(type_names(types))
+
+
+def wanted_types(
+    config: SpeculationConfig,
+    *,
+    has_draft_model: bool,
+    has_heads: bool | None = False,
+    draft_type: str | None = None,
+) -> tuple[str, ...]:
     """Names of the speculators to load, in order of preference.
+
+    Args:
+        config: what was asked for.
+        has_draft_model: there is one.
+        has_heads: so have multi-token heads; None: not known yet.
+        draft_type: the speculator that the draft model's file is for; None: not known yet.
 
     Raises:
         ConfigError: an unknown name, a draft model or an option that nothing would use, an option
@@ -52,13 +78,29 @@ def wanted_types(config: SpeculationConfig, *, has_draft_model: bool) -> tuple[s
     if config.spec == SequenceMode.OFF.value or config.spec_type == NONE:
         return ()
     if config.spec_type is None:
+        drafter = draft_type or WITH_DRAFT_MODEL
+        models = (drafter,) * has_draft_model + (WITH_HEADS,) * bool(has_heads)
         if config.spec == SequenceMode.FIXED.value:
-            names = (WITH_DRAFT_MODEL,) if has_draft_model else FIXED_TYPES
+            names = models[:1] or FIXED_TYPES
         else:
-            names = (*AUTO_TYPES, WITH_DRAFT_MODEL) if has_draft_model else AUTO_TYPES
+            names = (*AUTO_TYPES, *models)
     else:
-        names = _named_types(config.spec_type, has_draft_model=has_draft_model)
-    _check_options(config.options, names)
+        may_be_heads = has_heads is None and needs_heads(type_names(config.spec_type))
+        names = _named_types(
+            config.spec_type, has_draft_model=has_draft_model, may_be_unused=may_be_heads
+        )
+        if has_heads is False and needs_heads(names):
+            raise ConfigError(
+                f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or "
+                "--no-mtp leaves them out); leave it out, or name a GGUF with its heads with "
+                "--draft-model"
+            )
+        if has_draft_model and draft_type:
+            _check_draft_type(names, draft_type)
+    options = config.options
+    if has_draft_model and draft_type is None:
+        options = {name: o for name, o in options.items() if not needs_draft_model([name])}
+    _check_options(options, names)
     return names
 
 
@@ -82,18 +124,13 @@ def capped_options(config: SpeculationConfig) -> list[str]:
     ]
 
 
-def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
+def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) -> tuple[str, ...]:
     names = type_names(spec_type)
     if not names or NONE in names:
         raise ConfigError(
             f"--spec-type is {spec_type!r} but must name speculators, or {NONE} alone"
         )
     for name in names:
-        if name in MULTI_TOKEN_HEADS:
-            raise ConfigError(
-                f"--spec-type names {name}, but multi-token heads are not supported yet; leave it "
-                "out"
-            )
         if name not in SPECULATORS:
             raise ConfigError(
                 f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}"
@@ -108,12 +145,22 @@ def _named_types(spec_type: str, *, has_draft_model: bool) -> tuple[str, ...]:
             f"--spec-type names {' and '.join(users)}, but the draft model has one cache and one "
             "of them can use it; leave out the others"
         )
-    if has_draft_model and not users:
+    if has_draft_model and not (users or may_be_unused):
         raise ConfigError(
             f"a draft model is given but --spec-type does not name {WITH_DRAFT_MODEL}; add it "
             "there or leave out one of them"
         )
     return names
+
+
+def _check_draft_type(names: Sequence[str], draft_type: str) -> None:
+    """What a file is good for is decided by what is in it, not by the flag."""
+    wrong = [name for name in names if needs_draft_model([name]) and name != draft_type]
+    if wrong:
+        raise ConfigError(
+            f"--spec-type names {wrong[0]} but the draft model's file is for {draft_type}; name "
+            "that, or leave out --spec-type"
+        )
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:

@@ -5,7 +5,9 @@
 SUITE is the folder tools/server/tests of a llama.cpp source tree. Its models come from a hub; here
 the embedded demo model stands in for every one of them, on both servers, so a test that wants
 the text of a certain model fails on both and says nothing. Needs the packages of SUITE's
-requirements.txt. With --llama-server the outcomes of that binary are written, else Headstart's;
+requirements.txt. A router finds the demo model in a cache of the hub under the names that the tests
+use; what they download fails. With --llama-server the outcomes of that binary are written, else
+Headstart's;
 `--compare A B` prints what passes in A and not in B.
 """
 
@@ -27,14 +29,17 @@ import os
 import sys
 
 arguments = sys.argv[1:]
-kept = []
+names_model = any(a in ("--hf-repo", "--model-url", "--model", "-m") for a in arguments)
+command, kept = {command!r}, []
+if not names_model and {router!r}:
+    command, kept = {router!r}, ["--models-max", "4"]
 while arguments:
     argument = arguments.pop(0)
     if argument in ("--hf-repo", "--model-url"):
         kept += ["--model", {model!r}]
     if argument in ("--hf-repo", "--hf-file", "--model-url", "--mmproj-url"):
         arguments.pop(0)
-    elif argument != "--offline":
+    elif argument != "--offline" or not names_model:
         kept.append(argument)
 
 
@@ -50,8 +55,14 @@ if os.path.getsize({count!r}) <= {presets}:
     # before the tests each model is started once, to download it: nothing to download here
     port = int(sys.argv[sys.argv.index("--port") + 1])
     http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
-os.execv({command!r}[0], [*{command!r}, *kept])
+os.execv(command[0], [*command, *kept])
 """
+# models of the router's tests, as the cache of the hub has them
+CACHED = {
+    "ggml-org/tinygemma3-GGUF": "tinygemma3-Q8_0.gguf",
+    "ggml-org/test-model-stories260K": "stories260K-F32.gguf",
+    "ggml-org/test-model-stories260K-infill": "stories260K-infill-F32.gguf",
+}
 PRESETS = 8  # models that the suite starts before its tests
 
 
@@ -84,12 +95,17 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
     wrapper.write_text(
         WRAPPER.format(
             python=sys.executable, model=str(options.model), command=command, presets=PRESETS,
-            count=str(folder / "count"),
+            count=str(folder / "count"), router=[] if options.llama_server else _router(command),
         )
     )  # fmt: skip
     wrapper.chmod(0o755)
     report = folder / "report.xml"
-    environment = os.environ | {"LLAMA_SERVER_BIN_PATH": str(wrapper)}
+    _fill_cache(folder / "hub", options.model)
+    (options.suite / "tmp").mkdir(exist_ok=True)  # the tests write into what is the cache there
+    environment = os.environ | {
+        "LLAMA_SERVER_BIN_PATH": str(wrapper),
+        "LLAMA_CACHE": str(folder / "hub"),
+    }
     if options.llama_server:
         environment["LD_LIBRARY_PATH"] = str(options.llama_server.resolve().parent)
     chosen = ["-k", options.k] if options.k else []
@@ -103,6 +119,22 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
         check=False,
     )  # fmt: skip
     return _outcomes(report)
+
+
+def _router(command: list[str]) -> list[str]:
+    """The command for a router: the one whose models are slow to load and to answer."""
+    slow = Path(__file__).with_name("slow_router.py")
+    return [command[0], str(slow), "serve"] if command[1:] == ["-m", "headstart"] else command
+
+
+def _fill_cache(cache: Path, model: Path) -> None:
+    for repo, file in CACHED.items():
+        folder = cache / ("models--" + repo.replace("/", "--"))
+        revision = "0" * 40
+        for path in (folder / "refs", folder / "blobs", folder / "snapshots" / revision):
+            path.mkdir(parents=True)
+        (folder / "refs" / "main").write_text(revision)
+        (folder / "snapshots" / revision / file).symlink_to(model)
 
 
 def _passed(outcomes: Path) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import orjson
 import pytest
+from tests.fake_draft_context import LAYERS, FakeDraftContext
 from tests.harness import (
     AUTO,
     SIZE,
@@ -23,12 +24,13 @@ from tests.harness import (
     make_scheduler,
     run,
 )
+from tests.states import FakeHeads
 
 from headstart.scheduler.request import Request
 from headstart.speculation import make_speculator
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.structures.token_log import VocabularyId
-from headstart.types import Capability, Decoded, Draft, DraftRequest
+from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
 
 every = pytest.mark.parametrize("name", sorted(SPECULATORS))
 every_pair = pytest.mark.parametrize(
@@ -45,6 +47,9 @@ def make(name: str, *, small: bool = False) -> Speculator:
         "translator": lambda: None,  # the draft model's ids are the target's
         "vocab": Letters,
         "vocabulary_id": lambda: VocabularyId.of(Letters()),
+        "heads": FakeHeads,
+        "context": lambda: FakeDraftContext(name),
+        "layers": lambda: LAYERS,
     }
     return make_speculator(name, SMALL_OPTIONS if small else {}, parts)
 
@@ -71,11 +76,30 @@ def decoded(seq_id: int, position: int, tokens: Sequence[int]) -> Decoded:
     return Decoded(ids, positions, np.array(tokens, np.int32), np.stack(rows))
 
 
+def show_states(speculator: Speculator, seq_id: int, num_known: int, tokens: Sequence[int]) -> None:
+    """The target's cache holds these tokens now, the first `num_known` of them since before."""
+    if Capability.HIDDEN_STATES not in speculator.needs:
+        return
+    if not num_known:
+        speculator.truncate(seq_id, 0)
+    new = np.arange(num_known, len(tokens), dtype=np.int32)
+    if not len(new):
+        return
+    states = {
+        layer: np.stack([Model.state_after(tokens[: i + 1], layer) for i in new.tolist()])
+        for layer in speculator.state_layers
+    }
+    speculator.observe_states(
+        DecodedStates(np.full(len(new), seq_id, np.int32), new, np.array(tokens)[new], states)
+    )
+
+
 def play(
     speculator: Speculator, seq_id: int, seed: int, prompt: Sequence[int] = (1, 2, 1, 2)
 ) -> list[Draft]:
     """One request from begin to end, as the scheduler would call; returns its drafts."""
     history, drafts = list(prompt), []
+    show_states(speculator, seq_id, 0, history[:-1])
     speculator.begin(seq_id, history)
     for (num_accepted, emitted), max_tokens in zip(
         texts(seed), itertools.cycle(MAX_TOKENS), strict=False
@@ -86,6 +110,8 @@ def play(
         drafts.append(draft)
         if Capability.LOGITS in speculator.needs:
             speculator.observe(decoded(seq_id, len(history) - 1, [history[-1], *draft.tokens]))
+        verified = [history[-1], *emitted[:-1]]
+        show_states(speculator, seq_id, len(history) - 1, [*history[:-1], *verified])
         history += emitted
         speculator.accept(seq_id, emitted, num_accepted)
     speculator.end(seq_id)
@@ -128,6 +154,7 @@ def test_drafts_are_well_formed_and_the_same_for_the_same_calls(name: str, small
 def test_it_drafts_something_for_a_text_that_repeats_itself(name: str) -> None:
     speculator = make(name)
     history = [1, 2, 3, 4, 5, 6, 7] * 8
+    show_states(speculator, 0, 0, history[:-1])
     speculator.begin(0, history)
     num_drafted = 0
     for token in list(history):
@@ -135,6 +162,7 @@ def test_it_drafts_something_for_a_text_that_repeats_itself(name: str) -> None:
         num_drafted += len(draft.tokens)
         if Capability.LOGITS in speculator.needs:
             speculator.observe(decoded(0, len(history) - 1, [history[-1]]))
+        show_states(speculator, 0, len(history) - 1, history)
         history.append(token)
         speculator.accept(0, [token], 0)
     assert num_drafted > 0
@@ -146,6 +174,8 @@ def test_drafts_come_in_the_order_of_the_requests_each_for_its_own(name: str) ->
     together, alone = make(name, small=True), make(name, small=True)
     histories = {i: [i, 9, i, 9, i, 9, i] for i in range(4)}
     for seq_id, history in histories.items():
+        show_states(together, seq_id, 0, history[:-1])
+        show_states(alone, seq_id, 0, history[:-1])
         together.begin(seq_id, history)
         alone.begin(seq_id, history)
     requests = [DraftRequest(i, histories[i], MAX_TOKENS[i]) for i in (2, 0, 3, 1)]

@@ -156,3 +156,16 @@ def test_named_origins_may_read_and_preflight_needs_no_key():
             "http://page.example",
         )
         assert "access-control-allow-origin" not in client.get("/health").headers
+
+
+def test_a_proxy_with_the_key_names_the_tenant():
+    worker = FakeWorker()
+    config = ServerConfig(api_key="first,second", tenant_header="X-Tenant")
+    with serving(worker, config) as client:
+        for key, tenant in (("first", "a"), ("second", "a"), ("first", "b"), ("first", None)):
+            headers = {"authorization": f"Bearer {key}"} | ({"x-tenant": tenant} if tenant else {})
+            assert client.post("/completion", json=BODY, headers=headers).status_code == 200
+        assert client.post("/completion", json=BODY, headers={"x-tenant": "a"}).status_code == 401
+    a, again, b, nobody = (request.namespace for request in worker.requests)
+    assert a == again, "whichever key the proxy has"
+    assert len({a, b, nobody}) == 3

@@ -19,7 +19,7 @@ TARGET = demo.path(demo.TARGET)
 PRESET = f"""
 version = 1
 [*]
-c = 512
+c = 2048
 np = 1
 [one]
 model = {TARGET}
@@ -126,7 +126,7 @@ def test_killing_a_child_ends_its_requests_only_and_each_says_so(
         body = BODY | {"model": "two", "max_tokens": 200, "stream": True, "ignore_eos": True}
         other.append(httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).content)
 
-    body = BODY | {"model": "one", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = BODY | {"model": "one", "max_tokens": 1900, "stream": True, "ignore_eos": True}
     with client.stream("POST", "/v1/completions", json=body) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
@@ -152,6 +152,31 @@ def test_models_are_unloaded_with_all_their_processes(
     until(lambda: status_of(client, "two")["value"] == "unloaded", "the end of the model")
     assert not processes_of(server, "--alias=two")
     assert "failed" not in status_of(client, "two")
+
+
+def test_what_a_model_has_read_comes_back_with_it(client: httpx2.Client) -> None:
+    prompt = "def add(first, second):\n    return first + second\n\n" * 4
+    first = ask(client, "one", prompt=prompt)
+    client.post("/models/unload", json={"model": "one"})
+    again = ask(client, "one", prompt=prompt)
+    assert again.json()["choices"] == first.json()["choices"]
+    assert again.json()["timings"]["prompt_n"] == 1
+
+
+def test_a_model_that_sleeps_is_listed_so_and_wakes(tmp_path: Path) -> None:
+    (tmp_path / "models.ini").write_text(f"[one]\nmodel = {TARGET}\nc = 512\n")
+    flags = ["--models-preset", str(tmp_path / "models.ini"), "--sleep-idle-seconds", "1"]
+    server = Server(flags, tmp_path)
+    try:
+        with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+            assert ask(client, "one").status_code == 200
+            until(lambda: status_of(client, "one")["value"] == "sleeping", "sleep")
+            assert client.get("/props?model=one").json()["is_sleeping"] is True
+            assert status_of(client, "one")["value"] == "sleeping", "asking does not wake it"
+            assert ask(client, "one").status_code == 200
+            assert status_of(client, "one")["value"] == "loaded"
+    finally:
+        server.stop()
 
 
 def test_a_router_that_is_killed_takes_its_models_along(tmp_path: Path) -> None:

@@ -136,8 +136,6 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
         {"lora": "adapter.gguf"},
         {"adaptive_target": 0.5},
         {"adaptive_target": 0},
-        {"speculative": {"types": ["suffix", "draft-mtp"]}},
-        {"speculative.type": "draft-eagle3"},
         {
             "messages": [
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
+from headstart.engine.gguf_header import InitParams
 from headstart.engine.library import api, ggml_base_library, prototype, take_errors
 from headstart.errors import ConfigError, ModelError
 
@@ -93,14 +94,10 @@ def _apply_vectors(model: Any, context: Any, files: list[tuple[Path, float]]) ->
         raise ModelError(f"libllama does not apply the control vector: {take_errors()}")
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = (("no_alloc", c_bool), ("context", POINTER(c_void_p)))
-
-
 def _directions(path: Path) -> dict[int, NDArray[np.float32]]:
     """The file's vectors by layer; empty if it is no GGUF file."""
     base = ggml_base_library()
-    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, _InitParams)
+    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, InitParams)
     count = prototype(base, "gguf_get_n_tensors", c_int64, c_void_p)
     name_at = prototype(base, "gguf_get_tensor_name", c_char_p, c_void_p, c_int64)
     type_at = prototype(base, "gguf_get_tensor_type", ctypes.c_int, c_void_p, c_int64)
@@ -108,7 +105,7 @@ def _directions(path: Path) -> dict[int, NDArray[np.float32]]:
     size_of = prototype(base, "ggml_nelements", c_int64, c_void_p)
     data_of = prototype(base, "ggml_get_data", c_void_p, c_void_p)
     tensors = c_void_p()
-    file = read(str(path).encode(), _InitParams(False, ctypes.pointer(tensors)))
+    file = read(str(path).encode(), InitParams(False, ctypes.pointer(tensors)))
     if not file:
         return {}
     found: dict[int, NDArray[np.float32]] = {}
@@ -126,10 +123,10 @@ def _directions(path: Path) -> dict[int, NDArray[np.float32]]:
 def tensor_names(path: Path) -> list[str]:
     """Names of a file's tensors; none if it is no GGUF file."""
     base = ggml_base_library()
-    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, _InitParams)
+    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, InitParams)
     count = prototype(base, "gguf_get_n_tensors", c_int64, c_void_p)
     name_at = prototype(base, "gguf_get_tensor_name", c_char_p, c_void_p, c_int64)
-    file = read(str(path).encode(), _InitParams(True, None))
+    file = read(str(path).encode(), InitParams(True, None))
     if not file:
         return []
     names = [name_at(file, i).decode("utf-8", "replace") for i in range(count(file))]

@@ -130,6 +130,10 @@ class LlamaEngine:
                 "limits "
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
+        if self.memory is MemoryKind.ROLLBACK:
+            self._sequences.settle(
+                {int(batch.seq_ids[start]): end - start for start, end, _ in _runs(batch)}
+            )
         logits = self._decode_invariant(batch) if self.deterministic else self._decode(batch)
         if self._published.layers and not self.deterministic:
             self._states = self._published.of(batch.num_rows)

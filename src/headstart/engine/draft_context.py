@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine import extension
 from headstart.engine.context import LlamaEngine
+from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import CacheRules
 from headstart.errors import EngineError
-from headstart.structures.feature_batch import FeatureBatch
+from headstart.structures.feature_batch import Blocks, FeatureBatch
 from headstart.types import Batch, Logits, MemoryKind
 
 _HEADS = 1  # libllama's kind of context for multi-token heads
@@ -55,7 +56,7 @@ class LlamaDraftContext(LlamaEngine):
         """
         architecture = model.facts.architecture
         self._target, self._is_heads = target, is_heads or architecture == _ASSISTANT
-        self._head = self._num_rows = self.selector_size = self.feature_width = 0
+        self._head = self._num_rows = self.feature_width = 0
         self.shares_target = architecture == _ASSISTANT
         config = replace(config, deterministic=False, swa_full=True, ctx_checkpoints=0)
         super().__init__(model, config, limits)
@@ -66,11 +67,11 @@ class LlamaDraftContext(LlamaEngine):
             num_layers = len(extension.target_layers(handle))
             self.feature_width = num_layers * int(api.llama_model_n_embd(target_handle))
             self._encoding = FeatureBatch(self.max_batch_tokens, self.feature_width)
-        if architecture == _BLOCK:
-            self.selector_size = extension.selector_size(handle)
+        self.blocks = _blocks(model) if architecture == _BLOCK else None
+        if self.blocks:
             is_causal = model.metadata().get("dflash.attention.causal") == "true"
             api.llama_set_causal_attn(self.handle, is_causal)
-        extension.set_states(self.handle, is_on=True, outputs_only=not self.selector_size)
+        extension.set_states(self.handle, is_on=True, outputs_only=True)
 
     def _adjust(self, params: Any) -> None:
         params.ctx_other = self._target.handle
@@ -95,7 +96,7 @@ class LlamaDraftContext(LlamaEngine):
         if (head := getattr(batch, "head", 0)) != self._head:
             extension.set_head(self.handle, head)
             self._head = head
-        self._num_rows = batch.num_rows if self.selector_size else batch.num_outputs
+        self._num_rows = batch.num_outputs
         return super().decode(batch)
 
     def outputs(self) -> NDArray[np.float32]:
@@ -114,6 +115,7 @@ class LlamaDraftContext(LlamaEngine):
         position = int(api.llama_memory_seq_pos_max(self._memory, 0)) + 1
         batch.clear()
         batch.add_states(0, position, features)
+        batch.wants_logits[:rows] = 1
         c_batch = self._c_batch_of(batch)
         if status := api.llama_encode(self.handle, c_batch):
             raise EngineError(
@@ -124,6 +126,18 @@ class LlamaDraftContext(LlamaEngine):
 
     def read_features(self, batch: FeatureBatch) -> None:
         self.decode(batch)
+
+
+def _blocks(model: Model) -> Blocks:
+    """What a DFlash or DSpark file says of its blocks."""
+    header = GgufHeader(model.path)
+    is_dspark = bool(header.shape("markov_w1.weight"))
+    return Blocks(
+        size=header.number("dflash.block_size", 16),
+        mask_id=int(api.llama_vocab_mask(model.vocab.handle)),
+        has_anchor=is_dspark and bool(header.number("dflash.sample_from_anchor", 1)),
+        has_confidence=is_dspark and bool(header.shape("conf_proj.weight")),
+    )
 
 
 __all__ = ["LlamaDraftContext"]

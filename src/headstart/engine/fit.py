@@ -7,7 +7,7 @@ libllama tries and aborts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,15 +60,15 @@ Measure = Callable[[Path, EngineConfig, Limits, int], Measured | None]
 
 def fit(
     target: Part,
-    draft: Callable[[EngineConfig], Part] | None = None,
+    drafters: Callable[[EngineConfig], Sequence[Part]] = lambda settings: (),
     *,
     measure: Measure = measure,
     free: Callable[[], dict[str, int]] | None = None,
 ) -> Fitted:
-    """Choose what is not set so that target and draft model fit into free memory.
+    """Choose what is not set so that target and drafters fit into free memory.
 
     Args:
-        draft: the draft model's part, given the target's settings.
+        drafters: what drafts for it, given the target's settings.
         measure, free: bytes that a model takes and that each device has; for tests.
 
     Raises:
@@ -81,7 +81,7 @@ def fit(
         context = config.context or config.fit_ctx
         limits = replace(limits, max_draft=min(limits.max_draft, _SNAPSHOTS))
         return Fitted(replace(config, context=context), limits)
-    work = _Fitting(target, draft, first, measure, (free or free_memory)())
+    work = _Fitting(target, drafters, first, measure, (free or free_memory)())
     return work.run()
 
 
@@ -97,12 +97,12 @@ class _Fitting:
     def __init__(
         self,
         target: Part,
-        draft: Callable[[EngineConfig], Part] | None,
+        drafters: Callable[[EngineConfig], Sequence[Part]],
         first: Measured,
         measure: Measure,
         free: dict[str, int],
     ) -> None:
-        self.target, self.draft, self.first, self.free = target, draft, first, free
+        self.target, self.drafters, self.first, self.free = target, drafters, first, free
         self._measure = measure
         train = first.facts.train_context
         self.is_open = target.config.context == 0
@@ -134,9 +134,7 @@ class _Fitting:
         """What all models take with these settings."""
         config = config or self.config
         limits = replace(self.target.limits, max_draft=self.max_draft)
-        parts = [Part(self.target.path, config, limits)]
-        if self.draft is not None:
-            parts.append(self.draft(config))
+        parts = [Part(self.target.path, config, limits), *self.drafters(config)]
         total: Uses = {}
         for part in parts:
             measured = self._measure(part.path, part.config, part.limits, part.config.context)

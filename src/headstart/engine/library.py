@@ -34,6 +34,8 @@ _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ER
 # What libllama says when a batch finds no free cells. That is no fault: `decode` raises and the
 # scheduler makes room.
 _CACHE_FULL = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
+# and what it says of heads that were left out on purpose
+_LEFT_OUT = "model has unused tensor"
 _recent_errors: deque[str] = deque(maxlen=8)
 _partial: list[str] = []
 _level = logging.DEBUG
@@ -61,6 +63,8 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
                 "youngest request waits; "
                 "a larger --context avoids it"
             )
+    if line.startswith(_LEFT_OUT):
+        _level = logging.DEBUG
     if _level >= logging.ERROR:
         _recent_errors.append(line)
     if line.strip(". "):

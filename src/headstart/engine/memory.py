@@ -10,7 +10,7 @@ import ctypes
 import platform
 import sys
 from ctypes import c_bool, c_char_p, c_uint64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +73,23 @@ def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> M
         try:
             facts = Facts.of(model)
             settings = context_params(facts, config, limits, context)
+            settings.ctx_type = int(limits.is_heads)
             made = api.llama_init_from_model(model, settings)
-            if not made:
-                reason = library.take_errors() or "libllama gave no reason"
+            reason = library.take_errors() or "libllama gave no reason"
+            if made:
+                uses = uses_of(made)
+                api.llama_free(made)
+            elif limits.reads_states:  # it needs the target's context; its own is small
+                uses = {HOST: Use(weights=path.stat().st_size)}
+            else:
                 raise ModelError(f"cannot make a context of {context} tokens for {path}: {reason}")
-            uses = uses_of(made)
-            api.llama_free(made)
         finally:
             num_experts = _num_experts(model)
             api.llama_model_free(model)
     outputs = 4 * settings.n_outputs_max * facts.vocab_size  # logits are read in main memory
     uses[HOST] = uses.get(HOST, Use()) + Use(compute=outputs)
+    if limits.shares_weights:
+        uses = {name: replace(use, weights=0) for name, use in uses.items()}
     return Measured(facts, uses, num_experts)
 
 

@@ -45,7 +45,7 @@ class Model:
         self.path = Path(path)
         check_file(self.path)
         params, self._keep = model_params(config, vocab_only=vocab_only)
-        params.load_mtp = is_drafter
+        params.load_mtp |= is_drafter
         library.take_errors()
         self.handle: Any = api.llama_model_load_from_file(str(self.path).encode(), params)
         if not self.handle:
@@ -69,6 +69,11 @@ class Model:
         # asking libllama for a token's text would abort
         if self.vocab.size == 0 or self.vocab.type == 0:
             raise ModelError(f"{self.path} has no vocabulary")
+
+    @property
+    def state_width(self) -> int:
+        """Of the last hidden state, which multi-token heads read."""
+        return int(api.llama_model_n_embd_out(self.handle))
 
     @property
     def chat_template(self) -> str | None:

@@ -70,6 +70,9 @@ class Limits:
     max_outputs: int  # most rows with logits in one decode
     max_draft: int  # longest draft that will ever have to be rolled back
     checkpoint_bytes: int = 2**30  # main memory for checkpoints
+    is_heads: bool = False  # it runs multi-token heads
+    shares_weights: bool = False  # its weights are loaded with another part
+    reads_states: bool = False  # it may need the target's context to be made
 
 
 def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any, list[Any]]:
@@ -85,6 +88,7 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     params.main_gpu = config.main_gpu
     params.load_mode = _load_mode(config)
     params.check_tensors = config.check_tensors
+    params.load_mtp = config.mtp
     # repacked 4-bit weights round differently for 4 rows and more
     params.use_extra_bufts = config.repack and not config.deterministic
     keep: list[Any] = []

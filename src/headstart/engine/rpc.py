@@ -124,7 +124,7 @@ def notice_silence(wants: Callable[[socket.socket], bool]) -> int:
 
 def _own_sockets() -> list[socket.socket]:
     """Duplicates of the sockets of this process; none where the system does not list them."""
-    sockets = []
+    sockets, seen = [], set()
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
@@ -134,6 +134,10 @@ def _own_sockets() -> list[socket.socket]:
             copy = os.dup(number)
         except OSError:
             continue
+        if (inode := os.fstat(copy).st_ino) in seen:  # a copy that was made here
+            os.close(copy)
+            continue
+        seen.add(inode)
         try:
             sockets.append(socket.socket(fileno=copy))
         except OSError:

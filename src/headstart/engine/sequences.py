@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from headstart.types import MemoryKind
 log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
+_IN_PLACE = 3  # only what cannot be cut, left on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,23 @@ class Sequences:
         self._last_rows: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
         self._sharing: set[int] = set()  # sequences whose cells may belong to others too
+        self._rolled_back: set[int] = set()  # since their last decode
+
+    def settle(self, num_rows: Mapping[int, int]) -> None:
+        """Make the states of sequences that were rolled back their own, before a decode.
+
+        A rolled back state stays in a snapshot until its sequence is decoded again. If libllama
+        computes other sequences before that (in an earlier micro-batch, or because this one is not
+        in the batch), it may move the state without the snapshots.
+
+        Args:
+            num_rows: of each sequence in the batch; of one length they are computed at once.
+        """
+        is_one = len(set(num_rows.values())) <= 1 and self._rolled_back <= num_rows.keys()
+        if not is_one and len(num_rows.keys() | self._rolled_back) > 1:
+            for seq_id in self._rolled_back:
+                self._settle(seq_id)
+        self._rolled_back.clear()
 
     def note_rows(self, seq_id: int, num_rows: int, length: int) -> None:
         """Remember a sequence's rows in the last decode: recurrent rollback is limited to them."""
@@ -79,6 +98,8 @@ class Sequences:
         if self.rules.kind is not MemoryKind.CUT:
             if self._lengths.get(seq_id, 0) > length > 0:
                 self._last_rows[seq_id] = 0  # the same decode cannot be rolled back twice
+                if self.rules.kind is MemoryKind.ROLLBACK:
+                    self._rolled_back.add(seq_id)
             self._set_length(seq_id, min(length, self._lengths.get(seq_id, 0)))
         return True
 
@@ -131,6 +152,7 @@ class Sequences:
         self._lengths.pop(seq_id, None)
         self._last_rows.pop(seq_id, None)
         self._sharing.discard(seq_id)
+        self._rolled_back.discard(seq_id)
         self.checkpoints.drop(seq_id)
         api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
@@ -190,6 +212,11 @@ class Sequences:
             return False
         self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= self._lengths[seq_id]))
         return True
+
+    def _settle(self, seq_id: int) -> None:
+        state = self._get(seq_id, _IN_PLACE)
+        if not self._set(seq_id, state, _IN_PLACE):
+            raise EngineError(f"the state of sequence {seq_id} cannot be put back")
 
     def _can_cut(self, seq_id: int, length: int) -> bool:
         dropped = self._lengths.get(seq_id, 0) - length
@@ -251,6 +278,7 @@ class Sequences:
         ):
             return False
         self._last_rows[seq_id] = 0
+        self._rolled_back.discard(seq_id)
         self._set_length(seq_id, length)
         return True
 

@@ -22,6 +22,7 @@ HOST = "127.0.0.1"
 TENANT_HEADER = "X-Headstart-Tenant"
 # of every child: whatever else it was given, it is asked by nobody but the router
 OWN_ARGUMENTS = (f"--host={HOST}", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page")
+KEEP_SLOTS = "--keep-slots="
 LONGEST_LINE = 2**20
 
 
@@ -146,5 +147,7 @@ class ChildProcess:
 
 def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:
     """The command line of a model's server; what the router itself says comes last and wins."""
-    own = (*OWN_ARGUMENTS, f"--alias={preset.name}")
+    own = [*OWN_ARGUMENTS, f"--alias={preset.name}"]
+    if not any(one.startswith(KEEP_SLOTS) for one in preset.arguments):
+        own.append(f"{KEEP_SLOTS}auto")
     return [sys.executable, "-m", "headstart", "serve", *preset.arguments, *arguments, *own]

@@ -111,13 +111,13 @@ async def events(http: HttpRequest) -> Response:
     pool = _state(http).pool
 
     async def stream() -> AsyncIterator[bytes]:
-        queue = pool.listen()
+        queue = pool.events.listen()
         try:
             yield sse.PING  # so that the client knows that it listens
             while (message := await _next(queue)) is not None:
                 yield sse.event(message) if message else sse.PING
         finally:
-            pool.stop_listening(queue)
+            pool.events.stop_listening(queue)
 
     return StreamingResponse(stream(), headers=sse.HEADERS, media_type="text/event-stream")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.errors import BackendError, HeadstartError, UnavailableError
+from headstart.router.broadcast import Broadcast
 from headstart.router.child import TENANT_HEADER, Start
 from headstart.router.memory import Estimate, Room
 from headstart.router.pooled_model import (
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 # what a model that did not get its memory ends with: an abort, the system's own killer
 MEMORY_SIGNALS = (-6, -9)
 MEMORY_ERROR = "MemoryFullError"
+# seconds in line after which models that never come to rest take no new requests until then
+PATIENCE = 30.0
 
 Measure = Callable[[ModelPreset], Awaitable[Estimate]]
 """What a model would take if no other one were loaded."""
@@ -45,6 +48,7 @@ class _Waiting:
 
     model: PooledModel
     done: asyncio.Future[None]
+    since: float
     num_waiters: int = 0
 
 
@@ -59,12 +63,12 @@ class Pool:
         measure: Measure | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.events = Broadcast()
         self.models = {preset.name: PooledModel(preset) for preset in presets}
         self._room = room
         self._start_child, self._measure, self._clock = start, measure, clock
         self._queue: dict[str, _Waiting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listeners: set[asyncio.Queue[Mapping[str, Any] | None]] = set()
         self._exited = asyncio.Event()  # set, and made anew, whenever a child ended
         self.is_closed = False
 
@@ -86,7 +90,7 @@ class Pool:
         """
         if wakes:
             model.last_used = self._clock()
-        if model.is_ready or (not wakes and model.status == SLEEPING and not model.is_stopping):
+        if model.is_ready or (not wakes and model.is_asleep):
             model.num_requests += 1
         else:
             await self._wait(model)
@@ -115,9 +119,8 @@ class Pool:
         if not model.is_running or model.is_stopping:
             return
         log.info("unloading %s", model.name)
+        assert model.child is not None
         model.is_stopping = True
-        if model.child is None:
-            return  # it is still being estimated; that will see it
         if model.status == LOADING:
             model.child.kill()
         else:
@@ -145,7 +148,7 @@ class Pool:
             if model.preset != preset:
                 model.preset, model.exit_code = preset, 0
                 model.estimate = model.estimate if model.is_running else None
-        self.tell("models_reload", "*")
+        self.events.tell("models_reload", "*")
 
     async def close(self) -> None:
         """End all models."""
@@ -156,32 +159,10 @@ class Pool:
             self.unload(model)
         while any(one.is_running for one in self.models.values()):
             await self._exited.wait()
-        self.end_streams()
+        self.events.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def listen(self) -> asyncio.Queue[Mapping[str, Any] | None]:
-        """Events from now on; None is the last."""
-        queue: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
-        if self.is_closed:
-            queue.put_nowait(None)
-        self._listeners.add(queue)
-        return queue
-
-    def stop_listening(self, queue: asyncio.Queue[Mapping[str, Any] | None]) -> None:
-        self._listeners.discard(queue)
-
-    def end_streams(self) -> None:
-        """No more events: who listens would keep the server from ending."""
-        for queue in self._listeners:
-            queue.put_nowait(None)
-
-    def tell(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:
-        """Tell all who listen."""
-        message = {"model": model, "event": event} | ({"data": data} if data is not None else {})
-        for queue in self._listeners:
-            queue.put_nowait(message)
 
     async def _wait(self, model: PooledModel) -> None:
         """Wait in line; count the request before leaving it, so that nobody unloads the model in
@@ -191,8 +172,10 @@ class Pool:
             raise UnavailableError("the server is shutting down")
         waiting = self._queue.get(model.name)
         if waiting is None:
-            done = asyncio.get_running_loop().create_future()
-            waiting = self._queue[model.name] = _Waiting(model, done)
+            loop = asyncio.get_running_loop()
+            waiting = _Waiting(model, loop.create_future(), loop.time())
+            self._queue[model.name] = waiting
+            loop.call_later(PATIENCE, self._advance)
         waiting.num_waiters += 1
         try:
             self._advance()
@@ -207,17 +190,19 @@ class Pool:
 
     def _advance(self) -> None:
         """Do what can be done for those who wait, in the order of their arrival."""
+        for model in self.models.values():
+            model.is_draining = False  # until somebody who waits says so again
         for waiting in list(self._queue.values()):
             model = waiting.model
             if waiting.done.done() or (model.status == LOADING and not model.is_stopping):
                 continue
             if model.is_ready:
                 waiting.done.set_result(None)
-            elif model.is_stopping:
+            elif model.is_stopping or model.is_draining:
                 return  # nobody overtakes
-            elif not self._has_room(model):
-                if model.status == LOADING or waiting.done.done():
-                    continue  # it is being estimated, or never has room
+            elif not self._has_room(waiting):
+                if model.is_measured or waiting.done.done():
+                    continue  # its turn comes when that is known
                 return
             elif model.status == SLEEPING:
                 self._set(model, LOADED)
@@ -225,11 +210,16 @@ class Pool:
             else:
                 self._load(model)
 
-    def _has_room(self, model: PooledModel) -> bool:
+    def _has_room(self, waiting: _Waiting) -> bool:
         """Whether a model can be loaded now; if not, what is in its way is unloaded, or awaited."""
+        model = waiting.model
+        if model.waits_for is not None and model.waits_for.is_running:
+            return False
+        model.waits_for = None
         if model.estimate is None and self._measure is not None:
-            self._set(model, LOADING)
-            self._spawn(self._estimate(model))
+            if not model.is_measured:
+                model.is_measured = True
+                self._spawn(self._estimate(model))
             return False
         running = [one for one in self.models.values() if one.is_running and one is not model]
         if self._room.fits(model, running):
@@ -237,14 +227,27 @@ class Pool:
         staying = [one for one in running if not one.is_stopping]
         idle = [one for one in staying if self._is_idle(one)]
         busy = [one for one in staying if one not in idle]
-        for victim in self._room.victims(model, idle, busy) or ():
-            self.unload(victim)
+        victims = self._room.victims(model, idle, busy)
+        if victims is None and asyncio.get_running_loop().time() - waiting.since >= PATIENCE:
+            due = [one for one in staying if self._is_due(one)]
+            rest = [one for one in staying if one not in due]
+            victims = self._room.victims(model, rest, due)
+        for victim in victims or ():
+            if victim.num_requests or victim.status == LOADING:
+                victim.is_draining = True
+            else:
+                self.unload(victim)
         return False
 
     def _is_idle(self, model: PooledModel) -> bool:
         """Nobody uses it, and nobody waits to."""
         is_started = model.status in STARTED_STATES and not model.is_stopping
         return is_started and not model.num_requests and model.name not in self._queue
+
+    def _is_due(self, model: PooledModel) -> bool:
+        """Those who waited for it may go on now and have not yet done so."""
+        waiting = self._queue.get(model.name)
+        return waiting is not None and waiting.done.done()
 
     async def _estimate(self, model: PooledModel) -> None:
         assert self._measure is not None
@@ -253,14 +256,9 @@ class Pool:
             # what the user said of a device stands; of others the first estimate does
             budget = {**model.estimate.usable, **self._room.budget}
             self._room = replace(self._room, budget=budget)
-        except HeadstartError as error:
+        except (HeadstartError, OSError, ValueError, KeyError) as error:
             self._fail(model, str(error))
-        else:
-            if model.is_stopping:
-                self._fail(model, "it was unloaded")
-            model.status = UNLOADED
-        model.is_stopping = False
-        self._note_exit()
+        model.is_measured = False
         self._advance()
 
     def _load(self, model: PooledModel) -> None:
@@ -297,12 +295,12 @@ class Pool:
         if not is_wanted:
             model.failure = model.failure or f"its process ended with code {code}"
             log.error("%s: %s", model.name, model.failure)
-        if was_loading and not is_wanted and lacked_memory and self._retry(model):
-            return
-        model.exit_code = 0 if is_wanted else code or 1
-        self._set(model, UNLOADED, exit_code=model.exit_code)
+        is_retried = was_loading and not is_wanted and lacked_memory and self._retry(model)
+        if not is_retried:
+            model.exit_code = 0 if is_wanted else code or 1
+            self._set(model, UNLOADED, exit_code=model.exit_code)
         self._note_exit()
-        if was_loading and (waiting := self._queue.get(model.name)):
+        if was_loading and not is_retried and (waiting := self._queue.get(model.name)):
             reason = model.failure or "it was unloaded"
             _fail(waiting, BackendError(f"{model.name} could not be loaded: {reason}"))
             del self._queue[model.name]  # who comes now tries again
@@ -320,22 +318,16 @@ class Pool:
             return False
         victim = min(idle, key=lambda one: one.last_used)
         log.warning("%s: trying once more without %s", model.name, victim.name)
-        model.is_retried = True
-        self._spawn(self._load_after(model, victim))
+        model.is_retried, model.waits_for = True, victim
+        self.unload(victim)
+        self._set(model, UNLOADED)
         return True
-
-    async def _load_after(self, model: PooledModel, victim: PooledModel) -> None:
-        while victim.child is not None:
-            exited = self._exited
-            self.unload(victim)
-            await exited.wait()
-        self._load(model)
 
     def _fail(self, model: PooledModel, reason: str) -> None:
         """It cannot be loaded, which is known before it is tried."""
         model.failure, model.exit_code = reason, 2
         log.error("%s: %s", model.name, reason)
-        self._set(model, UNLOADED, exit_code=2)
+        self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 2})
         if waiting := self._queue.pop(model.name, None):
             _fail(waiting, BackendError(f"{model.name} could not be loaded: {reason}"))
 
@@ -345,7 +337,7 @@ class Pool:
         model.status = status
         # both names are llama-server's, in these places
         event = "model_status" if status == LOADING else "status_change"
-        self.tell(event, model.name, {"status": status, **data})
+        self.events.tell(event, model.name, {"status": status, **data})
 
     def _expire_later(self, model: PooledModel) -> None:
         if (seconds := model.preset.idle_seconds) is not None:

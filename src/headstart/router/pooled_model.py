@@ -24,6 +24,7 @@ class PooledModel:
     child: Child | None = None
     backend: Backend | None = None
     is_stopping: bool = False
+    is_draining: bool = False  # it answers whom it answers and takes no new requests
     exit_code: int = 0
     failure: str = ""  # why it could not be loaded, or ended
     num_requests: int = 0
@@ -32,6 +33,8 @@ class PooledModel:
     estimate: Estimate | None = None
     lacks_memory: bool = False  # said by its child, before it ended
     is_retried: bool = False
+    waits_for: PooledModel | None = None  # that this one is gone, before it is tried again
+    is_measured: bool = False  # what it takes is being found out, before it is loaded
 
     @property
     def name(self) -> str:
@@ -47,7 +50,11 @@ class PooledModel:
 
     @property
     def is_ready(self) -> bool:
-        return self.status == LOADED and not self.is_stopping
+        return self.status == LOADED and not (self.is_stopping or self.is_draining)
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.status == SLEEPING and not self.is_stopping
 
     @property
     def has_failed(self) -> bool:

@@ -75,7 +75,7 @@ class _RouterServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for pool in self._pools:
-            pool.end_streams()
+            pool.events.close()
         closing = asyncio.create_task(self._close())
         await super().shutdown(sockets)
         closing.cancel()

@@ -51,6 +51,8 @@ class WorkerClient:
         self.status = "loading"
         self.failure = ""
         self.info: WorkerInfo | None = None
+        # told when the model was unloaded ("sleeping") and loaded again ("loaded")
+        self.on_change: Callable[[str], None] = lambda state: None
         self._make_transport = make_transport
         self._transport: Transport | None = None
         self._closing: Transport | None = None  # being closed, in another thread
@@ -102,6 +104,7 @@ class WorkerClient:
         log.info("nobody asks for anything: the model is unloaded until the next request")
         self.status, self._transport, self._relay, self._closing = "sleeping", None, None, transport
         self._unloading = asyncio.create_task(asyncio.to_thread(transport.close))
+        self.on_change("sleeping")
 
     async def wake(self) -> None:
         """Start an engine if there is none because of `sleep`; see `Worker.wake`."""
@@ -164,6 +167,7 @@ class WorkerClient:
             self._ready.set_result(None)
             if self._waking is not None:
                 log.info("the model is loaded again")
+                self.on_change("loaded")
         else:
             log.warning("the engine is ready again after restart %d", self._restarts)
 

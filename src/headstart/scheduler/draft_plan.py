@@ -34,7 +34,8 @@ class DraftPlan:
     survival: Sequence[float] = ()  # of the proposal's tokens
     has_model_draft: bool = False  # whether some of them are a model's
     drafts: dict[str, Draft] = field(default_factory=dict)  # of text speculators
-    allowance: Allowance = NO_ALLOWANCE  # to the model being asked
+    can_continue: bool = True  # whether the model being asked can draft behind a text's draft
+    allowance: Allowance = NO_ALLOWANCE  # to it
     reason: str = ""  # why there is no draft
     # why a speculator has none, where it is its own doing
     reasons: dict[str, str] = field(default_factory=dict)
@@ -109,7 +110,9 @@ class DraftPlan:
     @property
     def continues(self) -> bool:
         """Whether a model should continue the text draft rather than replace it."""
-        if not self.survival or len(self.survival) >= self.max_tokens or self.has_model_draft:
+        if not (self.can_continue and self.survival) or self.has_model_draft:
+            return False
+        if len(self.survival) >= self.max_tokens:
             return False
         if self.is_fixed:  # then only what must come is continued
             return set(self.proposal.speculators) == {GRAMMAR}

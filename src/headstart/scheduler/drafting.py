@@ -334,6 +334,8 @@ class Drafting:
             candidates = [plan for plan in plans if plan.wants(speculator)]
             if not speculator.is_model or not candidates:
                 continue
+            for plan in candidates:
+                plan.can_continue = speculator.speculator.continues_drafts
             is_fixed = any(plan.is_fixed for plan in candidates)
             if not (is_fixed or self.controller.wants_model(speculator.name)):
                 continue

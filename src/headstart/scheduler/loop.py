@@ -109,6 +109,8 @@ def run_loop(
         for command in taken:
             if isinstance(command, Stop):
                 scheduler.drafting.close()
+                if scheduler.kept_slots is not None:
+                    scheduler.kept_slots.write(scheduler.slots, scheduler.engine, clock)
                 return
             _obey(scheduler, command, send)
         has_work = scheduler.has_work

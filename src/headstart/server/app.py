@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -104,17 +106,19 @@ def endpoints() -> list[Endpoint]:
 
 
 def _api_pages() -> list[Route]:
-    """/openapi.json and /docs, made once."""
-    document = describe(endpoints())
-    pages = {"/openapi.json": JSONResponse(document), "/docs": HTMLResponse(page(document))}
+    """/openapi.json and /docs, made when somebody asks: they need every body's schema."""
 
-    def serve(response: Response) -> Callable[[HttpRequest], Awaitable[Response]]:
-        async def endpoint(http: HttpRequest) -> Response:
-            return response
+    @cache
+    def document() -> dict[str, Any]:
+        return describe(endpoints())
 
-        return endpoint
+    async def openapi(http: HttpRequest) -> Response:
+        return JSONResponse(await asyncio.to_thread(document))
 
-    return [Route(path, serve(response)) for path, response in pages.items()]
+    async def docs(http: HttpRequest) -> Response:
+        return HTMLResponse(page(await asyncio.to_thread(document)))
+
+    return [Route("/openapi.json", openapi), Route("/docs", docs)]
 
 
 async def _load(

@@ -82,8 +82,8 @@ class Guard:
             raise ApiError(
                 401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             )
-        if self._tenant_header:  # the key is a proxy's, which serves several tenants
-            key += b"\0" + headers.get(self._tenant_header, "").encode()
+        if self._tenant_header:  # the key is a proxy's, and may be another one tomorrow
+            key = b"tenant\0" + headers.get(self._tenant_header, "").encode()
         return hashlib.sha256(key).hexdigest()[:16]
 
     def _matching(self, headers: Headers) -> bytes | None:

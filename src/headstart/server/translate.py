@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.config import MULTI_TOKEN_HEADS, SPECULATOR_ALIASES
+from headstart.config import SPECULATOR_ALIASES
 from headstart.sampling.params import MAX_SEED, SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
@@ -324,11 +324,6 @@ def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
         )
     if types is None:
         return None
-    for name in types:
-        if name in MULTI_TOKEN_HEADS:
-            raise not_supported(
-                f"speculative.types names {name}: multi-token heads are not supported yet"
-            )
     return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in types))
 
 

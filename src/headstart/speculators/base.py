@@ -36,11 +36,14 @@ class Speculator(ABC):
     # believes it from the first step on
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes, so control weighs the price first
+    # a model: whether it can draft behind another's draft, which the target has not decoded yet
+    continues_drafts: ClassVar[bool] = True
     # may set Draft.num_unverified: for measurements, the text is not valid
     skips_verification: ClassVar[bool] = False
 
     # drafts with the model of --draft-model; without one, naming this speculator is refused
     needs_draft_model: ClassVar[bool] = False
+    needs_heads: ClassVar[bool] = False  # likewise, with multi-token heads of the target
 
     # A frozen dataclass; its fields become flags --spec-<name>-<field>, and the comment on a field
     # is its help. `config.option` gives a field further spellings and these marks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,17 @@ class FeatureBatch(Batch):
         self.states[start : self.num_rows] = states
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a model drafts that guesses several tokens in one decode."""
+
+    size: int  # rows of a block, the first of which is the last token of the text
+    mask_id: int  # what stands for a token to be guessed
+    # the first row guesses the next token; otherwise each row guesses what stands there itself
+    has_anchor: bool
+    has_confidence: bool  # states are probabilities of acceptance
+
+
 class DraftContext(Protocol):
     """A model that drafts from a target's hidden states, over a cache of its own.
 
@@ -37,7 +49,7 @@ class DraftContext(Protocol):
     state_width: int  # of the states that it reads beside tokens, and of those it computes
     feature_width: int  # of what `encode` and `read_features` take: the target's layers in a row
     shares_target: bool  # its cache is the target's: it reads there and writes nothing
-    selector_size: int  # tokens that it weighs itself per position; 0: it has logits
+    blocks: Blocks | None  # None: it drafts token by token
 
     @property
     def engine(self) -> Engine:
@@ -57,4 +69,4 @@ class DraftContext(Protocol):
         """
 
 
-__all__ = ["DraftContext", "FeatureBatch"]
+__all__ = ["Blocks", "DraftContext", "FeatureBatch"]

@@ -30,7 +30,7 @@ def config(*argv: str) -> Config:
         (["-m", "x.gguf", "--spec-type", "draft-model"], "add --draft-model FILE"),
         (["-m", "x.gguf", "--spec-type", "draft-simple"], "add --draft-model FILE"),
         (["-m", "x.gguf", "-md", "d.gguf", "--spec-type", "suffix"], "does not name draft-model"),
-        (["--spec-type", "draft-mtp"], "draft-mtp, but multi-token heads are not supported yet"),
+        (["--spec-type", "draft-mtp", "--no-mtp"], "mtp but the model has no multi-token heads"),
         (
             ["--chat-template-file", "/nowhere/template"],
             "--chat-template-file /nowhere/template cannot be read",

@@ -54,7 +54,7 @@ def fitted(
 ) -> Fitted:
     return fit(
         Part(MODEL, config or EngineConfig(), Limits(4, 4, max_draft)),
-        (lambda target: Part(Path("draft.gguf"), target, Limits(4, 4, 0))) if draft else None,
+        lambda target: [Part(Path("draft.gguf"), target, Limits(4, 4, 0))] * draft,
         measure=measure or machine(),
         free=lambda: {"CUDA0": int(gpu_gib * GIB), HOST: 64 * GIB},
     )

@@ -53,6 +53,39 @@ async def test_a_busy_model_is_never_unloaded_for_another(children) -> None:
     assert loaded(pool) == {"b"}
 
 
+async def test_a_model_that_never_comes_to_rest_gives_way_at_last(children, monkeypatch) -> None:
+    pool = pool_of(children, "a", "b", max_models=1)
+    a = pool.models["a"]
+    await pool.acquire(a)
+    other = asyncio.create_task(use(pool, "b"))
+    await settle()
+    await pool.acquire(a)  # nobody has waited for long
+    pool.release(a)
+    monkeypatch.setattr("headstart.router.pool.PATIENCE", 0.0)
+    pool._advance()
+    late = asyncio.create_task(use(pool, "a"))
+    await settle()
+    assert (loaded(pool), late.done()) == ({"a"}, False), "who is answered stays, who comes waits"
+    pool.release(a)
+    await other
+    await late
+    assert children.log == ["a started", "a ended", "b started", "b ended", "a started"]
+
+
+async def test_who_gives_up_waiting_gives_the_model_back(children, monkeypatch) -> None:
+    monkeypatch.setattr("headstart.router.pool.PATIENCE", 0.0)
+    pool = pool_of(children, "a", "b", max_models=1)
+    await pool.acquire(pool.models["a"])
+    waiting = asyncio.create_task(use(pool, "b"))
+    await settle()
+    late = asyncio.create_task(use(pool, "a"))
+    await settle()
+    assert not late.done()
+    waiting.cancel()
+    await late
+    assert loaded(pool) == {"a"}
+
+
 async def test_many_that_wait_for_one_model_cost_one_other(children) -> None:
     pool = pool_of(children, "a", "b", "c", max_models=2)
     await use(pool, "b")
@@ -135,6 +168,35 @@ async def test_a_model_without_memory_is_tried_once_more_with_less_beside_it(chi
     assert loaded(pool) == {"c"}, "one retry, one victim"
 
 
+async def test_the_end_of_the_router_does_not_wait_for_a_second_try(children) -> None:
+    children.failures["b"] = [{"message": "does not fit", "error": "MemoryFullError"}]
+    pool = pool_of(children, "a", "b")
+    await use(pool, "a")
+    waiting = asyncio.create_task(use(pool, "b"))
+    while not pool.models["b"].is_retried:
+        await asyncio.sleep(0)
+    await pool.close()
+    with pytest.raises(UnavailableError):
+        await waiting
+    assert not any(model.is_running for model in pool.models.values())
+
+
+async def test_a_model_is_not_loading_while_only_its_size_is_asked(children) -> None:
+    asked = asyncio.Event()
+
+    async def measure(preset):
+        await asked.wait()
+        return await estimates(a=1)(preset)
+
+    pool = pool_of(children, "a", measure=measure)
+    waiting = asyncio.create_task(use(pool, "a"))
+    await settle()
+    assert (pool.models["a"].status, children.log) == (UNLOADED, [])
+    asked.set()
+    await waiting
+    assert loaded(pool) == {"a"}
+
+
 async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
     children.failures["b"] = [{"message": "damaged", "error": "ModelError"}]
     pool = pool_of(children, "a", "b")
@@ -213,7 +275,7 @@ async def test_a_reload_unloads_what_has_changed_and_forgets_what_is_gone(childr
 
 async def test_events_tell_what_happens(children) -> None:
     pool = pool_of(children, "a")
-    queue = pool.listen()
+    queue = pool.events.listen()
     await use(pool, "a")
     pool.unload(pool.models["a"])
     await settle()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headstart.config import SpeculationConfig
+from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.errors import ConfigError
-from headstart.speculation import capped_options, make_speculator, wanted_types
+from headstart.speculation import capped_options, make_speculator, wanted_types, wants_heads
 from headstart.speculators import SPECULATORS
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
@@ -92,16 +92,17 @@ def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
 @pytest.mark.parametrize(
     ("spec_type", "has_draft_model", "says"),
     [
-        ("nope", False, "'nope'; there are draft-model, ngram-cache"),
+        ("nope", False, "'nope'; there are dflash, draft-model, dspark, eagle3"),
         ("", False, "--spec-type is '' but must name speculators"),
         (",", False, "must name speculators"),
         ("suffix,none", False, "'suffix,none' but must name speculators, or none alone"),
         ("draft-model", False, "add --draft-model FILE"),
         ("suffix", True, "does not name draft-model"),
         ("draft-simple", False, "add --draft-model FILE"),
-        ("draft-eagle3", True, "draft-eagle3, but multi-token heads are not supported yet"),
-        ("suffix,draft-mtp", False, "draft-mtp, but multi-token heads are not supported yet"),
-        ("draft-dflash", False, "draft-dflash, but multi-token heads are not supported yet"),
+        ("draft-eagle3", False, "names eagle3 but no draft model is given"),
+        ("dspark,draft-model", True, "dspark and draft-model, but the draft model has one cache"),
+        ("suffix,draft-mtp", False, "names mtp but the model has no multi-token heads"),
+        ("draft-dflash", False, "names dflash but no draft model is given"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused(
@@ -172,3 +173,33 @@ def test_a_state_file_of_ours_or_none_is_taken(tmp_path: Path) -> None:
     for name in ("state", "touched", "absent"):
         wanted_types(SpeculationConfig(spec_state=str(tmp_path / name)), has_draft_model=False)
     wanted_types(SpeculationConfig(spec_state="none"), has_draft_model=False)
+
+
+def test_heads_are_used_where_there_are_some_and_nobody_names_others() -> None:
+    auto, fixed = SpeculationConfig(), SpeculationConfig(spec="fixed")
+    found = wanted_types(auto, has_draft_model=False, has_heads=True)
+    assert found == ("suffix", "mtp")
+    found = wanted_types(auto, has_draft_model=True, has_heads=True)
+    assert found == ("suffix", "draft-model", "mtp")
+    assert wanted_types(fixed, has_draft_model=False, has_heads=True) == ("mtp",)
+    named = SpeculationConfig(spec_type="draft-mtp,suffix")
+    assert wanted_types(named, has_draft_model=False, has_heads=True) == ("mtp", "suffix")
+    assert wanted_types(named, has_draft_model=True, has_heads=None) == ("mtp", "suffix")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_wanted"),
+    [
+        ({}, True),
+        ({"spec_type": "draft-mtp"}, True),
+        ({"spec_type": "suffix"}, False),
+        ({"spec_type": "none"}, False),
+        ({"spec": "off"}, False),
+    ],
+)
+def test_heads_are_loaded_only_where_somebody_would_use_them(
+    fields: dict[str, str], is_wanted: bool
+) -> None:
+    speculation = SpeculationConfig(**fields)
+    assert wants_heads(Config(speculation=speculation)) is is_wanted
+    assert not wants_heads(Config(engine=EngineConfig(mtp=False), speculation=speculation))

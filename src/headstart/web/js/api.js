@@ -3,6 +3,7 @@
 import { readEvents } from "./sse.js";
 
 const KEY = "headstart-api-key";
+let model = ""; // of a router with several; empty: the only one
 
 /** An answer of the server that is an error; `status` is HTTP's. */
 export class ApiError extends Error {
@@ -28,6 +29,11 @@ export function onKeyNeeded(ask) {
   askForKey = ask;
 }
 
+/** Ask this model of a router from now on. @param {string} name */
+export function talkTo(name) {
+  model = name;
+}
+
 /** Forget the key. */
 export function forgetKey() {
   sessionStorage.removeItem(KEY);
@@ -38,7 +44,7 @@ export function forgetKey() {
  * @returns {Promise<any>}
  */
 export async function getJson(path) {
-  return (await request(path, {})).json();
+  return (await request(ofModel(path), {})).json();
 }
 
 /**
@@ -49,13 +55,19 @@ export async function getJson(path) {
  * @returns {AsyncGenerator<any>}
  */
 export async function* stream(path, body, signal) {
-  const post = { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
-  const response = await request(path, { ...(body === null ? {} : post), signal });
+  const named = JSON.stringify(model ? { model, ...body } : body);
+  const post = { method: "POST", body: named, headers: { "Content-Type": "application/json" } };
+  const response = await (body === null ? request(ofModel(path), { signal }) : request(path, { ...post, signal }));
   if (!response.body) throw new ApiError(502, "the answer has no body");
   for await (const value of readEvents(response.body)) {
     if (value.error) throw new ApiError(value.error.code ?? 500, value.error.message);
     yield value;
   }
+}
+
+/** @param {string} path of something that is asked by GET */
+function ofModel(path) {
+  return model ? `${path}?model=${encodeURIComponent(model)}` : path;
 }
 
 /** Whether requests can be taken; the reason if not. @returns {Promise<string>} */

@@ -7,6 +7,7 @@ import { Compare } from "./compare.js";
 import { byId, toast } from "./dom.js";
 import { hide, switchInspector } from "./inspector.js";
 import { askForKey } from "./key-dialog.js";
+import { chooseModel } from "./models.js";
 import { showSettings } from "./settings-panel.js";
 import { toggleSidebar } from "./sidebar.js";
 import { PlainSteps } from "./plain-steps.js";
@@ -36,6 +37,13 @@ async function start() {
   startTheme();
   await untilReady();
   props = await getJson("props");
+  await chooseModel(props);
+  if (props.role === "router") {
+    byId("loading").hidden = false;
+    byId("loading-text").textContent = "The model is being loaded…";
+    props = await getJson("props");
+    byId("loading").hidden = true;
+  }
   knowSpeculators(props.speculation.types ?? []);
   showServer();
   const board = new Board();
@@ -72,7 +80,7 @@ async function untilReady() {
 }
 
 function showServer() {
-  byId("model").textContent = props.model_alias;
+  byId("model").textContent = byId("models").hidden ? props.model_alias : "";
   const { mode, types = [], unusable } = props.speculation;
   const isOff = mode === "off" || unusable || !types.length;
   const pill = byId("speculation");

@@ -1,0 +1,160 @@
+"""What a GGUF says of itself: metadata and tensors, without loading it.
+
+libllama reads the file and checks its form. It aborts on some files that are well-formed, and for
+those the questions here are asked first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.engine.library import ggml_base_library, prototype
+from headstart.errors import ModelError
+
+_STRING, _ARRAY = 8, 9
+_I64 = 27  # of ggml's types
+# of GGUF's types, those that stand for a whole number or a truth value
+_NUMBERS: dict[int, Any] = {
+    0: ctypes.c_uint8,
+    1: ctypes.c_int8,
+    2: ctypes.c_uint16,
+    3: ctypes.c_int16,
+    4: ctypes.c_uint32,
+    5: ctypes.c_int32,
+    7: c_bool,
+    10: ctypes.c_uint64,
+    11: c_int64,
+}
+
+
+class InitParams(ctypes.Structure):
+    """How `gguf_init_from_file` reads."""
+
+    _fields_ = (("no_alloc", c_bool), ("context", POINTER(c_void_p)))
+
+
+class GgufHeader:
+    """The metadata of one file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it.
+
+        Raises:
+            ModelError: it is no GGUF file.
+        """
+        self.path = path
+        self._file = _call("gguf_init_from_file", str(path).encode(), InitParams(True, None))
+        if not self._file:
+            raise ModelError(f"{path} cannot be read as a GGUF file; download it again")
+
+    @property
+    def architecture(self) -> str:
+        return self.text("general.architecture")
+
+    def text(self, key: str) -> str:
+        """A text; empty if there is none."""
+        index = self._find(key)
+        if index < 0 or _call("gguf_get_kv_type", self._file, index) != _STRING:
+            return ""
+        found: bytes = _call("gguf_get_val_str", self._file, index)
+        return found.decode("utf-8", "replace")
+
+    def number(self, key: str, default: int = 0) -> int:
+        """A whole number or a truth value; of several the largest."""
+        return max(self.numbers(key), default=default)
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """Whole numbers or truth values, one or an array; none if there are none."""
+        index = self._find(key)
+        if index < 0:
+            return ()
+        kind = _call("gguf_get_kv_type", self._file, index)
+        if kind == _ARRAY:
+            count = _call("gguf_get_arr_n", self._file, index)
+            number = _NUMBERS.get(_call("gguf_get_arr_type", self._file, index))
+            address = _call("gguf_get_arr_data", self._file, index) if number and count else 0
+        else:
+            count, number = 1, _NUMBERS.get(kind)
+            address = _call("gguf_get_val_data", self._file, index) if number else 0
+        if not address:
+            return ()
+        return tuple(int(value) for value in (number * count).from_address(address))
+
+    def count(self, key: str) -> int:
+        """Entries of an array; 0 if there is none."""
+        index = self._find(key)
+        if index < 0 or _call("gguf_get_kv_type", self._file, index) != _ARRAY:
+            return 0
+        return int(_call("gguf_get_arr_n", self._file, index))
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """A tensor's dimensions in libllama's order, the innermost first; empty if it is absent."""
+        index = self._tensor(tensor)
+        if index < 0:
+            return ()
+        dimensions = list(_call("gguf_get_tensor_ne", self._file, index)[:4])
+        while len(dimensions) > 1 and dimensions[-1] == 1:
+            dimensions.pop()
+        return tuple(dimensions)
+
+    def integers(self, tensor: str) -> NDArray[np.int64] | None:
+        """A tensor of 64-bit numbers; None if it is absent, of another type or cut off."""
+        index = self._tensor(tensor)
+        if index < 0 or _call("gguf_get_tensor_type", self._file, index) != _I64:
+            return None
+        start = _call("gguf_get_data_offset", self._file)
+        start += _call("gguf_get_tensor_offset", self._file, index)
+        size = _call("gguf_get_tensor_size", self._file, index)
+        with self.path.open("rb") as file:
+            file.seek(start)
+            data = file.read(size)
+        return np.frombuffer(data, np.int64) if len(data) == size else None
+
+    def _find(self, key: str) -> int:
+        return int(_call("gguf_find_key", self._file, key.encode()))
+
+    def _tensor(self, name: str) -> int:
+        return int(_call("gguf_find_tensor", self._file, name.encode()))
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", None):
+            _call("gguf_free", self._file)
+            self._file = None
+
+
+_PROTOTYPES: dict[str, tuple[Any, ...]] = {  # result, arguments
+    "gguf_init_from_file": (c_void_p, c_char_p, InitParams),
+    "gguf_free": (None, c_void_p),
+    "gguf_find_key": (c_int64, c_void_p, c_char_p),
+    "gguf_get_kv_type": (c_int, c_void_p, c_int64),
+    "gguf_get_arr_type": (c_int, c_void_p, c_int64),
+    "gguf_get_arr_n": (c_size_t, c_void_p, c_int64),
+    "gguf_get_arr_data": (c_void_p, c_void_p, c_int64),
+    "gguf_get_val_data": (c_void_p, c_void_p, c_int64),
+    "gguf_get_val_str": (c_char_p, c_void_p, c_int64),
+    "gguf_find_tensor": (c_int64, c_void_p, c_char_p),
+    "gguf_get_tensor_ne": (POINTER(c_int64), c_void_p, c_int64),
+    "gguf_get_tensor_type": (c_int, c_void_p, c_int64),
+    "gguf_get_tensor_size": (c_size_t, c_void_p, c_int64),
+    "gguf_get_tensor_offset": (c_size_t, c_void_p, c_int64),
+    "gguf_get_data_offset": (c_size_t, c_void_p),
+}
+
+
+@cache
+def _function(name: str) -> Any:
+    return prototype(ggml_base_library(), name, *_PROTOTYPES[name])
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    return _function(name)(*arguments)
+
+
+__all__ = ["GgufHeader", "InitParams"]

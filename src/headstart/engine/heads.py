@@ -1,0 +1,97 @@
+"""Multi-token heads: which file has some, and whether they belong to a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headstart.engine import extension, hidden_states
+from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.model import Model, check_file
+from headstart.types import LAST_STATE
+
+# whose heads libllama computes
+ARCHITECTURES = frozenset(
+    (
+        "bailingmoe3",
+        "cohere2moe",
+        "deepseek2",
+        "deepseek32",
+        "deepseek4",
+        "glm-dsa",
+        "glm4moe",
+        "hy_v3",
+        "mimo2",
+        "nemotron_h_moe",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "step35",
+    )
+)
+# whose heads rotate by one position only: libllama aborts where the model has several
+_PLAIN_ROPE = frozenset(("glm4moe",))
+_MOST_SEQUENCES = 255  # of a context of libllama, one of them spare
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a file can be used for."""
+
+    architecture: str
+    num_heads: int = 0  # heads in the file that libllama computes
+    is_heads_alone: bool = False
+    why_none: str = ""  # why heads that the file has cannot be used
+
+
+def read_facts(path: Path) -> FileFacts:
+    """Facts of a model file, or of the first part of a split one.
+
+    Raises:
+        ModelError: it is missing or no GGUF.
+    """
+    check_file(path)
+    header = GgufHeader(path)
+    architecture = header.architecture
+    count = header.number(f"{architecture}.nextn_predict_layers")
+    if not count:
+        return FileFacts(architecture)
+    if reason := _why_none(header):
+        return FileFacts(architecture, why_none=reason)
+    if header.number("split.count") > 1:  # the weights of heads are in another part
+        return FileFacts(architecture, count)
+    last = header.number(f"{architecture}.block_count") - 1
+    if not header.shape(f"blk.{last}.nextn.eh_proj.weight"):  # left out by who made the file
+        return FileFacts(architecture)
+    return FileFacts(architecture, count, not header.shape("blk.0.attn_norm.weight"))
+
+
+def _why_none(header: GgufHeader) -> str | None:
+    """Why libllama cannot compute heads of this architecture, in words."""
+    name = header.architecture
+    if name not in ARCHITECTURES:
+        return f"libllama does not compute the heads of {name} models"
+    if name in _PLAIN_ROPE and any(header.numbers(f"{name}.rope.dimension_sections")):
+        return f"libllama does not compute the heads of {name} models with several positions a row"
+    return extension.why_not(extension.HEADS)
+
+
+def why_not(heads: Model, target: Model, num_sequences: int) -> str | None:
+    """Why a model's heads cannot draft for the target, in words; None if they can."""
+    if num_sequences > _MOST_SEQUENCES:
+        return (
+            f"all slots and heads together need {num_sequences} sequences and libllama has "
+            f"{_MOST_SEQUENCES}; lower --parallel"
+        )
+    pairs = {
+        "architecture": (heads.facts.architecture, target.facts.architecture),
+        "state": (heads.state_width, target.state_width),
+        "vocabulary": (heads.vocab.size, target.vocab.size),
+    }
+    for name, (own, wanted) in pairs.items():
+        if own != wanted:
+            return f"their {name} is {own} and the model's is {wanted}"
+    return hidden_states.why_not(target.facts, [LAST_STATE])
+
+
+__all__ = ["ARCHITECTURES", "FileFacts", "read_facts", "why_not"]

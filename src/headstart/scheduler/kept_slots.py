@@ -1,0 +1,106 @@
+"""What the slots hold, in files while the model is not loaded: it comes back with the model.
+
+Written when the engine is told to stop, the slot used last first, and for a few seconds at most:
+who stops it waits. What is damaged or of another model is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headstart.errors import EngineError, InvalidParameterError
+from headstart.scheduler.prompt_memory import LEAST_TOKENS
+from headstart.scheduler.slot import Slot
+from headstart.structures.atomic import replace_file
+from headstart.types import Engine
+
+if TYPE_CHECKING:
+    from headstart.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+INDEX = "slots.json"
+LONGEST_SECONDS = 5.0  # after which no further slot is written
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSlots:
+    """A folder of its own; `identity` names all that the states in it depend on."""
+
+    folder: Path
+    identity: str
+
+    def write(self, slots: Sequence[Slot], engine: Engine, clock: Callable[[], float]) -> int:
+        """Write what idle slots hold; the number of slots written."""
+        started, written = clock(), []
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private
+            (self.folder / INDEX).unlink(missing_ok=True)
+            for slot in sorted(slots, key=lambda one: -one.last_used):
+                name = f"slot-{slot.slot_id}.bin"
+                (self.folder / name).unlink(missing_ok=True)
+                if _is_worth_it(slot) and clock() - started < LONGEST_SECONDS:
+                    engine.write_sequence(slot.slot_id, self.folder / name, slot.kept)
+                    written.append({"file": name, "namespace": slot.namespace})
+            index = {"identity": self.identity, "slots": written}
+            replace_file(self.folder / INDEX, json.dumps(index).encode())
+        except (OSError, EngineError) as error:
+            log.warning("what the slots hold is not kept: %s", error)
+            return 0
+        if written:
+            log.info("kept %d slots in %.1f s", len(written), clock() - started)
+        return len(written)
+
+    def restore(self, slots: Sequence[Slot], engine: Engine) -> int:
+        """Read it again into free slots; the number of slots that hold something now."""
+        num_restored = 0
+        # used last comes last, as it does among running slots
+        for entry, slot in zip(reversed(self._entries()), slots, strict=False):
+            try:
+                tokens, _ = engine.read_sequence(slot.slot_id, self.folder / entry["file"])
+            except (InvalidParameterError, EngineError) as error:
+                log.warning("a slot that was kept is not used: %s", error)
+                continue
+            slot.hold(tokens)
+            slot.namespace = entry["namespace"]
+            num_restored += 1
+        if num_restored:
+            log.info("%d slots hold what they held before", num_restored)
+        return num_restored
+
+    def _entries(self) -> list[dict[str, str]]:
+        try:
+            index = json.loads((self.folder / INDEX).read_bytes())
+            is_ours = index["identity"] == self.identity
+            entries = [
+                {"file": str(Path(one["file"]).name), "namespace": str(one["namespace"])}
+                for one in index["slots"]
+            ]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("what the slots held is not used: %s: %s", self.folder / INDEX, error)
+            return []
+        return entries if is_ours else []
+
+
+def keep_slots(scheduler: Scheduler, place: tuple[Path, str] | None) -> None:
+    """Give a scheduler's slots what was kept in this folder for this identity, and have it kept
+    again.
+    """
+    if place is None:
+        return
+    scheduler.kept_slots = KeptSlots(*place)
+    if scheduler.kept_slots.restore(scheduler.slots, scheduler.engine):
+        scheduler.warm_up_seconds = 0.0  # it would take their place
+
+
+def _is_worth_it(slot: Slot) -> bool:
+    """Whether anybody may use what it holds, and gains by it."""
+    is_idle = slot.active is None and len(slot.kept) >= LEAST_TOKENS
+    return is_idle and slot.kept_exact >= len(slot.kept)

@@ -1,0 +1,334 @@
+"""What speculators share that draft from the target's hidden states, token by token or in blocks.
+
+Rows that the target has verified are read when the next draft is made, in the same decode where
+that is possible; a prompt that nobody drafts for is not read at all. Until then their states wait
+in main memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import option
+from headstart.errors import ConfigError
+from headstart.speculators.base import Speculator
+from headstart.structures.followed_caches import CONTEXT_FULL, FollowedCaches
+from headstart.structures.state_batch import MERGED_ROWS
+from headstart.structures.target_states import TargetStates
+from headstart.types import (
+    NO_DRAFT,
+    Capability,
+    ContextFullError,
+    DecodedStates,
+    Draft,
+    DraftRequest,
+)
+from headstart.vocabulary.draft_tokenizer import DraftBuilder, make_draft_tokenizer
+
+_READING = 256  # rows read in one call before a draft, so that others do not wait
+_SAMPLE, _SAMPLES = 64, 2  # rows read to time reading, and how often
+
+
+class StateSpeculator(Speculator):
+    """Drafts token by token with a model that reads the target's hidden states."""
+
+    needs = frozenset({Capability.HIDDEN_STATES})
+    scores_are_probabilities = True
+    is_model = True
+    continues_drafts = False  # the target has no states of tokens that it did not decode
+    reading: ClassVar[str] = "draft model is reading the prompt"  # reasons for no draft
+    unsure: ClassVar[str] = "draft model is unsure"
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """How it drafts."""
+
+        sampling: str = option(
+            "auto",
+            "how it picks, as with --draft-sampling",
+            choices=("auto", "coupled", "argmax"),
+        )
+        waiting_mib: int = 64  # maximum MiB per slot of states that it has not read
+
+        def __post_init__(self) -> None:
+            if self.sampling not in ("auto", "coupled", "argmax") or self.waiting_mib < 1:
+                raise ConfigError(
+                    "drafting from hidden states needs sampling auto, coupled or argmax and "
+                    f"waiting-mib >= 1, got {self.sampling!r} and {self.waiting_mib}"
+                )
+
+    def __init__(self, caches: FollowedCaches, layers: Sequence[int], options: Options) -> None:
+        """Draft from the states of these layers of the target."""
+        self.caches, self.heads, self.options = caches, caches.heads, options
+        self.state_layers = frozenset(layers)
+        self._most_drafts = self.heads.engine.max_outputs // self.rows_per_draft
+        self._tokenizer = make_draft_tokenizer(None, options.sampling)()
+        self._last: dict[int, DraftBuilder] = {}  # the last draft of each sequence
+        self._num_calls = 0
+
+    @property
+    def rows_per_draft(self) -> int:
+        """Rows with outputs, at most, that one draft adds to a decode."""
+        return 1 + self.heads.num_heads
+
+    @property
+    def longest_draft(self) -> int | None:
+        """Most tokens of a draft; None: any number."""
+        return None
+
+    def observe_states(self, decoded: DecodedStates) -> None:
+        self.caches.observe(decoded)
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        self.caches.truncate(seq_id, length)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        self.caches.copy_prefix(source, target, length)
+
+    def checkpoint(self, seq_id: int) -> None:
+        self.caches.sequence(seq_id).states.checkpoint()
+
+    def num_resumable(self, seq_id: int, length: int) -> int:
+        return self.caches.sequence(seq_id).states.num_resumable(length)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One decode per draft token for all requests together."""
+        self._num_calls += 1
+        drafts = [self._begin(request) for request in requests]
+        for draft in [d for d in drafts if d.is_active][self._most_drafts :]:
+            draft.fail("batch full")
+        try:
+            self._catch_up(drafts)
+            self._draft(drafts)
+        except ContextFullError:
+            self.caches.make_room([request.seq_id for request in requests])
+            for draft in drafts:
+                draft.fail(CONTEXT_FULL)
+        for draft in drafts:
+            self.caches.cut(draft.request.seq_id)
+            if draft.builder is not None:
+                self._last[draft.request.seq_id] = draft.builder
+        return [draft.finish(self.name, self.unsure) for draft in drafts]
+
+    def _draft(self, drafts: Sequence[StateDraft]) -> None:
+        """Extend all of them as far as they go."""
+        step = 0
+        while active := [draft for draft in drafts if draft.is_active]:
+            self._extend(active, step)
+            step += 1
+
+    def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
+        """Verified rows that the first head has not read."""
+        states = self.caches.sequence(seq_id).states
+        return max(0, states.length - states.read[0])
+
+    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
+        """Let the tokenizer learn which way of picking tokens is accepted."""
+        if (last := self._last.pop(seq_id, None)) is not None:
+            last.learn(emitted)
+
+    def save_sequence(self, seq_id: int) -> bytes | None:
+        return self.caches.save(seq_id)
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        self.caches.restore(seq_id, data)
+
+    def end(self, seq_id: int) -> None:
+        """Keep the caches: the next turn of a chat starts with them."""
+        self._last.pop(seq_id, None)
+
+    def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
+        engine = self.heads.engine
+        size = min(_SAMPLE, engine.max_batch_tokens, engine.context_size - 1)
+        one, many = [], []
+        for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
+            one.append(_milliseconds(clock, self._draft_nothing))
+            engine.clear(0)
+            many.append(_milliseconds(clock, lambda: self._read_nothing(size)))
+            engine.clear(0)
+        return median(one[1:]), median(many[1:]) / size
+
+    def describe(self) -> dict[str, Any]:
+        known = [sequence.states for sequence in self.caches.sequences.values()]
+        return {
+            "sampling": self.options.sampling,
+            "rows_decoded": self.caches.num_decoded,
+            "waiting_states": sum(states.num_states for states in known),
+            "missing_states": sum(states.num_missing for states in known),
+            "lost": dict(self.caches.lost),
+        }
+
+    def _begin(self, request: DraftRequest) -> StateDraft:
+        sequence = self.caches.sequence(request.seq_id)
+        sequence.last_used = self._num_calls
+        states, length = sequence.states, len(request.tokens) - 1
+        draft = StateDraft(request, states)
+        if states.length != length or not states.num_states:
+            draft.fail("the target's states are missing")
+            return draft
+        limit = min(request.max_tokens, self.heads.engine.context_size - length - 1)
+        limit = min(limit, self.longest_draft or limit)
+        if limit <= 0:
+            draft.fail(CONTEXT_FULL)
+            return draft
+        states.settle()
+        self.caches.cut(request.seq_id)
+        draft.builder = self._tokenizer.begin(request, limit)
+        return draft
+
+    def _catch_up(self, drafts: Sequence[StateDraft]) -> None:
+        """Whoever has a long text to read does not hold up the others: it drafts another time."""
+        room = max(_READING, 2 * MERGED_ROWS * len(drafts))
+        waiting = [(d.num_unread(0), d) for d in drafts if d.is_active]
+        for num_rows, draft in sorted(waiting, key=lambda pair: pair[0]):
+            if num_rows <= MERGED_ROWS:
+                continue
+            if room > 0:
+                self.caches.read(draft.request.seq_id, 0, room)
+            room -= num_rows
+            if draft.num_unread(0):
+                draft.fail(self.reading)
+
+    def _extend(self, drafts: Sequence[StateDraft], step: int) -> None:
+        """One decode: the next token of each draft."""
+        head = step if self.heads.num_heads > 1 else 0
+        batch, is_first = self.caches.batch, step == 0 or head > 0
+        most = (
+            MERGED_ROWS
+            if len(drafts) * (MERGED_ROWS + 1 + head) <= self.heads.engine.max_outputs
+            else 0
+        )
+        for draft in drafts if is_first else ():
+            if (num_rows := draft.num_unread(head)) > most:
+                self.caches.read(draft.request.seq_id, head, num_rows)
+        batch.clear()
+        batch.head = head
+        ends = [self._add(draft, head, is_first=is_first) for draft in drafts]
+        batch.want_all()
+        logits = self.caches.decode()
+        rows = self.heads.outputs()
+        for draft, end in zip(drafts, ends, strict=True):
+            if is_first:
+                draft.states.expect(draft.request.tokens[-1], head)
+            draft.extend(logits[end - 1], rows[end - 1])
+
+    def _add(self, draft: StateDraft, head: int, *, is_first: bool) -> int:
+        """The rows that this head lacks: verified ones, the newest token, and the draft so far.
+
+        Returns where they end in the batch.
+        """
+        states, batch, seq_id = draft.states, self.caches.batch, draft.request.seq_id
+        own, length = self.caches.id_of(seq_id, head), states.length
+        tokens, guessed = draft.tokens, draft.guessed
+        if is_first:
+            start = states.read[head]
+            states.count_missing(start)
+            verified = [*states.tokens[start:length], draft.request.tokens[-1]]
+            self.caches.add_verified(own, start, verified, states.before(start, length + 1))
+        else:
+            tokens, guessed = tokens[-1:], guessed[-1:]
+        if tokens:
+            start = length + 1 + len(draft.tokens) - len(tokens)
+            batch.add_rows(own, start, tokens, np.stack(guessed))
+        self.caches.sequence(seq_id).held[head] = length + 1 + len(draft.tokens)
+        return batch.num_rows
+
+    def _draft_nothing(self) -> None:
+        """One round of a draft in the empty sequence 0."""
+        batch = self.caches.batch
+        batch.clear()
+        batch.head = 0
+        batch.add_rows(0, 0, [0], np.zeros((1, self.heads.state_width), np.float32))
+        batch.want_all()
+        self.heads.engine.decode(batch)
+
+    def _read_nothing(self, num_rows: int) -> None:
+        """Read so many rows into the empty sequence 0."""
+        batch = self.caches.batch
+        batch.clear()
+        batch.head = 0
+        states = np.zeros((num_rows, self.caches.width), np.float32)
+        self.caches.add_verified(0, 1, [0] * num_rows, states)
+        if batch.num_rows:
+            self.heads.engine.decode(batch)
+
+
+@dataclass(slots=True)
+class StateDraft:
+    """One request's draft while it grows."""
+
+    request: DraftRequest
+    states: TargetStates
+    builder: DraftBuilder | None = None
+    guessed: list[NDArray[np.float32]] = field(default_factory=list)  # states before draft tokens
+    scores: list[float] = field(default_factory=list)  # of draft tokens, where logits have none
+    reason: str = ""  # why there is no draft
+    has_ended: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        builder = self.builder
+        return builder is not None and not self.has_ended and len(builder.tokens) < builder.limit
+
+    @property
+    def tokens(self) -> list[int]:
+        return [] if self.builder is None else self.builder.tokens
+
+    def num_unread(self, head: int) -> int:
+        """Verified rows that a head lacks."""
+        return self.states.length - self.states.read[head]
+
+    def fail(self, reason: str) -> None:
+        self.reason, self.has_ended = reason, True
+
+    @property
+    def limit(self) -> int:
+        """Most tokens."""
+        return 0 if self.builder is None else self.builder.limit
+
+    def extend(
+        self,
+        logits: NDArray[np.float32],
+        state: NDArray[np.float32],
+        score: float | None = None,
+    ) -> None:
+        """Pick the next token from the row after the last one; none ends the draft.
+
+        Args:
+            logits: of the row.
+            state: what the model takes for the target's state there.
+            score: the probability of acceptance, if it is known better than by the logits.
+        """
+        assert self.builder is not None
+        least = self.request.min_confidence
+        if score is None:
+            self.has_ended = self.builder.extend(logits, least) is None
+        elif not (score >= least and self.builder.extend(logits, 0.0) is not None):
+            self.has_ended = True
+        else:
+            self.scores.append(score)
+        self.guessed.append(state.copy())
+
+    def finish(self, name: str, unsure: str) -> Draft:
+        """What became of it; `unsure` says why it has no token."""
+        if self.builder is None or self.reason:
+            return Draft(reason=self.reason, is_ready=False)
+        tokens, confidence = self.builder.finish()
+        if not tokens:
+            return Draft(reason=unsure) if self.has_ended else NO_DRAFT
+        return Draft(tokens, self.scores or confidence, name)
+
+
+def _milliseconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
+    started = clock()
+    work()
+    return 1000.0 * (clock() - started)
+
+
+__all__ = ["StateDraft", "StateSpeculator"]

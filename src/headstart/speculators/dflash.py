@@ -1,0 +1,117 @@
+"""DFlash: a block of tokens in one decode, from what enters several layers of the target.
+
+The target's states become keys and values of the draft model. A block is the last token of the text
+and a mask for each token to be guessed; all of them see each other. A longer block costs little
+more, so control decides how much of it is verified.
+
+Source: llama.cpp, src/models/dflash.cpp and common/speculative.cpp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.speculators.base import register
+from headstart.speculators.base_states import StateDraft, StateSpeculator
+from headstart.structures.feature_batch import Blocks, DraftContext
+from headstart.structures.feature_caches import InjectedCaches
+from headstart.types import Batch
+
+
+@register
+class DflashSpeculator(StateSpeculator):
+    """Drafts with a DFlash model."""
+
+    name = "dflash"
+    needs_draft_model = True
+
+    def __init__(
+        self,
+        context: DraftContext,
+        layers: Sequence[int],
+        options: StateSpeculator.Options | None = None,
+    ) -> None:
+        options = options or self.Options()
+        assert context.blocks is not None
+        self.blocks: Blocks = context.blocks
+        self._features = InjectedCaches(context, layers, options.waiting_mib)
+        super().__init__(self._features, layers, options)
+        self._block = Batch(context.engine.max_batch_tokens)
+
+    @property
+    def rows_per_draft(self) -> int:
+        return self.blocks.size
+
+    @property
+    def longest_draft(self) -> int | None:
+        return self.blocks.size - (not self.blocks.has_anchor)
+
+    def _draft(self, drafts: Sequence[StateDraft]) -> None:
+        active = [draft for draft in drafts if draft.is_active]
+        if not active:
+            return
+        self._read(active)
+        first = int(not self.blocks.has_anchor)  # the row that guesses the first token
+        size = first + max(draft.limit for draft in active)
+        logits, states = self._decode(active, size)
+        for index, draft in enumerate(active):
+            for row in range(index * size + first, (index + 1) * size):
+                if not draft.is_active:
+                    break
+                self._extend_by(draft, logits[row], states[row] if len(states) else None)
+
+    def _read(self, drafts: Sequence[StateDraft]) -> None:
+        """Inject the states of what was verified, the last one too: the block stands behind it."""
+        for draft in drafts:
+            states, start, end = draft.states, draft.states.read[0], draft.states.length + 1
+            states.count_missing(start)
+            self._features.add(draft.request.seq_id, start, states.before(start, end))
+        self._features.inject()
+        for draft in drafts:
+            draft.states.expect(draft.request.tokens[-1], 0)
+
+    def _decode(
+        self, drafts: Sequence[StateDraft], size: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Logits and states of blocks of so many rows; those of one sequence are adjacent."""
+        self._block.clear()
+        masks = [self.blocks.mask_id] * (size - 1)
+        for draft in drafts:
+            seq_id, start = draft.request.seq_id, draft.states.length + 1
+            self._block.add(seq_id, start, [draft.request.tokens[-1], *masks], size)
+            self.caches.sequence(seq_id).held[0] = start + size
+        logits = self.heads.engine.decode(self._block)
+        self.caches.num_decoded += self._block.num_rows
+        return logits, self.heads.outputs() if self.blocks.has_confidence else logits[:0]
+
+    def _extend_by(
+        self, draft: StateDraft, logits: NDArray[np.float32], state: NDArray[np.float32] | None
+    ) -> None:
+        """Pick the next token from its row."""
+        draft.extend(logits, logits[:0])
+
+    def _draft_nothing(self) -> None:
+        self._block.clear()
+        self._block.add(0, 0, [self.blocks.mask_id] * self.blocks.size, self.blocks.size)
+        self.heads.engine.decode(self._block)
+
+    def describe(self) -> dict[str, object]:
+        return {"block_size": self.blocks.size} | super().describe()
+
+
+@register
+class DsparkSpeculator(DflashSpeculator):
+    """Drafts with a DSpark model: a DFlash model that knows what likely follows each token.
+
+    It has a head for the probability that a token is accepted, which is its score.
+    """
+
+    name = "dspark"
+
+    def _extend_by(
+        self, draft: StateDraft, logits: NDArray[np.float32], state: NDArray[np.float32] | None
+    ) -> None:
+        draft.extend(logits, logits[:0], None if state is None else float(state[0]))

@@ -1,0 +1,43 @@
+"""The target's own multi-token heads draft, for all sequences in one batch per token.
+
+A head is one more layer that was trained with the model: from a token and the target's last state
+before it, it predicts the token after. The first draft token comes of the target's state, the next
+ones of what the head takes for it; where a model has several heads, each drafts one token.
+
+Source: DeepSeek-V3 2024, https://arxiv.org/abs/2412.19437, section 2.2; llama.cpp,
+common/speculative.cpp
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headstart.speculators.base import register
+from headstart.speculators.base_states import StateSpeculator
+from headstart.structures.followed_caches import FollowedCaches
+from headstart.structures.state_batch import HeadContext
+from headstart.types import LAST_STATE
+
+
+@register
+class MtpSpeculator(StateSpeculator):
+    """Drafts with heads that read the target's hidden states."""
+
+    name = "mtp"
+    needs_heads = True
+    reading = "heads are reading the prompt"
+    unsure = "heads are unsure"
+
+    def __init__(self, heads: HeadContext, options: StateSpeculator.Options | None = None) -> None:
+        options = options or self.Options()
+        super().__init__(
+            FollowedCaches(heads, [LAST_STATE], options.waiting_mib), [LAST_STATE], options
+        )
+
+    @property
+    def longest_draft(self) -> int | None:
+        """Each of several heads drafts one token."""
+        return self.heads.num_heads if self.heads.num_heads > 1 else None
+
+    def describe(self) -> dict[str, Any]:
+        return {"heads": self.heads.num_heads} | super().describe()

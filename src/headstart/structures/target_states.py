@@ -1,0 +1,211 @@
+"""What a drafter knows of one sequence of the target: its tokens, and the hidden states that the
+drafter has not read into its own caches yet.
+
+Row p of such a cache is made of token p and of the state of token p - 1. So to go on from a length,
+the state of the last token before it is needed. Where that is gone (it was read, then the text was
+cut there), the target decodes that one token again: its row in the drafter's cache still is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.structures.prefix import common_prefix_length
+
+States = NDArray[np.float32]
+
+_MOST_CHECKPOINTS = 64
+_LEAST_CAPACITY = 16
+
+
+class TargetStates:
+    """One sequence, as the target's cache holds it.
+
+    tokens[0 : length]       in the target's cache
+    tokens[length : ]        were there, or will be: rows made of them are good if they come (again)
+    first <= read[i]         cache i of the drafter holds rows first to read[i] - 1
+    states                   of the last tokens before `length`: of all that were not read, and one
+    """
+
+    def __init__(self, num_caches: int, width: int) -> None:
+        self.tokens: list[int] = []
+        self.length = self.first = 0
+        self.read = [0] * num_caches
+        self.num_missing = 0  # rows that were read without the state before them
+        self.checkpoints: dict[int, States] = {}  # by length: the state of the last token
+        self._width = width
+        self._rows = np.empty((0, width), np.float32)
+        self._start = 0  # index of the first row in use
+        self._count = 0  # rows in use: states of the last tokens before `length`
+
+    @property
+    def num_states(self) -> int:
+        """How many states it keeps."""
+        return self._count
+
+    def observe(self, position: int, tokens: Sequence[int], states: States) -> bool:
+        """The target decoded these tokens.
+
+        False if it does not follow what is known: all is forgotten, and rows begin here.
+        """
+        is_known = position == self.length
+        if not is_known:
+            self._begin(position)
+        again = common_prefix_length(self.tokens[position : position + len(tokens)], tokens)
+        if again < len(tokens):
+            del self.tokens[position + again :]
+            self.read = [min(read, position + again) for read in self.read]
+            self.tokens += tokens[again:]
+        self.length = position + len(tokens)
+        self._append(states)
+        self.drop_read()
+        return is_known
+
+    def truncate(self, length: int) -> None:
+        """The target's cache holds only the first `length` tokens."""
+        if length >= self.length:
+            return
+        self.checkpoints = {n: row for n, row in self.checkpoints.items() if n <= length}
+        if length <= self.first:
+            self._begin(0)
+            return
+        state = self._state(length - 1)
+        num_kept = self._count - (self.length - length)
+        self.length = length
+        if num_kept > 0:
+            self._count = num_kept
+        else:
+            self._count = self._start = 0
+        if state is None:  # unless the same tokens come again, this one has to
+            del self.tokens[max(length, *self.read) :]
+            return
+        if num_kept <= 0:
+            self._append(state[None])
+        del self.tokens[length:]
+        self.read = [min(read, length) for read in self.read]
+
+    def copy(self, length: int) -> TargetStates:
+        """Of a sequence that shares the first `length` tokens, perhaps one more."""
+        other = TargetStates(len(self.read), self._width)
+        other.tokens = self.tokens[: length + 1]
+        other.first = self.first
+        other.read = [min(read, len(other.tokens)) for read in self.read]
+        other.length = self.length
+        other.checkpoints = dict(self.checkpoints)
+        other._append(self._live)
+        other.truncate(length)
+        return other
+
+    def checkpoint(self) -> None:
+        """The target can be cut back to where it is."""
+        if (state := self._state(self.length - 1)) is not None:
+            self.checkpoints[self.length] = state.copy()
+        while len(self.checkpoints) > _MOST_CHECKPOINTS:
+            del self.checkpoints[min(self.checkpoints)]
+
+    def num_resumable(self, length: int) -> int:
+        """How many of the first `length` tokens the target need not decode again."""
+        is_behind = length < 1 or min(self.read) < length or length > self.length
+        return length if is_behind or self._state(length - 1) is not None else length - 1
+
+    def settle(self) -> None:
+        """What was known beyond `length` does not come again."""
+        del self.tokens[self.length :]
+        self.read = [min(read, self.length) for read in self.read]
+
+    def forget_caches(self) -> None:
+        """The caches are empty; they can begin behind the first token whose state is here."""
+        self.settle()
+        self.first = 0 if self._count == self.length else self.length - self._count + 1
+        self.read = [self.first] * len(self.read)
+
+    def expect(self, token: int, cache: int) -> None:
+        """This cache holds a row of the token that the target decodes next."""
+        self.tokens[self.length :] = [token]
+        self.read[cache] = self.length + 1
+
+    def before(self, start: int, end: int) -> States:
+        """States of the tokens before those at start to end - 1; zeros where there is none."""
+        first = self.length - self._count
+        if start - 1 >= first:
+            return self._live[start - 1 - first : end - 1 - first]
+        rows = np.zeros((end - start, self._width), np.float32)
+        num_missing = min(end - start, first - (start - 1))
+        rows[num_missing:] = self._live[: end - start - num_missing]
+        return rows
+
+    def count_missing(self, start: int) -> None:
+        """Rows from `start` on are being read: note whether the first lacks its state."""
+        self.num_missing += start > self.first and self._state(start - 1) is None
+
+    def drop_read(self) -> None:
+        """Forget the states that every cache has read, but for the last one."""
+        needed = max(1, self.length - (min(self.read) - 1))
+        if needed < self._count:
+            self._start += self._count - needed
+            self._count = needed
+        if self._start > len(self._rows) // 2:  # so that a long prompt's memory is given back
+            live = self._live.copy()
+            self._rows, self._start, self._count = live[:0], 0, 0
+            self._append(live)
+
+    def to_bytes(self) -> bytes:
+        """Tokens, states and how far caches have read; for `from_bytes`."""
+        read = [min(read, self.length) for read in self.read]
+        lengths = sorted(self.checkpoints)
+        numbers = [self.length, self.first, self._count, len(lengths), *read, *lengths]
+        rows = [self._live, *(self.checkpoints[n][None] for n in lengths)]
+        return b"".join(
+            (
+                np.array(numbers, np.int64).tobytes(),
+                np.array(self.tokens[: self.length], np.int32).tobytes(),
+                np.concatenate(rows).tobytes(),
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: memoryview, num_caches: int, width: int) -> TargetStates:
+        """What `to_bytes` wrote for as many caches and the same width."""
+        made = cls(num_caches, width)
+        head = np.frombuffer(data, np.int64, 4 + num_caches)
+        made.length, made.first, count, num_checkpoints, *made.read = head.tolist()
+        at = 8 * len(head)
+        lengths = np.frombuffer(data, np.int64, num_checkpoints, at).tolist()
+        at += 8 * num_checkpoints
+        made.tokens = np.frombuffer(data, np.int32, made.length, at).tolist()
+        rows = np.frombuffer(data, np.float32, -1, at + 4 * made.length).reshape(-1, width)
+        made._append(rows[:count])
+        made.checkpoints = dict(zip(lengths, rows[count:].copy(), strict=True))
+        return made
+
+    @property
+    def _live(self) -> States:
+        return self._rows[self._start : self._start + self._count]
+
+    def _begin(self, position: int) -> None:
+        """Nothing before `position` is known, and no cache holds a row."""
+        self.tokens = [0] * position
+        self.length = self.first = position
+        self.read = [position] * len(self.read)
+        self._start = self._count = 0
+        self.checkpoints.clear()
+
+    def _state(self, position: int) -> States | None:
+        first = self.length - self._count
+        if first <= position < self.length:
+            row: States = self._live[position - first]
+            return row
+        return self.checkpoints.get(position + 1)
+
+    def _append(self, states: States) -> None:
+        end = self._start + self._count
+        if end + len(states) > len(self._rows):
+            capacity = max(_LEAST_CAPACITY, 2 * (self._count + len(states)))
+            rows = np.empty((capacity, self._width), np.float32)
+            rows[: self._count] = self._live
+            self._rows, self._start, end = rows, 0, self._count
+        self._rows[end : end + len(states)] = states
+        self._count += len(states)

@@ -1,0 +1,148 @@
+"""A draft model that does not belong to its target is refused in words, before libllama sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests import drafters
+from tests.architectures import write_model
+from tests.drafters import BLOCKS, PLAIN, REDUCED, SHARED
+from tests.heads import VOCAB_SIZE, only_heads, with_heads
+from tests.models import OTHER_MERGES, broken, tiny_llama
+
+from headstart.config import EngineConfig
+from headstart.engine import extension
+from headstart.engine.drafters import speculator_for, state_layers, why_not
+from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.model import Model
+from headstart.errors import ModelError
+from headstart.types import LAST_STATE
+
+CONFIG = EngineConfig(context=256, gpu_layers=0)
+Write = Callable[[Path], Path]
+
+
+def refusal(draft: Path, target: Path) -> str | None:
+    return why_not(draft, target, Model(target, CONFIG).facts)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drafters.target(tmp_path_factory.mktemp("targets") / "target.gguf")
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("targets") / "gemma4.gguf", "gemma4")
+
+
+def test_a_file_says_who_drafts_with_it(tmp_path: Path) -> None:
+    files = {
+        "draft-model": tiny_llama(tmp_path / "llama.gguf"),
+        "eagle3": drafters.eagle3(tmp_path / "eagle3.gguf"),
+        "dflash": drafters.dflash(tmp_path / "dflash.gguf"),
+        "dspark": drafters.dflash(tmp_path / "dspark.gguf", rank=8),
+        "gemma4-assistant": drafters.assistant(tmp_path / "assistant.gguf"),
+        "mtp": only_heads(tmp_path / "heads.gguf", "step35"),
+    }
+    assert {name: speculator_for(path) for name, path in files.items()} == {n: n for n in files}
+    assert speculator_for(with_heads(tmp_path / "whole.gguf", "step35")) == "draft-model"
+    with pytest.raises(ModelError, match="cannot be read as a GGUF"):
+        speculator_for(broken(tmp_path / "broken.gguf", "truncated-header"))
+
+
+def test_layers_come_in_the_order_of_the_draft_model(tmp_path: Path) -> None:
+    path = drafters.eagle3(tmp_path / "eagle3.gguf", replace(PLAIN, layers=(3, 1, 4)))
+    assert state_layers(path, 4) == (3, 1, LAST_STATE)
+    assert state_layers(drafters.assistant(tmp_path / "a.gguf"), 5) == (LAST_STATE,)
+
+
+FITTING: dict[str, Write] = {
+    "eagle3": drafters.eagle3,
+    "eagle3-shared": lambda path: drafters.eagle3(path, SHARED),
+    "eagle3-reduced": lambda path: drafters.eagle3(path, REDUCED),
+    "dflash": drafters.dflash,
+    "dspark": lambda path: drafters.dflash(path, rank=8),
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_what_fits_is_not_refused(name: str, target: Path, tmp_path: Path) -> None:
+    assert refusal(FITTING[name](tmp_path / "draft.gguf"), target) is None
+
+
+def eagle3(**changes: object) -> Write:
+    return lambda path: drafters.eagle3(path, replace(PLAIN, **changes))  # type: ignore[arg-type]
+
+
+def dflash(**changes: object) -> Write:
+    return lambda path: drafters.dflash(path, replace(BLOCKS, **changes))  # type: ignore[arg-type]
+
+
+REFUSED: dict[str, tuple[Write, str]] = {
+    "width": (eagle3(target_width=96), "states of 96 numbers and the target's have 64"),
+    "two layers": (eagle3(layers=(1, 2)), "names 2 layers of its target"),
+    "no such layer": (eagle3(layers=(1, 2, 9)), "no layer 9"),
+    "vocabulary": (eagle3(merges=OTHER_MERGES), f"has {VOCAB_SIZE - 2} tokens and the target's"),
+    "no embeddings": (eagle3(own_embeddings=False), "no embeddings of its own, is 48 numbers wide"),
+    "no head": (eagle3(own_head=False), "no output head of its own, is 48 numbers wide"),
+    "ids": (eagle3(draft_ids=(0, 5, VOCAB_SIZE)), f"ids beyond the vocabulary of {VOCAB_SIZE}"),
+    "negative ids": (eagle3(draft_ids=(0, -5, 7)), "ids beyond the vocabulary"),
+    "last state": (eagle3(layers=(1, 2, 4)), "does not show the last state of llama models"),
+    "block width": (dflash(width=96, target_width=96), "states of 96 numbers"),
+    "block layers": (dflash(layers=(1, 2, 4)), "reads layer 4, and the target's last is 3"),
+    "negative layer": (dflash(layers=(-1,)), "with a number below 0"),
+    "another kind": (drafters.assistant, "belongs to a gemma4 model and the target is a llama"),
+    "plain": (tiny_llama, "llama models do not read hidden states"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(name: str, target: Path, tmp_path: Path) -> None:
+    write, reason = REFUSED[name]
+    assert reason in str(refusal(write(tmp_path / "draft.gguf"), target))
+
+
+def test_a_target_that_shows_no_layers_is_named(tmp_path: Path) -> None:
+    sizes = {"embedding_length": 64, "block_count": 4}
+    silent = write_model(tmp_path / "phi3.gguf", "phi3", changes=sizes)
+    reason = refusal(drafters.eagle3(tmp_path / "eagle3.gguf"), silent)
+    assert "does not show what enters the layers of phi3 models" in str(reason)
+
+
+def test_an_assistant_belongs_to_one_shape_of_gemma(gemma: Path, tmp_path: Path) -> None:
+    assert refusal(drafters.assistant(tmp_path / "fits.gguf"), gemma) is None
+    wrong = drafters.assistant(tmp_path / "wrong.gguf", backbone=64)
+    assert "states of 64 numbers and the target's have 128" in str(refusal(wrong, gemma))
+    narrow = write_model(
+        tmp_path / "narrow.gguf",
+        "gemma4",
+        changes={"attention.key_length_swa": 32, "attention.value_length_swa": 32},
+    )
+    fits = tmp_path / "fits.gguf"
+    assert "key_length_swa of 64 and the target's have 32" in str(refusal(fits, narrow))
+
+
+def test_a_library_without_a_symbol_takes_only_its_speculators_along(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = extension._find
+    monkeypatch.setattr(extension, "_find", lambda n: None if "target_layer" in n else found(n))
+    reason = refusal(drafters.eagle3(tmp_path / "eagle3.gguf"), target)
+    assert "does not export llama_model_target_layer_ids" in str(reason)
+
+
+def test_a_header_answers_for_keys_that_are_absent_or_of_another_type(target: Path) -> None:
+    header = GgufHeader(target)
+    assert header.architecture == "llama"
+    assert header.number("llama.embedding_length") == 64
+    assert header.number("llama.nonesuch", 7) == 7
+    assert header.numbers("general.architecture") == ()
+    assert header.text("llama.embedding_length") == ""
+    assert header.count("tokenizer.ggml.tokens") == VOCAB_SIZE
+    assert header.shape("token_embd.weight") == (64, VOCAB_SIZE)
+    assert header.shape("nonesuch") == ()
+    assert header.integers("token_embd.weight") is None

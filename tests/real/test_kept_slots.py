@@ -1,0 +1,97 @@
+"""What the slots hold comes back with the model, with the embedded model."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import pytest
+from tests.server.serving import serving
+
+from headstart import demo
+from headstart.assemble import Models, build_scheduler, load_served_model
+from headstart.config import (
+    Config,
+    EngineConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
+from headstart.scheduler.client import WorkerClient
+from headstart.scheduler.transport import ThreadTransport
+
+PROMPT = "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n"
+BODY = {"prompt": PROMPT * 3, "n_predict": 8, "temperature": 0}
+
+
+@contextmanager
+def server(folder: Path, *, api_key: str | None = None, **engine) -> Iterator[httpx2.Client]:
+    config = Config(
+        engine=EngineConfig(context=1024, threads=1, **engine),
+        scheduler=SchedulerConfig(parallel=2, cache_ram=0, keep_slots=str(folder)),
+        speculation=SpeculationConfig(spec_state="none", spec_type="none"),
+        server=ServerConfig(api_key=api_key),
+    )
+    models = Models(demo.path(demo.TARGET), None, is_demo=True)
+    worker = WorkerClient(lambda: ThreadTransport(partial(build_scheduler, config, models)))
+    served = load_served_model(config, models)
+    with serving(worker, model=served, config=config.server) as client:
+        yield client
+
+
+def ask(client: httpx2.Client, key: str = "") -> dict:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return client.post("/completion", json=BODY, headers=headers).json()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    folder = tmp_path / "kept"
+    with server(folder) as client:
+        first = ask(client)
+    assert first["timings"]["cache_n"] == 0
+    return folder
+
+
+def test_a_prompt_is_not_read_again_after_the_model_was_unloaded(kept: Path) -> None:
+    with server(kept) as client:
+        again = ask(client)
+    assert (again["timings"]["prompt_n"], again["tokens_cached"] > 0) == (1, True)
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+
+
+def test_a_state_of_other_settings_is_not_used(kept: Path) -> None:
+    with server(kept, rope_freq_base=20000.0) as client:
+        assert ask(client)["timings"]["cache_n"] == 0
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"identity": 1}', "[]"])
+def test_a_damaged_list_is_passed_over(kept: Path, damage: str) -> None:
+    (kept / "slots.json").write_text(damage)
+    with server(kept) as client:
+        assert ask(client)["timings"]["cache_n"] == 0
+
+
+def test_a_damaged_state_is_passed_over(kept: Path) -> None:
+    (file,) = kept.glob("*.bin")
+    file.write_bytes(file.read_bytes()[:500])
+    with server(kept) as client:
+        assert ask(client)["timings"]["cache_n"] == 0
+
+
+def test_what_was_kept_is_its_tenants_alone(tmp_path: Path) -> None:
+    with server(tmp_path, api_key="one,two") as client:
+        ask(client, "one")
+    with server(tmp_path, api_key="one,two") as client:
+        assert ask(client, "two")["timings"]["cache_n"] == 0
+        assert ask(client, "one")["timings"]["prompt_n"] == 1
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with server(tmp_path / "file" / "x") as client:
+        assert ask(client)["tokens_predicted"] == 8

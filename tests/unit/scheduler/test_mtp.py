@@ -1,0 +1,219 @@
+"""Multi-token heads over fakes that know the state of every token: all rows that the heads read
+have the right state before them, whatever happens to the target's cache, and all drafts are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.harness import (
+    AUTO,
+    EOS,
+    Model,
+    RandomController,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    make_speculators,
+    run,
+)
+from tests.states import FakeHeads
+
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import Request
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculators.mtp import MtpSpeculator
+from headstart.types import MemoryKind
+
+KINDS = [MemoryKind.CUT, MemoryKind.WINDOW, MemoryKind.ROLLBACK]
+
+
+class Sure(Model):
+    """At temperature 0, with no end."""
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        logits = super().logits_after(tokens).copy()
+        logits[EOS] = -100.0
+        return logits
+
+
+def mtp(engine: Model, num_heads: int = 1, **settings: int) -> MtpSpeculator:
+    return MtpSpeculator(FakeHeads(engine, num_heads, **settings))
+
+
+def greedy(name: str, prompt: list[int], max_tokens: int = 16) -> Request:
+    sampling = SamplingParams(temperature=0.0)
+    return Request(request_id=name, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
+
+
+def prompt_of(seed: int, size: int = 60) -> list[int]:
+    return [(seed * 5 + i * 3) % EOS for i in range(size)]
+
+
+def ask(scheduler: Scheduler, engine: Model, *requests: Request) -> None:
+    check(engine, requests, run(scheduler, requests))
+
+
+def assert_all_right(scheduler: Scheduler) -> None:
+    """Every draft was accepted, each row was read with its state, and nothing was lost."""
+    guarded = scheduler.drafting.speculators["mtp"]
+    details = guarded.describe()
+    assert guarded.stats.num_accepted == guarded.stats.num_drafted > 0
+    assert "the target's states are missing" not in guarded.stats.reasons
+    assert (details["missing_states"], details["lost"]) == (0, {})
+
+
+heads = pytest.mark.parametrize("num_heads", [1, 3])
+kinds = pytest.mark.parametrize("memory", KINDS)
+
+
+@heads
+@kinds
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_all_drafts_are_right_after_prompts_in_chunks(
+    num_heads: int, memory: MemoryKind, chunk: int
+) -> None:
+    engine = Sure(memory=memory)
+    scheduler = make_scheduler(engine, [mtp(engine, num_heads)], fixed(3), prefill_chunk=chunk)
+    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 1 + 9 * i)) for i in range(7)))
+    assert_all_right(scheduler)
+
+
+@heads
+@kinds
+def test_all_drafts_are_right_after_shared_prefixes_and_turns(
+    num_heads: int, memory: MemoryKind
+) -> None:
+    engine = Sure(memory=memory)
+    scheduler = make_scheduler(engine, [mtp(engine, num_heads)], fixed(3), parallel=3)
+    first = prompt_of(1)
+    ask(scheduler, engine, greedy("first", first))
+    others = [
+        greedy("same", first),
+        greedy("branch", [*first[:40], 9, 2]),
+        greedy("turn", [*first, 3, 4, 5]),
+        greedy("shorter", first[:50]),
+    ]
+    ask(scheduler, engine, *others)
+    ask(scheduler, engine, *reversed(others))
+    assert_all_right(scheduler)
+
+
+@heads
+def test_all_drafts_are_right_after_a_prompt_came_back_from_main_memory(num_heads: int) -> None:
+    engine = Sure()
+    scheduler = make_scheduler(engine, [mtp(engine, num_heads)], fixed(3), parallel=1)
+    for turn in range(4):
+        seed = turn % 2
+        ask(scheduler, engine, greedy(f"{turn}", [*prompt_of(seed), *range(turn)]))
+    assert scheduler.counters.prompts_restored >= 2
+    assert_all_right(scheduler)
+
+
+@heads
+def test_all_drafts_are_right_after_a_preemption(num_heads: int) -> None:
+    engine = Sure(context_size=128, num_cells=160)
+    scheduler = make_scheduler(engine, [mtp(engine, num_heads)], fixed(3), parallel=3)
+    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 40), 40) for i in range(3)))
+    assert scheduler.counters.preemptions > 0
+    assert_all_right(scheduler)
+
+
+@heads
+def test_all_drafts_are_right_after_a_request_was_cancelled(num_heads: int) -> None:
+    engine = Sure()
+    scheduler = make_scheduler(engine, [mtp(engine, num_heads)], fixed(3), parallel=1)
+    scheduler.submit(greedy("gone", prompt_of(1)))
+    for _ in range(4):
+        scheduler.step()
+    scheduler.cancel("gone")
+    ask(scheduler, engine, greedy("turn", [*prompt_of(1), 5, 6]))
+    assert_all_right(scheduler)
+
+
+def test_several_heads_draft_no_more_tokens_than_there_are_heads() -> None:
+    engine = Sure()
+    scheduler = make_scheduler(engine, [mtp(engine, 2)], fixed(8))
+    ask(scheduler, engine, greedy("r", prompt_of(1)))
+    assert max(end - start for start, end, _ in scheduler.drafting.stats.verified) == 2
+
+
+def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
+    engine = Sure(context_size=1024)
+    scheduler = make_scheduler(
+        engine, [mtp(engine, context_size=1024)], fixed(3), parallel=2, prefill_chunk=256
+    )
+    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 600), 24) for i in range(2)))
+    stats = scheduler.drafting.speculators["mtp"].stats
+    assert stats.reasons["heads are reading the prompt"] >= 2
+    assert_all_right(scheduler)
+
+
+def test_states_that_wait_are_read_when_they_are_too_many() -> None:
+    engine = Sure(context_size=1024)
+    speculator = mtp(engine, 2, context_size=1024)
+    speculator.caches._most_waiting = 40
+    scheduler = make_scheduler(engine, [speculator], fixed(0), prefill_chunk=16)
+    ask(scheduler, engine, greedy("r", prompt_of(1, 200)))
+    states = speculator.caches.sequence(0).states
+    assert min(states.read) > 150
+    assert states.num_states <= 60
+
+
+def test_a_prompt_that_nobody_drafts_for_is_not_read() -> None:
+    engine = Sure()
+    speculator = mtp(engine)
+    ask(make_scheduler(engine, [speculator], fixed(0)), engine, greedy("r", prompt_of(1)))
+    assert speculator.caches.num_decoded == 0
+
+
+def test_verified_rows_take_no_decode_of_their_own() -> None:
+    engine = Sure()
+    speculator = mtp(engine)
+    scheduler = make_scheduler(engine, [speculator], fixed(3))
+    ask(scheduler, engine, greedy("r", prompt_of(1, 8), 33))
+    stats = scheduler.drafting.speculators["mtp"].stats
+    assert isinstance(speculator.heads, FakeHeads)
+    assert speculator.heads.num_calls == 3 * stats.num_calls
+    num_read = len(prompt_of(1, 8)) + 33
+    assert speculator.caches.num_decoded <= num_read + 2 * stats.num_calls
+
+
+def test_heads_without_room_cost_drafts_and_nothing_else() -> None:
+    engine = Sure()
+    scheduler = make_scheduler(engine, [mtp(engine, num_cells=70)], fixed(3), parallel=2)
+    requests = [greedy(f"r{i}", prompt_of(i, 50)) for i in range(4)]
+    ask(scheduler, engine, *requests)
+    details = scheduler.drafting.speculators["mtp"].describe()
+    assert details["lost"]["draft context full"] > 0
+
+
+@heads
+@kinds
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+def test_texts_are_the_same_with_heads(
+    num_heads: int, memory: MemoryKind, temperature: float
+) -> None:
+    for spec, controller in ((fixed(1), None), (fixed(3), None), (AUTO, RandomController())):
+        engine = Model(memory=memory)
+        requests = make_requests(8, temperature)
+        scheduler = make_scheduler(engine, [mtp(engine, num_heads)], spec, controller)
+        check(engine, requests, run(scheduler, requests))
+        assert scheduler.drafting.speculators["mtp"].describe()["missing_states"] == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_texts_are_the_same_in_a_mixture_of_everything(seed: int) -> None:
+    engine = Model(2, num_cells=300, context_size=128, memory=KINDS[seed % 2])
+    chain = [*make_speculators(["suffix"], Model), mtp(engine, 1 + seed % 3)]
+    chain += make_speculators(["draft-model"], lambda: Model(2, skew=0.3))
+    requests = make_requests(
+        16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50))
+    )
+    scheduler = make_scheduler(engine, chain, AUTO, RandomController(seed), parallel=3, cache_ram=1)
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.drafting.speculators["mtp"].describe()["missing_states"] == 0
