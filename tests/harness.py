@@ -23,6 +23,7 @@ from headstart.scheduler.request import (
     ErrorEvent,
     Event,
     FinishEvent,
+    PromptEvent,
     Request,
     TokenEvent,
     TokenLogprob,
@@ -176,6 +177,7 @@ class Answer:
     text: bytes = b""
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     end: FinishEvent | None = None
     error: ErrorEvent | None = None
 
@@ -197,6 +199,8 @@ class Answer:
             self.text += event.text
             self.sources += event.sources
             self.logprobs += event.logprobs
+        elif isinstance(event, PromptEvent):
+            self.prompt_logprobs += event.logprobs
         elif isinstance(event, FinishEvent):
             self.end = event
         elif isinstance(event, ErrorEvent):

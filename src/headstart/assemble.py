@@ -111,6 +111,7 @@ def build_scheduler(
     from headstart.loading import load_drafters, load_target, only_embeds
     from headstart.remote import connect_workers, notice_lost_workers
     from headstart.saved_control import slots_place
+    from headstart.scheduler.adapter_turns import AdapterTurns
     from headstart.scheduler.embedding import EmbeddingQueue
     from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
@@ -141,6 +142,8 @@ def build_scheduler(
     if embedder := target.embedder:
         scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)
         embedding = EmbeddingInfo(embedder.size, embedder.max_tokens, embedder.pooling)
+    if target.adapters:
+        scheduler.adapters = AdapterTurns(target.adapters.use)
     if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         seconds = WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS
         if warms_up_later:
@@ -159,6 +162,7 @@ def build_scheduler(
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,
         why_no_text=target.why_no_text,
+        adapters=target.adapters.describe() if target.adapters else (),
     )
     log.info("%s", _summary(info, models))
     if memory := fitted.describe():

@@ -150,6 +150,9 @@ class EngineConfig:
     lora_scaled: str | None = option(
         None, "LoRA adapter files with the scale of each: FILE:SCALE, separated by commas"
     )
+    lora_init_without_apply: bool = option(
+        False, "load the LoRA adapters with a scale of 0; requests and POST /lora-adapters set it"
+    )
     control_vector: str | None = option(None, "control vector files, separated by commas")
     control_vector_scaled: str | None = option(
         None, "control vector files with the scale of each: FILE:SCALE, separated by commas"

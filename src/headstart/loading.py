@@ -10,6 +10,7 @@ from typing import Any
 
 from headstart.config import Config, EngineConfig
 from headstart.engine import drafters
+from headstart.engine.adapters import Adapters
 from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.embedding import LlamaEmbedder
@@ -125,6 +126,7 @@ class Target:
     fitted: Fitted
     embedder: LlamaEmbedder | None = None
     why_no_text: str = ""
+    adapters: Adapters | None = None  # where there are some
 
 
 def only_embeds(config: Config, path: Path) -> bool:
@@ -155,10 +157,11 @@ def load_target(
     fitted = fit_models(config, path, draft, heads)
     model = Model(path, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
-    if not config.embedding.is_on:
-        return Target(model, engine, fitted)
-    # the context that was asked for, not the one that fits beside it
-    return Target(model, engine, fitted, LlamaEmbedder(model, config.engine, config.embedding))
+    # with the context that was asked for, not the one that fits beside it
+    wanted = config.embedding
+    vectors = LlamaEmbedder(model, config.engine, wanted) if wanted.is_on else None
+    adapters = engine.adapters if engine.adapters.describe() else None
+    return Target(model, engine, fitted, vectors, adapters=adapters)
 
 
 def load_drafters(

@@ -4,7 +4,8 @@
 
 SUITE is the folder tools/server/tests of a llama.cpp source tree. Its models come from a hub; here
 the embedded demo model stands in for every one of them, on both servers, so a test that wants
-the text of a certain model fails on both and says nothing. Needs the packages of SUITE's
+the text of a certain model fails on both and says nothing; --encoder and --reranker name models for
+the tests of embeddings and scores (tests/models.py writes tiny ones). Needs the packages of SUITE's
 requirements.txt. A router finds the demo model in a cache of the hub under the names that the tests
 use; what they download fails. With --llama-server the outcomes of that binary are written, else
 Headstart's;
@@ -36,7 +37,8 @@ if not names_model and {router!r}:
 while arguments:
     argument = arguments.pop(0)
     if argument in ("--hf-repo", "--model-url"):
-        kept += ["--model", {model!r}]
+        files = [file for name, file in {others!r} if name in " ".join(sys.argv)]
+        kept += ["--model", *(files or [{model!r}])[:1]]
     if argument in ("--hf-repo", "--hf-file", "--model-url", "--mmproj-url"):
         arguments.pop(0)
     elif argument != "--offline" or not names_model:
@@ -73,6 +75,8 @@ def main() -> int:
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--headstart", default=f"{sys.executable} -m headstart", help="command")
     parser.add_argument("--model", type=Path, default=_demo())
+    parser.add_argument("--encoder", type=Path, help="model of the tests of embeddings")
+    parser.add_argument("--reranker", type=Path, help="model of the tests of reranking")
     parser.add_argument("--out", type=Path, default=Path("outcomes.json"))
     parser.add_argument("-k", default="")
     parser.add_argument("--passed-in", type=Path, help="only tests that passed in these outcomes")
@@ -95,7 +99,8 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
     wrapper.write_text(
         WRAPPER.format(
             python=sys.executable, model=str(options.model), command=command, presets=PRESETS,
-            count=str(folder / "count"), router=[] if options.llama_server else _router(command),
+            count=str(folder / "count"), others=_others(options),
+            router=[] if options.llama_server else _router(command),
         )
     )  # fmt: skip
     wrapper.chmod(0o755)
@@ -119,6 +124,12 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
         check=False,
     )  # fmt: skip
     return _outcomes(report)
+
+
+def _others(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Part of a name, and what stands in for that model."""
+    named = (("bert-bge-small", options.encoder), ("jina-reranker", options.reranker))
+    return [(name, str(path.resolve())) for name, path in named if path]
 
 
 def _router(command: list[str]) -> list[str]:

@@ -20,8 +20,21 @@ from headstart.types import Batch
 RANK = 2
 
 
-def save(writer: GGUFWriter, tensors: dict[str, tuple[int, ...]], path: Path) -> Path:
-    random = np.random.default_rng(1)
+def write_lora(path: Path, *, seed: int = 1) -> Path:
+    """Write an adapter for `tiny_llama`."""
+    lora = GGUFWriter(path, "llama")
+    lora.add_type("adapter")
+    lora.add_string("adapter.type", "lora")
+    lora.add_float32("adapter.lora.alpha", 2.0)
+    name, width = "blk.0.attn_q.weight", TINY.width
+    shapes = {f"{name}.lora_a": (RANK, width), f"{name}.lora_b": (width, RANK)}
+    return save(lora, shapes, path, seed=seed)
+
+
+def save(
+    writer: GGUFWriter, tensors: dict[str, tuple[int, ...]], path: Path, *, seed: int = 1
+) -> Path:
+    random = np.random.default_rng(seed)
     for name, shape in tensors.items():
         writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
     writer.write_header_to_file()
@@ -34,16 +47,11 @@ def save(writer: GGUFWriter, tensors: dict[str, tuple[int, ...]], path: Path) ->
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    lora = GGUFWriter(folder / "lora.gguf", "llama")
-    lora.add_type("adapter")
-    lora.add_string("adapter.type", "lora")
-    lora.add_float32("adapter.lora.alpha", 2.0)
     vector = GGUFWriter(folder / "vector.gguf", "controlvector")
-    name, width = "blk.0.attn_q.weight", TINY.width
-    shapes = {f"{name}.lora_a": (RANK, width), f"{name}.lora_b": (width, RANK)}
+    width = TINY.width
     return {
         "model": tiny_llama(folder / "model.gguf"),
-        "lora": save(lora, shapes, folder / "lora.gguf"),
+        "lora": write_lora(folder / "lora.gguf"),
         "vector": save(vector, {"direction.1": (width,)}, folder / "vector.gguf"),
     }
 

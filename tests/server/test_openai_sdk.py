@@ -204,4 +204,4 @@ def test_the_sdk_shows_what_we_add_to_chunks(sdk):
         "Höi!".encode()
     )
     assert any("prompt_progress" in chunk.model_extra for chunk in chunks)
-    assert sum("timings" in chunk.model_extra for chunk in chunks) == 3
+    assert sum("timings" in chunk.model_extra for chunk in chunks) == 4  # progress has them too

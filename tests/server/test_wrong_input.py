@@ -160,13 +160,6 @@ def test_logprobs_of_a_native_completion_are_checked(client):
         )
 
 
-def test_unsupported_completion_fields_are_refused(client):
-    for field in ({"suffix": "x"}, {"echo": True, "logprobs": 1}):
-        error_of(
-            client.post("/v1/completions", json={"prompt": "a"} | field), 400, "not_supported_error"
-        )
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -1,4 +1,4 @@
-"""LoRA adapters and control vectors: loaded once, applied to all requests of a context."""
+"""LoRA adapters and control vectors: loaded once; how much an adapter counts may change."""
 
 from __future__ import annotations
 
@@ -41,36 +41,91 @@ def scaled_files(names: str | None, scaled: str | None, flag: str) -> list[tuple
     return found
 
 
-def apply_adapters(model: Any, context: Any, config: EngineConfig) -> None:
-    """Load the adapters (they live as long as the model) and use them in this context.
+class Adapters:
+    """The LoRA adapters of a context, which has one set of scales at a time."""
+
+    def __init__(self, model: Any, context: Any, config: EngineConfig) -> None:
+        """Load them; they live as long as the model.
+
+        Raises:
+            ConfigError: as `scaled_files`.
+            ModelError: a file is not for this model.
+        """
+        self._model, self._context = model, context
+        files = scaled_files(config.lora, config.lora_scaled, "--lora")
+        self._paths = [path for path, _ in files]
+        self._handles = [_load(model, path) for path in self._paths]
+        is_off = config.lora_init_without_apply
+        self._loaded = tuple(0.0 if is_off else scale for _, scale in files)
+        self._scales = (0.0,) * len(files)
+        self.use(())
+
+    def use(self, scales: tuple[float, ...]) -> None:
+        """Scale them so from the next decode on; none: as they were loaded.
+
+        Raises:
+            ModelError: libllama does not take them.
+        """
+        wanted = scales or self._loaded
+        if wanted == self._scales or len(wanted) != len(self._handles):
+            return
+        take_errors()
+        chosen = [(h, s) for h, s in zip(self._handles, wanted, strict=True) if s]
+        array = (api.llama_adapter_lora_p_ctypes * max(1, len(chosen)))(*[h for h, _ in chosen])
+        factors = (ctypes.c_float * max(1, len(chosen)))(*[s for _, s in chosen])
+        if api.llama_set_adapters_lora(self._context, array, len(chosen), factors) != 0:
+            names = ", ".join(path.name for path in self._paths)
+            raise ModelError(
+                f"libllama does not apply {names}: {take_errors() or 'no reason given'}"
+            )
+        self._scales = wanted
+
+    def describe(self) -> tuple[dict[str, Any], ...]:
+        """Path, scale, task and prefix of each, JSON-ready."""
+        return tuple(
+            {
+                "path": str(path),
+                "scale": scale,
+                "task_name": _metadata(handle, "adapter.lora.task_name"),
+                "prompt_prefix": _metadata(handle, "adapter.lora.prompt_prefix"),
+            }
+            for path, scale, handle in zip(self._paths, self._loaded, self._handles, strict=True)
+        )
+
+
+def apply_adapters(model: Any, context: Any, config: EngineConfig) -> Adapters:
+    """Load adapters and control vectors and use them in this context.
 
     Raises:
         ConfigError: as `scaled_files`.
         ModelError: a file is not for this model.
     """
-    _apply_lora(model, context, scaled_files(config.lora, config.lora_scaled, "--lora"))
+    adapters = Adapters(model, context, config)
     vectors = scaled_files(config.control_vector, config.control_vector_scaled, "--control-vector")
     if vectors:
         _apply_vectors(model, context, vectors)
+    return adapters
 
 
-def _apply_lora(model: Any, context: Any, files: list[tuple[Path, float]]) -> None:
-    adapters = []
-    for path, _ in files:
-        take_errors()
-        adapter = api.llama_adapter_lora_init(model.handle, str(path).encode())
-        if not adapter:
-            raise ModelError(
-                f"{path} is no adapter for {model.path.name}: {take_errors() or 'no reason given'}"
-            )
-        adapters.append(adapter)
-    if not files:
-        return
-    scales = (ctypes.c_float * len(files))(*[scale for _, scale in files])
-    array = (api.llama_adapter_lora_p_ctypes * len(files))(*adapters)
-    if api.llama_set_adapters_lora(context, array, len(files), scales) != 0:
-        names = ", ".join(path.name for path, _ in files)
-        raise ModelError(f"libllama does not apply {names}: {take_errors() or 'no reason given'}")
+def _load(model: Any, path: Path) -> Any:
+    take_errors()
+    adapter = api.llama_adapter_lora_init(model.handle, str(path).encode())
+    if not adapter:
+        raise ModelError(
+            f"{path} is no adapter for {model.path.name}: {take_errors() or 'no reason given'}"
+        )
+    if api.llama_adapter_get_alora_n_invocation_tokens(adapter):
+        raise ModelError(
+            f"{path} is an adapter that a text switches on (aLoRA), which is not supported; leave "
+            "it out"
+        )
+    return adapter
+
+
+def _metadata(adapter: Any, key: str) -> str:
+    buffer = ctypes.create_string_buffer(1024)
+    found = api.llama_adapter_meta_val_str(adapter, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace") if found > 0 else ""
 
 
 def _apply_vectors(model: Any, context: Any, files: list[tuple[Path, float]]) -> None:
@@ -134,4 +189,4 @@ def tensor_names(path: Path) -> list[str]:
     return names
 
 
-__all__ = ["apply_adapters", "scaled_files", "tensor_names"]
+__all__ = ["Adapters", "apply_adapters", "scaled_files", "tensor_names"]

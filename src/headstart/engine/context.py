@@ -62,7 +62,7 @@ class LlamaEngine:
                 f"cannot create a context of {context} tokens for {model.path}: {reason}; try a "
                 "smaller --context"
             )
-        apply_adapters(model, self.handle, config)
+        self.adapters = apply_adapters(model, self.handle, config)
         self._memory = api.llama_get_memory(self.handle)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
         self.num_cells: int = self.context_size * (

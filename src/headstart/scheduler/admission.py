@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headstart.errors import ContextLengthError, InvalidParameterError
+from headstart.errors import CapacityError, ContextLengthError, InvalidParameterError
 from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
 from headstart.scheduler.request import Request
 from headstart.scheduler.slot import ALL_EXACT, ActiveRequest, Slot
@@ -57,6 +57,18 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
     if request.slot_id is not None and not 0 <= request.slot_id < num_slots:
         raise InvalidParameterError(
             f"id_slot is {request.slot_id} but the slots are 0 to {num_slots - 1}"
+        )
+
+
+def check_queue(num_waiting: int, num_free: int, max_queue: int) -> None:
+    """Refuse a request when too many wait that no free slot will take.
+
+    Raises:
+        CapacityError: they do.
+    """
+    if num_waiting >= max_queue + num_free:
+        raise CapacityError(
+            f"{num_waiting} requests are waiting and --max-queue is {max_queue}; try again later"
         )
 
 

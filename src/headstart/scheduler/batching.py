@@ -65,7 +65,7 @@ def build(
         included.append(active)
     if reading:
         num_rows = min(engine.max_batch_tokens - batch.num_rows, max_prompt_rows)
-        included += _add_prompts(batch, reading, num_rows)
+        included += _add_prompts(batch, reading, num_rows, engine.max_outputs)
     return included
 
 
@@ -95,18 +95,23 @@ def decode_like_last(engine: Engine, batch: Batch, num_rows: int) -> Logits:
 
 
 def _add_prompts(
-    batch: Batch, reading: Sequence[ActiveRequest], num_rows: int
+    batch: Batch, reading: Sequence[ActiveRequest], num_rows: int, max_outputs: int
 ) -> list[ActiveRequest]:
     included = []
+    num_free = max_outputs - batch.num_outputs - len(reading)  # of outputs; each may need its last
     for active, rows in zip(reading, share_rows(reading, num_rows), strict=True):
         if not rows:
             continue
         if active.pauses:
             rows = min(rows, active.pauses[0] - active.num_decoded)
+        num_scored = 0
+        if active.request.wants_prompt_scores:
+            rows = num_scored = min(rows, 1 + max(0, num_free))
+            num_free -= rows - 1
         active.num_rows = rows
         tokens = active.tokens[active.num_decoded : active.num_decoded + rows]
         is_whole = rows == active.num_pending
-        batch.add(active.slot_id, active.num_decoded, tokens, int(is_whole))
+        batch.add(active.slot_id, active.num_decoded, tokens, max(num_scored, int(is_whole)))
         included.append(active)
     return included
 

@@ -66,7 +66,7 @@ class Committer:
         active.proposal = NO_PROPOSAL
         shown = tuple(logprobs[: len(emitted)])
         request_id = active.request.request_id
-        event = TokenEvent(request_id, tuple(emitted), text, sources, shown, step)
+        event = TokenEvent(request_id, tuple(emitted), text, sources, shown, step, active.slot_id)
         return event, self._ending(active, emitted[-1], now)
 
     def _describe_step(self, active: ActiveRequest) -> VerifiedDraft:

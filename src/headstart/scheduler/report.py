@@ -33,6 +33,8 @@ class WorkerInfo:
     system: str  # libllama's build and processor features
     embedding: EmbeddingInfo | None = None  # None: it does not embed
     why_no_text: str = ""  # of a model that only embeds
+    # of LoRA: path, scale at the start, ...; JSON-ready
+    adapters: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

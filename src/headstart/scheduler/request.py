@@ -69,8 +69,13 @@ class Request:
     constraint: Constraint | None = None  # which texts the answer may have; None: any
     thoughts: ThoughtLimit | None = None  # after which they are ended; None: no limit
     shown_tokens: frozenset[int] = frozenset()  # control tokens whose spelling is text
-    namespace: str = ""  # hash of the API key: text does not cross it
+    # of each LoRA adapter; none: as the worker was started
+    adapters: tuple[float, ...] = ()
+    # hash of the API key, and the adapters' scales: text does not cross it
+    namespace: str = ""
     wants_progress: bool = False  # ProgressEvents while the prompt is read
+    # PromptEvents; the whole prompt is read then, whatever is cached
+    wants_prompt_scores: bool = False
     wants_provenance: bool = False  # `TokenEvent.step`
     wants_counterfactual: bool = False  # `RequestStats.counterfactual`
 
@@ -112,6 +117,15 @@ class TokenEvent:
     sources: tuple[str, ...]  # per token: the speculator that guessed it, "" for the target's own
     logprobs: tuple[TokenLogprob, ...] = ()
     step: VerifiedDraft | None = None  # where the request wants provenance
+    slot_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """Log probabilities of the next tokens of the prompt; its first token has none."""
+
+    request_id: str
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,5 +237,7 @@ def error_event(request_id: str, error: Exception, stats: RequestStats | None = 
     return ErrorEvent(request_id, type(error).__name__, str(error), details, stats)
 
 
-Event = TokenEvent | ProgressEvent | FinishEvent | SlotEvent | EmbeddingEvent | ErrorEvent
+Event = (
+    TokenEvent | PromptEvent | ProgressEvent | FinishEvent | SlotEvent | EmbeddingEvent | ErrorEvent
+)
 Work = Request | SlotAction | EmbeddingRequest  # what is submitted

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
-from headstart.errors import CapacityError, EngineError, HeadstartError, InvalidParameterError
+from headstart.errors import EngineError, HeadstartError, InvalidParameterError
 from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
@@ -21,11 +21,11 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_memory import PromptMemory
+from headstart.scheduler.prompt_scores import score_prompt
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
     Event,
     FinishEvent,
-    ProgressEvent,
     Request,
     SlotAction,
     SlotEvent,
@@ -39,6 +39,7 @@ from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind,
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import GrammarCompiler
+    from headstart.scheduler.adapter_turns import AdapterTurns
     from headstart.scheduler.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Scheduler:
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
+        self.adapters: AdapterTurns | None = None  # where requests may differ in them
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         self._batch = Batch(engine.max_batch_tokens)
@@ -113,12 +115,8 @@ class Scheduler:
         self.drafting.check(request.speculative)
         num_free = len(self.slots) - len(self.running)
         num_waiting = len(self.waiting) + len(self.compiling)
-        if num_waiting >= self.config.max_queue + num_free:
-            raise CapacityError(
-                f"{num_waiting} requests are waiting and --max-queue is "
-                f"{self.config.max_queue}; try again later"
-            )
-        namespace = "" if self.config.share_prompts else request.namespace
+        admission.check_queue(num_waiting, num_free, self.config.max_queue)
+        namespace = str(request.adapters or "") if self.config.share_prompts else request.namespace
         active = ActiveRequest(request, self.clock(), namespace)
         if request.constraint is None:
             self.waiting.append(active)
@@ -149,6 +147,8 @@ class Scheduler:
         started = self.clock()
         self._take_compiled()
         self._admit()
+        if self.adapters:
+            self.adapters.begin_step(self.running)
         self._draft()
         drafted = self.clock()
         logits = self._decode()
@@ -195,16 +195,13 @@ class Scheduler:
             if active.admitted is None:
                 active.admitted = self.clock()
             if self.engine.memory is not MemoryKind.CUT:
-                active.pauses = self._pauses(active)
+                is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
+                active.pauses = choose_pauses(active.tokens, active.num_decoded, is_control, step)
             active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
             if active.request.wants_progress:
-                self._events.append(_progress(active, self.clock()))
+                self._events.append(active.progress(self.clock()))
         admission.share_prefixes(self.slots, self.running, self.engine)
-
-    def _pauses(self, active: ActiveRequest) -> list[int]:
-        is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
-        return choose_pauses(active.tokens, active.num_decoded, is_control, step)
 
     def _begin(self, active: ActiveRequest) -> bool:
         """Make what only a running request needs; False if it cannot be made and the request ends.
@@ -218,11 +215,16 @@ class Scheduler:
             return False
         return True
 
+    def _sharing(self) -> list[ActiveRequest]:
+        """Those of the running requests that can share this step's decode."""
+        return self.adapters.sharing(self.running) if self.adapters else self.running
+
     def _draft(self) -> None:
         """Give every generating request its draft for this step."""
         self._num_padding = 0
-        generating = [a for a in self.running if a.is_generating]
-        reading = sum(a.num_pending for a in self.running if not a.is_generating)
+        sharing = self._sharing()
+        generating = [a for a in sharing if a.is_generating]
+        reading = sum(a.num_pending for a in sharing if not a.is_generating)
         self._max_prompt_rows = self._prompt_rows(generating) if reading else 0
         if not generating:
             return
@@ -248,7 +250,7 @@ class Scheduler:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
         while True:
             rows = self._max_prompt_rows
-            self._in_batch = batching.build(self._batch, self.running, self.engine, rows)
+            self._in_batch = batching.build(self._batch, self._sharing(), self.engine, rows)
             if not self._batch.num_rows:
                 return None
             try:
@@ -350,16 +352,19 @@ class Scheduler:
         offset = num_emitted = 0
         now = self.clock()
         for active in self._in_batch:
+            if active.request.wants_prompt_scores and not active.is_generating:
+                scores, offset = score_prompt(active, logits, offset)
+                self._events += scores
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
                 active.num_decoded += active.num_rows
                 if active.pauses and active.num_decoded == active.pauses[0]:
                     self.engine.checkpoint(active.slot_id)
                     active.pauses.pop(0)
                 if active.request.wants_progress:
-                    self._events.append(_progress(active, now))
+                    self._events.append(active.progress(now))
                 continue
             if active.request.wants_progress and active.first_token is None:
-                done = _progress(active, now)
+                done = active.progress(now)
                 self._events.append(replace(done, num_processed=active.num_prompt))
             width = 1 + len(active.proposal.tokens)
             rows = logits[offset : offset + width]
@@ -391,10 +396,3 @@ class Scheduler:
         )
         self.counters.add(stats)
         return stats
-
-
-def _progress(active: ActiveRequest, now: float) -> ProgressEvent:
-    since = now - (active.admitted or now)
-    return ProgressEvent(
-        active.request.request_id, active.num_prompt, active.num_cached, active.num_decoded, since
-    )

@@ -10,7 +10,7 @@ from headstart.control.counterfactual import Counterfactual
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
-from headstart.scheduler.request import Request, RequestStats
+from headstart.scheduler.request import ProgressEvent, Request, RequestStats
 from headstart.scheduler.speculation_policy import SpeculationPolicy
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.indentation import Indentation
@@ -64,6 +64,7 @@ class ActiveRequest:
     first_token: float | None = None
     is_valid: bool = True  # False once tokens were accepted unseen
     num_cached: int = 0  # prompt tokens that were not decoded for this request
+    num_scored: int = 0  # last position of the prompt whose log probability was told
     num_steps: int = 0
     drafts: SpeculationStats = field(default_factory=SpeculationStats)
     by_speculator: dict[str, SpeculationStats] = field(default_factory=dict)
@@ -120,6 +121,13 @@ class ActiveRequest:
         """Tokens that may come before its thoughts must end; huge without such a limit."""
         thoughts = self.sampler.thoughts
         return NO_LIMIT if thoughts is None else thoughts.num_free
+
+    def progress(self, now: float) -> ProgressEvent:
+        """How much of the prompt is read."""
+        since = now - (self.admitted or now)
+        return ProgressEvent(
+            self.request.request_id, self.num_prompt, self.num_cached, self.num_decoded, since
+        )
 
     def summarize(self, now: float) -> RequestStats:
         """Counts and times so far."""

@@ -11,7 +11,13 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, TokenEvent
+from headstart.scheduler.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    PromptEvent,
+    TokenEvent,
+)
 from headstart.server import sse
 from headstart.server.dialect import Choice, Dialect
 from headstart.server.errors import CLIENT_GONE, ApiError, error_body, log_failure
@@ -55,7 +61,8 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
 async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Response:
     while not events.is_over:
         _take(dialect, *await events.next())
-    if sum(1 + len(one.top) for c in dialect.choices for one in c.logprobs) <= FEW_PROBABILITIES:
+    told = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
+    if sum(1 + len(one.top) for one in told) <= FEW_PROBABILITIES:
         body = orjson.dumps(dialect.whole())
     else:
         body = await service.prompt_threads.run(lambda: orjson.dumps(dialect.whole()))
@@ -103,6 +110,8 @@ def _take(dialect: Dialect, index: int, event: Event) -> None:
     match event:
         case TokenEvent():
             choice.add(event)
+        case PromptEvent():
+            choice.prompt_logprobs += event.logprobs
         case ProgressEvent():
             choice.progress = event
         case FinishEvent():
@@ -114,6 +123,8 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
     choice = dialect.choices[index]
     chunks: list[dict[str, Any]] = []
     match event:
+        case PromptEvent():
+            choice.prompt_logprobs += event.logprobs
         case ProgressEvent():
             choice.progress = event
             if dialect.body.return_progress:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from headstart.config import ServerConfig
 from headstart.scheduler.worker import Worker
 from headstart.server import (
+    adapters,
     anthropic,
     chat,
     completions,
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
-    ollama, text, metrics, slots,
+    ollama, text, metrics, slots, adapters,
 )  # fmt: skip
 
 

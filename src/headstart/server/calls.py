@@ -32,6 +32,7 @@ def new_call(
         model=service.served,
         info=service.info,
         stop=stop,
+        adapter_scales=service.adapter_scales,
     )
 
 

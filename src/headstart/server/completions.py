@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from headstart.scheduler.request import TokenLogprob
 from headstart.server.answer import answer
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Choice, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.infill import fill_in
 from headstart.server.model import service_of
-from headstart.server.prompts import read_prompts
+from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs
 from headstart.server.routing import Router, post
 from headstart.server.schemas import CompletionBody, read_body
@@ -35,7 +38,7 @@ async def completions(http: HttpRequest) -> Response:
 
     def prepare() -> Dialect:
         _refuse(body)
-        prompts = read_prompts(body.prompt, call.model.vocab, call.info.context_size)
+        prompts = _read(body, call)
         return CompletionDialect(
             call, body, make_choices(body, prompts, call, _num_logprobs(body, call))
         )
@@ -44,12 +47,19 @@ async def completions(http: HttpRequest) -> Response:
 
 
 def _refuse(body: CompletionBody) -> None:
-    if body.suffix:
-        raise not_supported("suffix is not supported; leave it out")
-    if body.echo and body.logprobs not in (None, False):
+    if body.echo and body.post_sampling_probs:
         raise not_supported(
-            "echo with logprobs is not supported: prompt tokens have no log probabilities here"
+            "echo with post_sampling_probs is not supported: nothing of the prompt was sampled"
         )
+
+
+def _read(body: CompletionBody, call: Call) -> list[Prompt]:
+    """The prompts; with a suffix those that ask to fill in before it."""
+    vocab, info = call.model.vocab, call.info
+    prompts = read_prompts(body.prompt, vocab, info.context_size)
+    if not body.suffix:
+        return prompts
+    return [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
 
 
 def _num_logprobs(body: CompletionBody, call: Call) -> int | None:
@@ -69,12 +79,16 @@ class CompletionDialect(OpenAIDialect):
     chunk_kind = whole_kind = "text_completion"
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
-        return [self.delta(choice, Piece(choice.prompt.echo))] if self.body.echo else []
+        if not self.body.echo:
+            return []
+        return [self.delta(choice, Piece(choice.prompt.echo, logprobs=_prompt_logprobs(choice)))]
 
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> dict[str, Any]:
-        logprobs = None
-        if piece.logprobs:
-            content = self.probabilities(choice, piece.logprobs)
+        logprobs, told = None, list(piece.logprobs)
+        if is_whole and self.body.echo:
+            told = [*_prompt_logprobs(choice), *told]
+        if told:
+            content = self.probabilities(choice, told)
             logprobs = {"content": content}
             if not choice.request.post_sampling_probs:
                 logprobs |= legacy_logprobs(content, 0 if is_whole else choice.num_chars_sent)
@@ -85,3 +99,11 @@ class CompletionDialect(OpenAIDialect):
             "finish_reason": None,
         }
         return said | self.extras(piece)
+
+
+def _prompt_logprobs(choice: Choice) -> list[TokenLogprob]:
+    """Of all tokens of the prompt, where they were asked for; the first follows nothing."""
+    if not choice.request.wants_prompt_scores:
+        return []
+    first = TokenLogprob(choice.request.prompt[0], math.nan, ())
+    return [first, *choice.prompt_logprobs]

@@ -71,6 +71,8 @@ class Choice:
     emissions: list[Emission] = field(default_factory=list)
     finish: FinishEvent | None = None
     progress: ProgressEvent | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
+    slot_id: int = -1  # where it runs, once that is known
     parser: AnswerParser | None = None  # tells thoughts and tool calls from content
     message: AnswerMessage = field(default_factory=AnswerMessage)  # what the parser has found
     is_open: bool = False  # its first chunk was sent
@@ -84,6 +86,7 @@ class Choice:
         if self._first_token_at is None:
             self._first_token_at = self.clock()
         self.tokens += event.tokens
+        self.slot_id = event.slot_id
         self.sources += event.sources
         self.logprobs += event.logprobs
         text = self._decoder.feed(event.text)

@@ -39,7 +39,7 @@ ANSWERS = (
     (
         400,
         "not_supported_error",
-        "a field asks for what is not built, for instance images or adapters; leave it out",
+        "a field asks for what is not built or not loaded, for instance images; leave it out",
     ),
     (401, "authentication_error", "no API key, or a wrong one"),
     (

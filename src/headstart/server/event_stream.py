@@ -14,7 +14,7 @@ from types import TracebackType
 from starlette.types import Receive
 
 from headstart.errors import CapacityError, HeadstartError
-from headstart.scheduler.request import Event, FinishEvent, Request, TokenEvent
+from headstart.scheduler.request import Event, FinishEvent, PromptEvent, Request, TokenEvent
 from headstart.scheduler.worker import Worker
 from headstart.server.threads import ClientGoneError
 
@@ -114,6 +114,8 @@ class EventStream:
 
 
 def _weight(event: Event) -> int:
+    if isinstance(event, PromptEvent):
+        return 1 + sum(1 + len(one.top) for one in event.logprobs)
     if not isinstance(event, TokenEvent):
         return 1
     return 1 + len(event.tokens) + sum(len(one.top) for one in event.logprobs)

@@ -57,6 +57,17 @@ async def infill(http: HttpRequest) -> Response:
     return await answer(http, service, prepare)
 
 
+def fill_in(parts: tuple[str, str], vocab: Vocab, info: WorkerInfo) -> Prompt:
+    """The prompt for what is missing between two texts.
+
+    Raises:
+        NotSupportedError: the vocabulary lacks a marker.
+    """
+    fields = {"input_prefix": parts[0], "input_suffix": parts[1]}
+    tokens = infill_prompt(InfillBody.model_validate(fields), vocab, info)
+    return Prompt(tokens, tokens_text(tokens, vocab), echo=parts[0])
+
+
 def infill_prompt(body: InfillBody, vocab: Vocab, info: WorkerInfo) -> list[int]:
     """Prefix, suffix and other files between their markers; at most 7/8 of the context.
 

@@ -91,6 +91,7 @@ class Service:
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     responses: ResponseStore = field(default_factory=ResponseStore)
+    adapter_scales: tuple[float, ...] | None = None  # set while it runs; None: as it was started
     is_stopping: bool = False  # streams without an end of their own end now
 
     def __post_init__(self) -> None:

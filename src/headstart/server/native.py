@@ -79,7 +79,7 @@ class NativeDialect(SingleDialect):
             "content": piece.text,
             "tokens": list(piece.tokens),
             "stop": False,
-            "id_slot": -1 if choice.request.slot_id is None else choice.request.slot_id,
+            "id_slot": choice.slot_id,
             "tokens_predicted": len(choice.tokens),
             "tokens_evaluated": len(choice.request.prompt),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from headstart.server.adapters import described_scales
 from headstart.server.results import counterfactual, speculative_metrics, timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call, generation_settings
@@ -32,7 +33,8 @@ def native_answer(
         "tokens_evaluated": stats.num_prompt,
         "generation_settings": generation_settings(
             choice.request, body, sorted(call.model.vocab.eog_ids)
-        ),
+        )
+        | {"lora": described_scales(choice.request.adapters, call.info)},
         "prompt": choice.prompt.text,
         "has_new_line": "\n" in choice.text,
         "truncated": choice.finish.truncated,

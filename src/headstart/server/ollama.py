@@ -23,7 +23,7 @@ from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Dialect
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, tokenize_text
 from headstart.server.errors import CLIENT_GONE, ApiError, error_body, log_failure, shorten
-from headstart.server.infill import infill_prompt
+from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import Service, service_of
 from headstart.server.ollama_body import (
@@ -43,9 +43,9 @@ from headstart.server.ollama_dialect import (
     nanoseconds,
     now,
 )
-from headstart.server.prompts import Prompt, read_chat, read_prompts, render_messages, tokens_text
+from headstart.server.prompts import Prompt, read_chat, read_prompts, render_messages
 from headstart.server.routing import Handler, Router, get, post
-from headstart.server.schemas import ChatBody, InfillBody, NativeBody, read_body
+from headstart.server.schemas import ChatBody, NativeBody, read_body
 from headstart.server.threads import ClientGoneError
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
@@ -230,9 +230,7 @@ def _plain_prompt(asked: OllamaGenerateBody, call: Call) -> Prompt:
     vocab, info = call.model.vocab, call.info
     if asked.suffix is None:
         return read_prompts(asked.prompt, vocab, info.context_size)[0]
-    body = InfillBody.model_validate({"input_prefix": asked.prompt, "input_suffix": asked.suffix})
-    tokens = infill_prompt(body, vocab, info)
-    return Prompt(tokens, tokens_text(tokens, vocab), echo="")
+    return fill_in((asked.prompt, asked.suffix), vocab, info)
 
 
 def _loaded(model: str, said: dict[str, Any]) -> Response:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart.server.errors import ApiError, error_response
-from headstart.server.schemas import Body
 
 
 class Prefixed:
@@ -42,7 +42,7 @@ class Endpoint:
     method: str
     paths: tuple[str, ...]
     handler: Handler
-    body: type[Body] | None
+    body: type[BaseModel] | None
     answer: str  # what a 200 has, for the API pages
 
 
@@ -65,7 +65,7 @@ def get(router: Router, *paths: str, answer: str) -> Callable[[Handler], Handler
 
 
 def post(
-    router: Router, *paths: str, body: type[Body], answer: str
+    router: Router, *paths: str, body: type[BaseModel], answer: str
 ) -> Callable[[Handler], Handler]:
     """Decorator: serve POST on these paths; the handler reads the body with `read_body`."""
     return _declare(router, "POST", paths, body, answer)
@@ -77,7 +77,7 @@ def delete(router: Router, *paths: str, answer: str) -> Callable[[Handler], Hand
 
 
 def _declare(
-    router: Router, method: str, paths: tuple[str, ...], body: type[Body] | None, answer: str
+    router: Router, method: str, paths: tuple[str, ...], body: type[BaseModel] | None, answer: str
 ) -> Callable[[Handler], Handler]:
     def declare(handler: Handler) -> Handler:
         router.endpoints.append(Endpoint(method, paths, handler, body, answer))

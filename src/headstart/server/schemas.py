@@ -177,7 +177,9 @@ class GenerationBody(SamplingBody):
     speculative: SpeculativeBody = SpeculativeBody()
     mirostat: Int = Field(0, description="only 0")
     adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
-    lora: Any = Field(default=None, description="only an empty list, or scales of 0")
+    lora: Any = Field(
+        default=None, description="[{id, scale}]: LoRA adapters; those that are not named are off"
+    )
     reasoning_budget_tokens: Int | None = Field(
         default=None,
         ge=-1,
@@ -261,7 +263,7 @@ class CompletionBody(GenerationBody):
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     logprobs: Any = Field(default=None, description="number of alternatives per token")
     best_of: Int = 1
-    suffix: str | None = Field(default=None, description="refused")
+    suffix: str | None = Field(default=None, description="what comes after the text to fill in")
 
 
 class NativeBody(GenerationBody):

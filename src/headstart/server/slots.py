@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.scheduler.request import SlotAction, SlotEvent
+from headstart.server.adapters import adapter_key
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
 from headstart.server.routing import Router, post
@@ -41,7 +42,7 @@ async def act(http: HttpRequest) -> Response:
         action,
         slot_id,
         str(Path(folder) / name) if name else "",
-        http.scope["headstart.namespace"],
+        http.scope["headstart.namespace"] + adapter_key(service.adapter_scales or (), service.info),
     )
     event = await single_event(service.worker, command)
     assert isinstance(event, SlotEvent)

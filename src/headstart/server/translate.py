@@ -13,6 +13,7 @@ from headstart.config import SPECULATOR_ALIASES
 from headstart.sampling.params import MAX_SEED, SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
+from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
 from headstart.server.defaults import sampler_letters, sampler_names, soften
 from headstart.server.errors import ApiError, not_supported, shorten
@@ -31,7 +32,7 @@ from headstart.server.limits import (
 from headstart.server.logit_bias import read_logit_bias
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
-from headstart.server.schemas import GenerationBody, SpeculativeBody
+from headstart.server.schemas import CompletionBody, GenerationBody, SpeculativeBody
 from headstart.types import SequenceMode, Vocab
 
 RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
@@ -52,6 +53,7 @@ class Call:
     model: ServedModel
     info: WorkerInfo
     stop: tuple[str, ...] = ()  # besides those of the body
+    adapter_scales: tuple[float, ...] | None = None  # where the body does not say
 
 
 def make_requests(
@@ -71,6 +73,7 @@ def make_requests(
             "call",
         )
     sampling = sampling_params(body, call)
+    adapters = request_scales(body.lora, call.adapter_scales, call.info)
     first = Request(
         request_id=call.id,
         prompt=(),
@@ -81,7 +84,7 @@ def make_requests(
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
-        cache_prompt=_cache_prompt(body, call),
+        cache_prompt=not wants_prompt_scores(body, num_logprobs) and _cache_prompt(body, call),
         cache_reuse=max(0, _given(body.n_cache_reuse, call.model.defaults.cache_reuse)),
         num_keep=max(-1, _given(body.n_keep, call.model.defaults.num_keep)),
         num_discard=max(0, body.n_discard),
@@ -89,10 +92,12 @@ def make_requests(
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
         constraint=read_constraint(body, call.model.vocab),
-        namespace=call.namespace,
+        adapters=adapters,
+        namespace=call.namespace + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
         wants_counterfactual=body.counterfactual,
+        wants_prompt_scores=wants_prompt_scores(body, num_logprobs),
     )
     return [
         dataclasses.replace(
@@ -109,6 +114,11 @@ def make_requests(
 
 def _given(value: int | None, default: int) -> int:
     return default if value is None else value
+
+
+def wants_prompt_scores(body: GenerationBody, num_logprobs: int | None) -> bool:
+    """Whether the answer tells how likely the tokens of its prompt are, as OpenAI's echo does."""
+    return isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
 
 
 def _cache_prompt(body: GenerationBody, call: Call) -> bool:
@@ -227,17 +237,6 @@ def _refuse(body: GenerationBody) -> None:
         raise not_supported(
             f"adaptive_target is {body.adaptive_target} but only less than 0, off, is supported"
         )
-    if body.lora and not _is_without_adapters(body.lora):
-        raise not_supported(
-            f"lora is {shorten(body.lora)} but adapters are not supported; leave it out"
-        )
-
-
-def _is_without_adapters(lora: Any) -> bool:
-    """Whether every entry of the list has the scale 0."""
-    return isinstance(lora, list) and all(
-        isinstance(one, dict) and one.get("scale") == 0 for one in lora
-    )
 
 
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:

@@ -1,0 +1,126 @@
+"""GET and POST /lora-adapters: the adapters that are loaded, and how much each one counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, RootModel
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.scheduler.report import WorkerInfo
+from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
+from headstart.server.model import service_of
+from headstart.server.routing import Router, get, post
+
+Scales = tuple[float, ...]
+
+router = Router()
+
+
+class AdapterScale(BaseModel):
+    """One adapter, and how much of it is added."""
+
+    id: int
+    scale: float
+
+
+class AdapterScales(RootModel[list[AdapterScale]]):
+    """POST /lora-adapters: a list; adapters that it does not name are off."""
+
+
+@get(router, "/lora-adapters", answer="a list with `id`, `path` and `scale` of each adapter")
+async def list_adapters(http: HttpRequest) -> Response:
+    """List the adapters with the scales of requests that do not say."""
+    service = service_of(http)
+    scales = service.adapter_scales or loaded_scales(service.info)
+    found = [
+        {"id": index, **adapter, "scale": scale}
+        for index, (adapter, scale) in enumerate(zip(service.info.adapters, scales, strict=True))
+    ]
+    return _json(found)
+
+
+@post(router, "/lora-adapters", body=AdapterScales, answer="`success`: true")
+async def set_adapters(http: HttpRequest) -> Response:
+    """Set the scales of requests that come from now on and do not say."""
+    service = service_of(http)
+    try:
+        data = await http.body()
+        check_structure(data)
+        wanted = orjson.loads(data)
+    except ClientDisconnect as error:
+        raise ApiError(400, "the client left before the body was complete") from error
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+    if not isinstance(wanted, list):
+        raise ApiError(400, "Request body must be an array")
+    service.adapter_scales = read_scales(wanted, service.info)
+    return _json({"success": True})
+
+
+def loaded_scales(info: WorkerInfo) -> Scales:
+    """The scales of the command line."""
+    return tuple(float(adapter["scale"]) for adapter in info.adapters)
+
+
+def request_scales(lora: Any, default: Scales | None, info: WorkerInfo) -> Scales:
+    """The scales of a request with this field; none: those of the command line.
+
+    Raises:
+        ApiError: they cannot be had.
+    """
+    if lora is not None and not isinstance(lora, list):
+        raise not_supported(f'lora is {shorten(lora)} but must be [{{"id": 0, "scale": 0.5}}, ...]')
+    scales = read_scales(lora, info) if lora else default
+    return () if scales is None or scales == loaded_scales(info) else scales
+
+
+def adapter_key(scales: Scales, info: WorkerInfo) -> str:
+    """What keeps caches and drafts of different scales apart; empty without adapters."""
+    if not info.adapters:
+        return ""
+    return " lora " + ",".join(f"{scale:g}" for scale in scales or loaded_scales(info))
+
+
+def described_scales(scales: Scales, info: WorkerInfo) -> list[dict[str, Any]]:
+    """Scales as the field `lora` has them."""
+    return [{"id": i, "scale": scale} for i, scale in enumerate(scales or loaded_scales(info))]
+
+
+def read_scales(entries: Sequence[Any], info: WorkerInfo) -> Scales:
+    """A scale for each adapter; 0 for those that are not named.
+
+    Raises:
+        ApiError: an entry is of an unknown adapter, or none at all.
+    """
+    check_length("lora", entries, MAX_ENTRIES)
+    scales = [0.0] * len(info.adapters)
+    for index, entry in enumerate(entries):
+        number, scale = _read(f"lora.{index}", entry)
+        if 0 <= number < len(scales):
+            scales[number] = scale
+        elif scale:
+            there = f"0 to {len(scales) - 1}" if scales else "none: start with --lora"
+            raise not_supported(f"lora.{index}.id is {number} but the adapters are {there}")
+    return tuple(scales)
+
+
+def _read(where: str, entry: Any) -> tuple[int, float]:
+    if not isinstance(entry, Mapping):
+        raise not_supported(f"{where} is {shorten(entry)} but must be an object with id and scale")
+    number, scale = entry.get("id", -1), entry.get("scale", 0.0)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise ApiError(400, f"{where}.id is {shorten(number)} but must be a whole number")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ApiError(400, f"{where}.scale is {shorten(scale)} but must be a number")
+    return number, float(scale)
+
+
+def _json(data: Any) -> Response:
+    return Response(orjson.dumps(data), media_type="application/json")

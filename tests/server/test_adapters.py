@@ -1,0 +1,125 @@
+"""Adapters per request and for all, with a real tiny model: texts and caches do not mix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from tests.models import tiny_llama
+from tests.real.test_adapters import write_lora
+from tests.server.serving import serving_models
+
+from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+
+PROMPT = "the theatre and the other thing in an inn " * 3
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
+    folder = tmp_path_factory.mktemp("model")
+    files = [write_lora(folder / f"lora-{seed}.gguf", seed=seed) for seed in (1, 2)]
+    engine = EngineConfig(
+        gpu_layers=0, threads=1, context=2048, deterministic=True,
+        lora=str(files[0]), lora_scaled=f"{files[1]}:0",
+    )  # fmt: skip
+    config = Config(
+        model=ModelConfig(model=str(tiny_llama(folder / "model.gguf"))),
+        engine=engine,
+        scheduler=SchedulerConfig(parallel=3),
+        server=ServerConfig(),
+    )
+    with serving_models(config) as client:
+        yield client
+
+
+@pytest.fixture
+def adapted(served: httpx2.Client) -> Iterator[httpx2.Client]:
+    yield served
+    served.post("/lora-adapters", json=[{"id": 0, "scale": 1}])
+
+
+def ask(adapted: httpx2.Client, lora: Any = None, **body: Any) -> dict[str, Any]:
+    wanted = {"prompt": PROMPT, "n_predict": 24, "temperature": 0, "ignore_eos": True}
+    answer = adapted.post("/completion", json=wanted | {"lora": lora, "return_tokens": True} | body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def lora(first: float, second: float = 0.0) -> list[dict[str, float]]:
+    return [{"id": 0, "scale": first}, {"id": 1, "scale": second}]
+
+
+def test_a_request_says_how_much_each_adapter_counts(adapted: httpx2.Client) -> None:
+    usual = ask(adapted)["tokens"]
+    texts = [ask(adapted, one)["tokens"] for one in (lora(1), lora(0), lora(0, 1), lora(1, 1))]
+    assert texts[0] == usual
+    assert len({tuple(text) for text in texts}) == 4
+    assert ask(adapted, [{"id": 1, "scale": 1}])["tokens"] == texts[2]
+    assert ask(adapted, lora(0.5))["generation_settings"]["lora"] == lora(0.5)
+
+
+def test_caches_of_different_adapters_do_not_mix(adapted: httpx2.Client) -> None:
+    alone = {scale: ask(adapted, lora(scale), cache_prompt=False)["tokens"] for scale in (0, 1)}
+    for scale in (1, 0, 0, 1):
+        answer = ask(adapted, lora(scale))
+        assert answer["tokens"] == alone[scale]
+    assert ask(adapted, lora(0))["timings"]["cache_n"] > 0
+    assert ask(adapted, lora(0.25))["timings"]["cache_n"] == 0
+
+
+def test_requests_with_different_adapters_run_at_once(adapted: httpx2.Client) -> None:
+    wishes = [lora(0), lora(1), lora(0.5, 0.5), lora(1), lora(0), lora(0, 1)]
+    alone = [ask(adapted, one, cache_prompt=False)["tokens"] for one in wishes]
+    with ThreadPoolExecutor(len(wishes)) as threads:
+        together = list(threads.map(lambda one: ask(adapted, one)["tokens"], wishes))
+    assert together == alone
+
+
+def test_scales_of_all_requests_can_be_changed(adapted: httpx2.Client) -> None:
+    first, second = adapted.get("/lora-adapters").json()
+    assert (first["id"], first["scale"], second["id"], second["scale"]) == (0, 1, 1, 0)
+    assert first["path"].endswith("lora-1.gguf")
+    assert first["task_name"] == ""
+    usual, plain = ask(adapted)["tokens"], ask(adapted, lora(0))["tokens"]
+    changed = adapted.post("/lora-adapters", json=[{"id": 1, "scale": 0}])
+    assert (changed.status_code, changed.json()) == (200, {"success": True})
+    assert [one["scale"] for one in adapted.get("/lora-adapters").json()] == [0, 0]
+    assert ask(adapted)["tokens"] == plain != usual
+    assert ask(adapted, lora(1))["tokens"] == usual
+    for one in ({"n_predict": 1}, {"n_predict": 2}):  # nobody gets what others left
+        assert ask(adapted, **one)["tokens"] == plain[: one["n_predict"]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({}, "must be an array"),
+        ([{"id": 2, "scale": 1}], "lora.0.id is 2 but the adapters are 0 to 1"),
+        ([{"id": 0, "scale": "much"}], "lora.0.scale is 'much'"),
+        ([{"id": "a", "scale": 1}], "lora.0.id is 'a'"),
+        ([3], "lora.0 is 3"),
+    ],
+)
+def test_scales_that_cannot_be_had_are_refused(
+    adapted: httpx2.Client, wanted: Any, words: str
+) -> None:
+    for path, body in (
+        ("/lora-adapters", wanted),
+        ("/completion", {"prompt": "a", "lora": wanted or "x"}),
+    ):
+        answer = adapted.post(path, json=body)
+        assert answer.status_code == 400
+        if wanted:
+            assert words in answer.json()["error"]["message"]
+    assert adapted.get("/lora-adapters").json()[0]["scale"] == 1
+
+
+def test_without_adapters_there_are_none(client: httpx2.Client) -> None:
+    assert client.get("/lora-adapters").json() == []
+    assert client.post("/lora-adapters", json=[]).json() == {"success": True}
+    answer = client.post("/completion", json={"prompt": "a", "lora": lora(1)})
+    assert "none: start with --lora" in answer.json()["error"]["message"]
