@@ -12,7 +12,7 @@ from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.control.counterfactual import Guess, Prices, counterfactual
+from headstart.control.counterfactual import Guess, SpeculatorPrices, counterfactual
 from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
 from headstart.scheduler.request import Request, TokenEvent, VerifiedDraft
@@ -141,7 +141,7 @@ def test_what_others_would_have_given_is_told_on_request_only(route, body):
     told = counterfactual(
         {"suffix": [Guess(at, 4, 2) for at in range(1, 99, 3)]},
         100,
-        {"suffix": Prices([0.0, 10.0, 11.0, 12.0, 13.0, 14.0])},
+        {"suffix": SpeculatorPrices([0.0, 10.0, 11.0, 12.0, 13.0, 14.0])},
     )
 
     def say_more(request: Request) -> list:

@@ -43,7 +43,7 @@ class Guess(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class SpeculatorPrices:
     """Milliseconds of one request alone on this machine."""
 
     step: Sequence[float]  # by rows
@@ -158,14 +158,14 @@ def best_length(speeds: Mapping[str, SpeedSums]) -> str:
     return max((one for one in speeds if one != HINDSIGHT), key=lambda one: speeds[one].speed)
 
 
-class _Place(NamedTuple):
+class _KnownPlace(NamedTuple):
     length: int
     num_right: int
     limit: float = 0.0
 
 
 def counterfactual(
-    guesses: Mapping[str, Sequence[Guess]], num_tokens: int, prices: Mapping[str, Prices]
+    guesses: Mapping[str, Sequence[Guess]], num_tokens: int, prices: Mapping[str, SpeculatorPrices]
 ) -> Counterfactual:
     """What would have been on a text of so many tokens, of which the first came from the prompt.
 
@@ -195,22 +195,25 @@ def counterfactual(
     return Counterfactual(num_tokens - 1, off, best, by_speculator, counts, seen)
 
 
-def _places(guesses: Sequence[Guess], num_tokens: int) -> list[_Place | None]:
+def _places(guesses: Sequence[Guess], num_tokens: int) -> list[_KnownPlace | None]:
     """By place of the text: what is known of a guess there."""
-    places: list[_Place | None] = [None] * num_tokens
+    places: list[_KnownPlace | None] = [None] * num_tokens
     for guess, following in pairwise([*guesses, Guess(num_tokens, 0, 0)]):
         at, length, right, limit = guess
-        places[at] = _Place(length, right, limit)
+        places[at] = _KnownPlace(length, right, limit)
         if right == length and following.at == at + length + 1 and following.num_right:
             # it would have gone on: the token between the two is the target's own
             length, right = length + 1 + following.length, right + 1 + following.num_right
         for i in range(1, min(right, following.at - at - 1) + 1):
-            places[at + i] = _Place(length - i, right - i, limit)
+            places[at + i] = _KnownPlace(length - i, right - i, limit)
     return places
 
 
 def _walk(
-    places: Sequence[_Place | None], longest: int, price: Prices, chances: Sequence[float]
+    places: Sequence[_KnownPlace | None],
+    longest: int,
+    price: SpeculatorPrices,
+    chances: Sequence[float],
 ) -> SpeedSums:
     """A run with a fixed length."""
     sums, at, step = SpeedSums(), 1, price.step
@@ -273,7 +276,9 @@ def _token_ms(speeds: Mapping[str, SpeedSums], step: Sequence[float]) -> float:
 
 
 def _cheapest(
-    known: Sequence[tuple[Sequence[_Place | None], Prices]], num_tokens: int, unknown_ms: float
+    known: Sequence[tuple[Sequence[_KnownPlace | None], SpeculatorPrices]],
+    num_tokens: int,
+    unknown_ms: float,
 ) -> SpeedSums:
     """The shortest path through the text with right tokens only."""
     step = known[0][1].step

@@ -22,7 +22,7 @@ from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.catch_up import AnswerLength
 from headstart.control.cost import CostTable
-from headstart.control.counterfactual import Prices
+from headstart.control.counterfactual import SpeculatorPrices
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
     LENGTHS,
@@ -69,7 +69,7 @@ class _Price(NamedTuple):
 
 
 class ModelDraftPlanner:
-    """Prices draft models and grants them tokens."""
+    """SpeculatorPrices draft models and grants them tokens."""
 
     def __init__(
         self,
@@ -171,17 +171,19 @@ class ModelDraftPlanner:
             drafter.probes.was_right()
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
-        """Prices of one slot, measured before the first request; the next calls count as much."""
+        """SpeculatorPrices of one slot, measured before the first request; the next calls count as much."""
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
-    def prices(self, speculator: str, num_prompt: int, curve: Sequence[float]) -> Prices:
+    def prices(self, speculator: str, num_prompt: int, curve: Sequence[float]) -> SpeculatorPrices:
         """What a speculator costs on one text: nothing of its own unless it is a model."""
         drafter = self.drafters.get(speculator)
         if drafter is None:
-            return Prices(curve)
+            return SpeculatorPrices(curve)
         cost, plain = drafter.cost, curve[1]
-        return Prices(curve, cost.round(1, plain), num_prompt * cost.token(plain), is_model=True)
+        return SpeculatorPrices(
+            curve, cost.round(1, plain), num_prompt * cost.token(plain), is_model=True
+        )
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
@@ -190,7 +192,7 @@ class ModelDraftPlanner:
             drafter.end(seq_id, num_answered)
 
     def describe(self) -> dict[str, Any]:
-        """Prices per draft model, JSON-ready."""
+        """SpeculatorPrices per draft model, JSON-ready."""
         return {
             name: {
                 "round_ms": {

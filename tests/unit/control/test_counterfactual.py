@@ -12,7 +12,7 @@ from headstart.control.counterfactual import (
     LENGTHS,
     Counterfactual,
     Guess,
-    Prices,
+    SpeculatorPrices,
     SpeedSums,
     best_length,
     counterfactual,
@@ -38,7 +38,7 @@ def right_at(text: list[bool], at: int, most: int) -> int:
     return most
 
 
-def run(text: list[bool], length: int, price: Prices) -> tuple[float, list[Guess]]:
+def run(text: list[bool], length: int, price: SpeculatorPrices) -> tuple[float, list[Guess]]:
     """Really drafting so many tokens a step: tokens per second, and the guesses made."""
     at, milliseconds, guesses = 1, 0.0, []
     while at < len(text):
@@ -55,7 +55,7 @@ def run(text: list[bool], length: int, price: Prices) -> tuple[float, list[Guess
 def test_a_run_with_another_length_is_estimated_from_the_guesses_of_this_one(
     really: int, seed: int
 ) -> None:
-    text, price = flags(seed), Prices(STEP)
+    text, price = flags(seed), SpeculatorPrices(STEP)
     told = counterfactual({"text": run(text, really, price)[1]}, TEXT, {"text": price})
     speeds = told.by_speculator["text"]
     for length in (1, 2, 4, 8):
@@ -64,7 +64,7 @@ def test_a_run_with_another_length_is_estimated_from_the_guesses_of_this_one(
 
 
 def test_hindsight_is_better_than_any_fixed_length_and_off() -> None:
-    text, price = flags(5), Prices(STEP)
+    text, price = flags(5), SpeculatorPrices(STEP)
     told = counterfactual({"text": run(text, 4, price)[1]}, TEXT, {"text": price})
     speeds = told.by_speculator["text"]
     assert speeds[HINDSIGHT].speed >= max(speeds[str(k)].speed for k in LENGTHS)
@@ -75,9 +75,9 @@ def test_hindsight_is_better_than_any_fixed_length_and_off() -> None:
 def test_a_model_pays_for_its_rounds_and_its_reading() -> None:
     text = flags(7)
     prices = {
-        "cheap": Prices(STEP, 1.0, 0.0, is_model=True),
-        "dear": Prices(STEP, 20.0, 0.0, is_model=True),
-        "reads": Prices(STEP, 1.0, 20_000.0, is_model=True),
+        "cheap": SpeculatorPrices(STEP, 1.0, 0.0, is_model=True),
+        "dear": SpeculatorPrices(STEP, 20.0, 0.0, is_model=True),
+        "reads": SpeculatorPrices(STEP, 1.0, 20_000.0, is_model=True),
     }
     guesses = run(text, 4, prices["cheap"])[1]
     told = counterfactual(dict.fromkeys(prices, guesses), TEXT, prices).by_speculator
@@ -90,7 +90,7 @@ def test_a_model_pays_for_its_rounds_and_its_reading() -> None:
 
 def test_a_model_that_stopped_early_is_taken_to_go_on_as_it_did() -> None:
     """Drafts of two tokens say what drafts of four would have given."""
-    text, price = [i % 7 != 0 for i in range(TEXT)], Prices(STEP, 2.0, is_model=True)
+    text, price = [i % 7 != 0 for i in range(TEXT)], SpeculatorPrices(STEP, 2.0, is_model=True)
     short = [Guess(at, 2, right_at(text, at, 2)) for at in range(1, TEXT - 2, 3)]
     told = counterfactual({"model": short}, TEXT, {"model": price})
     really = run(text, 4, price)[0]
@@ -98,7 +98,7 @@ def test_a_model_that_stopped_early_is_taken_to_go_on_as_it_did() -> None:
 
 
 def test_the_error_covers_what_texts_differ_by_and_falls_with_more_of_them() -> None:
-    price, errors = Prices(STEP), []
+    price, errors = SpeculatorPrices(STEP), []
     speeds, total = [], Counterfactual()
     for seed in range(40):
         guesses = {"text": run(flags(seed), 4, price)[1]}
@@ -119,7 +119,7 @@ def test_the_error_covers_what_texts_differ_by_and_falls_with_more_of_them() -> 
 def test_too_little_text_has_no_error_and_no_text_no_answer() -> None:
     assert SpeedSums().error is None
     assert SpeedSums().speed == 0.0
-    told = counterfactual({"text": [Guess(1, 2, 2)]}, 4, {"text": Prices(STEP)})
+    told = counterfactual({"text": [Guess(1, 2, 2)]}, 4, {"text": SpeculatorPrices(STEP)})
     assert told.by_speculator["text"]["2"].error is None
     controller = Controller()
     assert controller.counterfactual({"text": []}, 10, 50) is None, "no prices yet"
