@@ -5,7 +5,8 @@ memory the processes hold meanwhile.
 
 Starts a router with a preset for each file and `--models-memory`, asks random models from several
 clients at once, and adds up what all of its processes hold (proportional set size, so that shared
-pages and mapped weights count once). Every prompt of a model begins the same, so that what comes
+pages count once). Pages of files, as mapped weights are, can be taken back by the system and are
+counted apart. Every prompt of a model begins the same, so that what comes
 back with a model (`--keep-slots`) shows in the prompt tokens that were read.
 """
 
@@ -44,6 +45,7 @@ class Swaps:
     failures: list[str] = field(default_factory=list)
     num_cached: int = 0
     num_prompt: int = 0
+    peak_own_bytes: int = 0  # that the system cannot take back
     peak_bytes: int = 0
     most_loaded: int = 0
 
@@ -59,7 +61,9 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         while not self.is_over:
-            self._seen.peak_bytes = max(self._seen.peak_bytes, tree_bytes(self._pid))
+            own, all_bytes = tree_bytes(self._pid)
+            self._seen.peak_own_bytes = max(self._seen.peak_own_bytes, own)
+            self._seen.peak_bytes = max(self._seen.peak_bytes, all_bytes)
             time.sleep(0.25)
 
     def _listen(self) -> None:
@@ -156,19 +160,21 @@ def ask_all(url: str, options: argparse.Namespace, seen: Swaps) -> None:
         list(pool.map(ask, range(options.requests)))
 
 
-def tree_bytes(pid: int) -> int:
-    """Proportional set size of a process and all below it."""
-    total, pending = 0, [pid]
+def tree_bytes(pid: int) -> tuple[int, int]:
+    """What a process and all below it hold: without pages of files, and with them."""
+    own, total, pending = 0, 0, [pid]
     while pending:
         one = pending.pop()
         try:
             text = Path(f"/proc/{one}/smaps_rollup").read_text()
-            total += 1024 * int(re.findall(r"^Pss: +(\d+)", text, re.MULTILINE)[0])
+            sizes = dict(re.findall(r"^(Pss\w*): +(\d+) kB", text, re.MULTILINE))
+            total += 1024 * int(sizes["Pss"])
+            own += 1024 * (int(sizes["Pss"]) - int(sizes["Pss_File"]))
             for task in Path(f"/proc/{one}/task").iterdir():
                 pending += [int(child) for child in (task / "children").read_text().split()]
-        except (OSError, IndexError):
+        except (OSError, KeyError):
             continue  # it has ended
-    return total
+    return own, total
 
 
 def table(options: argparse.Namespace, seen: Swaps, seconds: float) -> str:
@@ -177,7 +183,8 @@ def table(options: argparse.Namespace, seen: Swaps, seconds: float) -> str:
     rows = [
         ("models, MiB of their files", f"{len(options.models)}, {sizes / MIB:.0f}"),
         ("budget, MiB", str(options.memory)),
-        ("most that all processes held, MiB", f"{seen.peak_bytes / MIB:.0f}"),
+        ("most that all processes held, MiB", f"{seen.peak_own_bytes / MIB:.0f}"),
+        ("the same with pages of files, MiB", f"{seen.peak_bytes / MIB:.0f}"),
         ("most models loaded at once", str(seen.most_loaded)),
         ("requests, of them failed", f"{options.requests}, {len(seen.failures)}"),
         ("seconds, clients", f"{seconds:.0f}, {options.clients}"),

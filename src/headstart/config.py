@@ -244,6 +244,12 @@ class ServerConfig:
         "origins, separated by commas, whose web pages may use the server; localhost for those of "
         "this machine, * for any. Default: its own page only",
     )
+    cors_methods: str = option(
+        "GET, POST, DELETE, OPTIONS", "methods that pages of --cors-origins may use"
+    )
+    cors_headers: str = option(
+        "*", "request headers that such pages may send, separated by commas; * for all"
+    )
     max_connections: int = option(
         1000, "open connections; beyond them the longest idle one is closed, or new ones get 503"
     )

@@ -251,6 +251,28 @@ class DraftEngineConfig:
         "--spec-draft-type-v",
         choices=CACHE_TYPES,
     )
+    draft_override_tensor: str | None = option(
+        None,
+        "as --override-tensor, for the draft model",
+        "-otd",
+        "--override-tensor-draft",
+        "--spec-draft-override-tensor",
+    )
+    draft_cpu_moe: bool = option(
+        False,
+        "keep the weights of all of the draft model's experts on the CPU",
+        "-cmoed",
+        "--cpu-moe-draft",
+        "--spec-draft-cpu-moe",
+    )
+    draft_n_cpu_moe: int = option(
+        0,
+        "as --n-cpu-moe, for the draft model",
+        "-ncmoed",
+        "--n-cpu-moe-draft",
+        "--spec-draft-n-cpu-moe",
+        "--spec-draft-ncmoe",
+    )
     draft_context: int | None = option(
         None, "tokens of context of the draft model", "-cd", "--ctx-size-draft"
     )
@@ -279,9 +301,9 @@ class DraftEngineConfig:
             swa_full=True,  # it takes back the tokens of many decodes
             ctx_checkpoints=0,
             mtp=False,
-            cpu_moe=False,
-            n_cpu_moe=0,
-            override_tensor=None,
+            cpu_moe=self.draft_cpu_moe,
+            n_cpu_moe=self.draft_n_cpu_moe,
+            override_tensor=self.draft_override_tensor,
             override_kv=None,
             lora=None,
             lora_scaled=None,

@@ -21,6 +21,8 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order when no quant is named
 LIST_TIMEOUT_SECONDS = 10
 NOT_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # companions of a model
+# companions that draft for a model, in the order in which llama-server takes them
+DRAFTERS = ("mtp-", "dspark-", "dflash-", "eagle3-")
 
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII)
 _QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
@@ -69,7 +71,8 @@ def _resolve(
             f"{local_flag} {path} and {remote_flag} {reference} name two models; give one"
         )
     if reference:
-        return hub.fetch(*parse_reference(reference), file)
+        is_draft = remote_flag == "--draft-hf-repo"
+        return hub.fetch(*parse_reference(reference), file, is_draft=is_draft)
     if path is None:
         return None
     found = Path(path).expanduser()
@@ -105,6 +108,17 @@ def choose_file(paths: Sequence[str], quant: str) -> str | None:
             if pattern.search(path):
                 return path
     return models[0] if models and not quant else None
+
+
+def choose_drafter(paths: Sequence[str], quant: str) -> str | None:
+    """The file of a repository that drafts for a model, by quant or the first; None without one."""
+    ggufs = [path for path in paths if path.endswith(".gguf") and _part_index(path) == 1]
+    for kind in DRAFTERS:
+        found = [path for path in ggufs if kind in path.rsplit("/", 1)[-1]]
+        exact = [path for path in found if quant and f"-{quant}.".lower() in path.lower()]
+        if found:
+            return (exact or found)[0]
+    return None
 
 
 def split_parts(paths: Sequence[str], path: str) -> list[str]:
@@ -157,29 +171,34 @@ class Hub:
             or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),
         )
 
-    def fetch(self, repo: str, quant: str, file: str | None) -> Path:
+    def fetch(self, repo: str, quant: str, file: str | None, *, is_draft: bool = False) -> Path:
         """Path of a model's (first) file, after downloading every part that is not cached.
+
+        For drafts, files that are made for that come before whole models.
 
         Raises:
             ModelError: it does not exist or cannot be had.
         """
         if self.offline:
-            return self._fetch_cached(repo, quant, file)
+            return self._fetch_cached(repo, quant, file, is_draft=is_draft)
         try:
             with self._explained(repo):
                 paths = self._list(repo)
+                file = file or (choose_drafter(paths, quant) if is_draft else None)
                 parts = [self._download(repo, part) for part in _select(repo, paths, quant, file)]
                 return parts[0]
         except _UnreachableError as error:
             # Whoever has the model wants to use it, network or not.
             try:
-                path = self._fetch_cached(repo, quant, file)
+                path = self._fetch_cached(repo, quant, file, is_draft=is_draft)
             except ModelError:
                 raise error from None
             logger.warning("%s; using the cached %s", error, path)
             return path
 
-    def _fetch_cached(self, repo: str, quant: str, file: str | None) -> Path:
+    def _fetch_cached(
+        self, repo: str, quant: str, file: str | None, *, is_draft: bool = False
+    ) -> Path:
         snapshot = self._snapshot(repo)
         files = [path for path in snapshot.rglob("*") if path.is_file()] if snapshot else []
         if snapshot is None or not files:
@@ -188,6 +207,7 @@ class Hub:
                 "start once without --offline to download it"
             )
         paths = sorted(path.relative_to(snapshot).as_posix() for path in files)
+        file = file or (choose_drafter(paths, quant) if is_draft else None)
         return snapshot / _select(f"{repo} (cached)", paths, quant, file)[0]
 
     def cached_models(self) -> dict[str, Path]:

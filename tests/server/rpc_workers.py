@@ -17,24 +17,24 @@ from tests.server.server_process import environment
 from headstart.engine import rpc_plugin
 from headstart.engine.library import api
 from headstart.errors import ConfigError
-from headstart.remote import plugin_folder
 
 COMMAND = (sys.executable, "-m", "headstart", "rpc-worker")
 SOURCE = "LLAMA_CPP_SOURCE"
+# where `headstart rpc-build` puts the plug-in; the tests themselves have a cache of their own
+OWN_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def prepare(cache: Path) -> None:
     """Put the RPC backend where `headstart` looks for it, or skip."""
     if api.llama_supports_rpc():
         return
-    wanted = rpc_plugin.plugin_file(cache / "rpc")
-    built = rpc_plugin.plugin_file(plugin_folder())
-    wanted.parent.mkdir(parents=True, exist_ok=True)
+    built = rpc_plugin.plugin_file(OWN_CACHE / "headstart/rpc")
     if built.exists():
-        shutil.copy(built, wanted)
+        (cache / "rpc").mkdir(parents=True, exist_ok=True)
+        shutil.copy(built, cache / "rpc")
     elif source := os.environ.get(SOURCE):
         try:
-            rpc_plugin.build(Path(source), wanted.parent)
+            rpc_plugin.build(Path(source), cache / "rpc")
         except ConfigError as error:
             pytest.skip(f"the RPC plug-in cannot be built: {error}")
     else:

@@ -169,3 +169,14 @@ def test_a_proxy_with_the_key_names_the_tenant():
     a, again, b, nobody = (request.namespace for request in worker.requests)
     assert a == again, "whichever key the proxy has"
     assert len({a, b, nobody}) == 3
+
+
+def test_methods_and_headers_of_other_origins_can_be_named():
+    config = ServerConfig(
+        cors_origins="http://page.example", cors_methods="GET, POST", cors_headers="x-mine"
+    )
+    with serving(config=config) as client:
+        headers = {"Origin": "http://page.example", "Access-Control-Request-Headers": "x-other"}
+        said = client.options("/v1/models", headers=headers).headers
+        assert said["access-control-allow-methods"] == "GET, POST"
+        assert said["access-control-allow-headers"] == "x-mine"

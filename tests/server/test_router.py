@@ -85,6 +85,17 @@ def test_two_models_answer_under_their_names(client: httpx2.Client) -> None:
     assert (props["model_alias"], props["total_slots"]) == ("two", 1)
 
 
+def test_a_loaded_model_is_listed_with_what_it_says_of_itself(client: httpx2.Client) -> None:
+    assert ask(client, "one").status_code == 200
+
+    def listed() -> dict:
+        return next(m for m in client.get("/v1/models").json()["data"] if m["id"] == "one")
+
+    until(lambda: "meta" in listed(), "what the model says of itself")
+    assert listed()["meta"]["n_ctx"] == 2048
+    assert listed()["needs"]["main memory"] > 300 * 2**20
+
+
 def test_the_router_never_loads_libllama(server: Server, client: httpx2.Client) -> None:
     assert ask(client, "one").status_code == 200
     loaded = Path(f"/proc/{server.process.pid}/maps").read_text()

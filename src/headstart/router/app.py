@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs
 
+import orjson
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
@@ -61,6 +62,7 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.pool = make_pool()
         forward.proxy = Proxy(ProxyLimits(silence=server.timeout))
+        state.pool.describe = forward.describe
         for model in state.pool.models.values():
             if model.preset.loads_on_startup:
                 state.pool.load(model)
@@ -104,6 +106,19 @@ class Forward:
             await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
         except ClientGoneError:
             return
+
+    async def describe(self, backend: Backend) -> Mapping[str, Any]:
+        """What a model's server says of it.
+
+        Raises:
+            BackendError, ValueError, LookupError: nothing that can be read.
+        """
+        answer = await self.proxy.open(backend, ProxiedRequest("GET", "/v1/models", []))
+        try:
+            found: Mapping[str, Any] = orjson.loads(await answer.read())["data"][0]
+        finally:
+            await answer.close()
+        return found
 
     def _model(self, scope: Scope, query: Mapping[str, Sequence[str]], body: bytes) -> PooledModel:
         """The model that a request names, if it may be used.

@@ -38,6 +38,9 @@ MEMORY_ERROR = "MemoryFullError"
 # seconds in line after which models that never come to rest take no new requests until then
 PATIENCE = 30.0
 
+Describe = Callable[[Backend], Awaitable[Mapping[str, Any]]]
+"""What a model's server says of it."""
+
 Measure = Callable[[ModelPreset], Awaitable[Estimate]]
 """What a model would take if no other one were loaded."""
 
@@ -64,6 +67,7 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.events = Broadcast()
+        self.describe: Describe | None = None
         self.models = {preset.name: PooledModel(preset) for preset in presets}
         self._room = room
         self._start_child, self._measure, self._clock = start, measure, clock
@@ -275,8 +279,9 @@ class Pool:
                 assert model.child is not None
                 headers = {"authorization": f"Bearer {model.child.key}", TENANT_HEADER.lower(): ""}
                 model.backend = Backend(name=model.name, url=state["url"], headers=headers)
-                model.info, model.is_retried = state.get("info") or {}, False
-                self._set(model, LOADED, info=model.info)
+                model.info, model.is_retried = {}, False
+                self._set(model, LOADED)
+                self._spawn(self._ask_what_it_is(model, model.backend))
                 self._expire_later(model)
             case "loaded" | "sleeping" as status:
                 self._set(model, status)
@@ -284,6 +289,14 @@ class Pool:
                 model.failure = state.get("message") or "no reason given"
                 model.lacks_memory = state.get("error") == MEMORY_ERROR
         self._advance()
+
+    async def _ask_what_it_is(self, model: PooledModel, backend: Backend) -> None:
+        if self.describe is None:
+            return
+        with suppress(BackendError, ValueError, LookupError):  # it is only shown
+            info = await self.describe(backend)
+            if model.backend is backend:
+                model.info = info
 
     def on_exit(self, model: PooledModel, code: int) -> None:
         """A child ended."""

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from headstart.config import Config
+from headstart.errors import ConfigError
 from headstart.logs import Logging
 from headstart.router.app import create_app
 from headstart.router.child import ChildProcess
@@ -46,6 +47,7 @@ def serve(
     """
     Logging.of(config).start()
     presets = read_presets()
+    _check_startup(presets, config.router.models_max)
     memory = parse_memory(config.router.models_memory)
     room = Room(config.router.models_max, memory)
     pools: list[Pool] = []
@@ -64,6 +66,15 @@ def serve(
             _announce(address_of(one, scheme) + config.server.api_prefix, presets)
         server.run(sockets=listeners)
     return 0
+
+
+def _check_startup(presets: Sequence[ModelPreset], max_models: int) -> None:
+    names = [one.name for one in presets if one.loads_on_startup]
+    if max_models and len(names) > max_models:
+        raise ConfigError(
+            f"{len(names)} models have load-on-startup ({', '.join(names)}) but --models-max is "
+            f"{max_models}; raise it, or load fewer at the start"
+        )
 
 
 class _RouterServer(uvicorn.Server):

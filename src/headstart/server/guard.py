@@ -35,6 +35,7 @@ class Guard:
         self._websites = WebsitePolicy(config, has_keys=bool(self._keys))
         self._tenant_header = config.tenant_header
         self._max_bytes = config.max_body_mb * 2**20
+        self._cors_methods, self._cors_headers = config.cors_methods, config.cors_headers
         self._why_not_ready = why_not_ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +52,7 @@ class Guard:
             await error_response(error)(scope, receive, send)
             return
         if is_preflight:
-            await _preflight(headers)(scope, receive, send)
+            await self._preflight(headers)(scope, receive, send)
             return
         await self._app(scope, self._limited(receive, headers), send)
 
@@ -74,6 +75,19 @@ class Guard:
         if reason := self._why_not_ready():
             raise ApiError(503, reason)
         return False
+
+    def _preflight(self, headers: Headers) -> Response:
+        """What browsers ask before a request of another origin; they send no key with it."""
+        allowed = self._cors_headers
+        if allowed == "*":  # which browsers take literally where credentials are allowed
+            allowed = headers.get("access-control-request-headers", "*")
+        return Response(
+            headers={
+                "Access-Control-Allow-Credentials": "true",
+                "Access-Control-Allow-Methods": self._cors_methods,
+                "Access-Control-Allow-Headers": allowed,
+            }
+        )
 
     def _namespace(self, headers: Headers) -> str:
         """Name of the tenant with this key, or whom its proxy names; never the key itself."""
@@ -155,15 +169,3 @@ def _with_origin(send: Send, origin: str) -> Send:
         await send(message)
 
     return send_with_origin
-
-
-def _preflight(headers: Headers) -> Response:
-    """What browsers ask before a request of another origin; they send no key with it."""
-    return Response(
-        headers={
-            "Access-Control-Allow-Credentials": "true",
-            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-            # browsers take * literally where credentials are allowed
-            "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
-        }
-    )

@@ -63,6 +63,26 @@ def test_target_and_draft_come_from_their_own_repositories(client: Client, hub: 
     assert (paths.target.name, paths.draft.name) == ("a-Q8_0.gguf", "b-Q4_0.gguf")
 
 
+@pytest.mark.parametrize(
+    ("files", "reference", "name"),
+    [
+        (("a-Q8_0.gguf", "eagle3-a-Q8_0.gguf"), "someone/drafts", "eagle3-a-Q8_0.gguf"),
+        (("eagle3-a.gguf", "dspark-a.gguf", "dflash-a.gguf"), "someone/drafts", "dspark-a.gguf"),
+        (("dflash-a-BF16.gguf", "dflash-a-Q8_0.gguf"), "someone/drafts:q8_0", "dflash-a-Q8_0.gguf"),
+        (("mtp-a-Q8_0.gguf", "eagle3-a.gguf"), "someone/drafts:Q4_0", "mtp-a-Q8_0.gguf"),
+    ],
+)
+def test_a_draft_repository_gives_what_drafts_before_whole_models(
+    client: Client, hub: FakeHub, files: tuple[str, ...], reference: str, name: str
+) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    hub.add("someone/drafts", *files)
+    draft = client.resolve(REPO, draft_hf_repo=reference).draft
+    assert draft is not None
+    assert draft.name == name
+    assert client.resolve(REPO, draft_hf_repo=reference, offline=True).draft == draft
+
+
 def test_offline_uses_the_cache_and_asks_nobody(client: Client, hub: FakeHub) -> None:
     hub.add(REPO, "a-Q4_K_M.gguf", "a-Q8_0.gguf")
     online = client.target(f"{REPO}:Q8_0")

@@ -27,7 +27,8 @@ class Echo:
     async def __call__(self, scope, receive, send):
         message = await receive()
         headers = dict(scope["headers"])
-        self.tenants.append(headers.get(b"x-headstart-tenant", b"?").decode())
+        if scope["method"] == "POST":
+            self.tenants.append(headers.get(b"x-headstart-tenant", b"?").decode())
         is_stream = scope["path"] in ("/v1/events", "/v1/wait")
         kind = b"text/event-stream" if is_stream else b"application/json"
         start = {"status": 200, "headers": [(b"content-type", kind)]}
