@@ -69,7 +69,7 @@ class _Price(NamedTuple):
 
 
 class ModelDraftPlanner:
-    """SpeculatorPrices draft models and grants them tokens."""
+    """Prices draft models and grants them tokens."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class ModelDraftPlanner:
             drafter.probes.was_right()
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
-        """SpeculatorPrices of one slot, measured before the first request; the next calls count as much."""
+        """Prices of one slot, measured before the first request; the next calls count as much."""
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
@@ -192,7 +192,7 @@ class ModelDraftPlanner:
             drafter.end(seq_id, num_answered)
 
     def describe(self) -> dict[str, Any]:
-        """SpeculatorPrices per draft model, JSON-ready."""
+        """Prices per draft model, JSON-ready."""
         return {
             name: {
                 "round_ms": {

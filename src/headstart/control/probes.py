@@ -33,7 +33,7 @@ CREDIT = 64.0
 
 @dataclass(slots=True)
 class Probes:
-    """Of one draft model. SpeculatorPrices and savings in plain steps."""
+    """Of one draft model. Prices and savings in plain steps."""
 
     savings: float = 0.0
     has_credit: bool = True

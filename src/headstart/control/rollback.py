@@ -20,7 +20,7 @@ _TYPICAL_DRAFT = 3
 
 
 class RollbackPrice:
-    """SpeculatorPrices drafts that cannot simply be cut off. Milliseconds and tokens."""
+    """Prices drafts that cannot simply be cut off. Milliseconds and tokens."""
 
     def __init__(self, cost: CostTable, budget: Budget) -> None:
         self._cost, self._budget = cost, budget

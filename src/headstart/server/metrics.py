@@ -5,32 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.scheduler.report import SpeculatorReport, WorkerReport
 from headstart.server.errors import ApiError
+from headstart.server.metric import Metric, Sample
 from headstart.server.model import service_of
 from headstart.server.routing import Router, get
 
-Sample = tuple[dict[str, str], float]
-"""Labels and a value."""
-
 router = Router()
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric: its samples are read from a worker's report."""
-
-    name: str
-    kind: str  # counter or gauge
-    help: str
-    read: Callable[[WorkerReport], Iterable[Sample]]
-    labels: tuple[str, ...] = ()
 
 
 @get(router, "/metrics", answer="counters and gauges in Prometheus' text format")
@@ -46,24 +32,7 @@ async def metrics(http: HttpRequest) -> Response:
 
 def render(report: WorkerReport) -> str:
     """Write every metric that has a sample."""
-    return "".join(line for metric in METRICS for line in _lines(metric, report))
-
-
-def _lines(metric: Metric, report: WorkerReport) -> Iterator[str]:
-    samples = list(metric.read(report))
-    if samples:
-        yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
-    for labels, value in samples:
-        inside = ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items())
-        yield (
-            f"{metric.name}{{{inside}}} {value:.15g}\n"
-            if inside
-            else f"{metric.name} {value:.15g}\n"
-        )
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return "".join(line for metric in METRICS for line in metric.lines(report))
 
 
 def _now(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
