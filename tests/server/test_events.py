@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import httpx2
 import pytest
-from tests.server.fake_worker import REPORT, FakeWorker, say
+from tests.server.fake_worker import REPORT, TOLD, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.control.counterfactual import Guess, SpeculatorPrices, counterfactual
 from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
 from headstart.scheduler.request import Request, TokenEvent, VerifiedDraft
@@ -138,23 +137,17 @@ def test_nothing_is_said_or_asked_of_the_engine_without_a_wish(route, body):
 
 @pytest.mark.parametrize(("route", "body"), CALLS)
 def test_what_others_would_have_given_is_told_on_request_only(route, body):
-    told = counterfactual(
-        {"suffix": [Guess(at, 4, 2) for at in range(1, 99, 3)]},
-        100,
-        {"suffix": SpeculatorPrices([0.0, 10.0, 11.0, 12.0, 13.0, 14.0])},
-    )
-
     def say_more(request: Request) -> list:
         *events, end = guessed(request)
-        stats = replace(end.stats, counterfactual=told if request.wants_counterfactual else None)
+        stats = replace(end.stats, counterfactual=TOLD if request.wants_counterfactual else None)
         return [*events, replace(end, stats=stats)]
 
     with serving(FakeWorker(say_more)) as client:
         assert "counterfactual" not in client.post(route, json=body).json()
         asked = body | {"counterfactual": True}
         answer = client.post(route, json=asked).json()["counterfactual"]
-        assert answer == json.loads(json.dumps(told.describe()))
-        assert answer["speculators"]["suffix"]["best_length"] == 2
+        assert answer == json.loads(json.dumps(TOLD.describe()))
+        assert answer["speculators"]["ngram-simple"]["best_length"] == 2
         text = client.post(route, json=asked | {"stream": True}).text
         chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line[6:7] == "{"]
         assert [c["counterfactual"] for c in chunks if "counterfactual" in c] == [answer]
