@@ -1,4 +1,4 @@
-# make serve | test | test-page | test-clients | check | bench | fix
+# make serve | test | test-page | test-clients | test-cluster | check | bench | fix
 #
 #   ARGS=...        flags for the command:   make serve ARGS="-m my.gguf -md draft.gguf"
 #   CMAKE_ARGS=...  how libllama is built:   make serve CMAKE_ARGS="-DGGML_CUDA=on"
@@ -9,7 +9,7 @@
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: serve test test-page test-clients check bench fix setup
+.PHONY: serve test test-page test-clients test-cluster check bench fix setup
 .DEFAULT_GOAL := serve
 
 serve: setup
@@ -24,6 +24,9 @@ test-page: setup
 
 test-clients: setup
 	@$(PY) -m tests.clients.run $(ARGS)
+
+test-cluster: setup
+	@scripts/test_cluster $(ARGS)
 
 check: setup
 	@$(PY) -m ruff check .

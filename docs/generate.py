@@ -18,6 +18,7 @@ from headstart.cli.generate import GenerateOptions
 from headstart.cli.rpc_build import RpcBuildOptions
 from headstart.cli.rpc_worker import RpcWorkerOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
+from headstart.cluster.options import ClusterOptions
 from headstart.fleet.options import RouterOptions
 from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS
@@ -61,6 +62,7 @@ def flags_page() -> str:
     own = {
         "generate": GenerateOptions,
         "router": RouterOptions,
+        "cluster": ClusterOptions,
         "devices": DevicesOptions,
         "rpc-worker": RpcWorkerOptions,
         "rpc-build": RpcBuildOptions,

@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": BOTTOM | {"structures", "text", "toolcalls", "sampling", "grammar", "scheduler"},
     "router": BOTTOM | {"structures", "server", "logs"},
     "fleet": BOTTOM | {"config_fields", "structures", "server", "router"},
-    "cluster": BOTTOM | {"config_fields", "parent", "server", "fleet"},
+    "cluster": BOTTOM | {"config_fields", "parent", "router", "fleet"},
     "engine": BOTTOM | {"structures", "vocabulary", "sampling"},
     "demo": BOTTOM,
     "hub": BOTTOM,

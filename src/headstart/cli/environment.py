@@ -71,9 +71,17 @@ def _all_commands() -> list[Setting]:
     from headstart.cli.generate import GenerateOptions
     from headstart.cli.rpc_build import RpcBuildOptions
     from headstart.cli.rpc_worker import RpcWorkerOptions
+    from headstart.cluster.options import ClusterOptions
     from headstart.fleet.options import RouterOptions
 
-    own = (GenerateOptions, DevicesOptions, RouterOptions, RpcWorkerOptions, RpcBuildOptions)
+    own = (
+        GenerateOptions,
+        DevicesOptions,
+        RouterOptions,
+        ClusterOptions,
+        RpcWorkerOptions,
+        RpcBuildOptions,
+    )
     return [*all_settings(), *(setting for options in own for setting in settings_of(options))]
 
 

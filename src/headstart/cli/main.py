@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "continue a prompt and show which tokens were guessed",
     "devices": "list what libllama can compute on",
     "router": "pass requests to several servers",
+    "cluster": "start replicas on Ray Serve, as many as there is work for",
     "rpc-worker": "compute part of a model for a server on another machine",
     "rpc-build": "build what --rpc needs where libllama came without it",
     "corpus": "add texts that answers may be guessed from",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from headstart.server.guard import Guard
 from headstart.server.threads import ClientGoneError
 
 OWN_PATHS = "/router/"
+Watch = Callable[[], Coroutine[None, None, None]]
 
 
 def create_app(
@@ -31,30 +32,34 @@ def create_app(
     fleet: Fleet,
     limits: RoutingLimits | None = None,
     poll_seconds: float = POLL_SECONDS,
+    watch: Watch | None = None,
 ) -> ASGIApp:
     """The app behind the guard that every server has: keys, websites, size of bodies.
+
+    Args:
+        watch: runs beside it for ever and adds and removes replicas. Then nobody is on "this
+            machine": a proxy may stand before the app.
 
     Raises:
         ConfigError: the API key file cannot be used.
     """
-    inner = RouterApp(fleet, limits or RoutingLimits(), poll_seconds, has_keys=_has_keys(config))
+    inner = RouterApp(fleet, limits or RoutingLimits(), poll_seconds, watch)
+    inner.has_keys = bool(config.api_key or config.api_key_file)
     return _Lifespan(Guard(inner, config=config, why_not_ready=lambda: None), inner.running)
-
-
-def _has_keys(config: ServerConfig) -> bool:
-    return bool(config.api_key or config.api_key_file)
 
 
 class RouterApp:
     """Answers HTTP requests; `running` must be entered first."""
 
+    has_keys = False
+
     def __init__(
-        self, fleet: Fleet, limits: RoutingLimits, poll_seconds: float, *, has_keys: bool
+        self, fleet: Fleet, limits: RoutingLimits, poll_seconds: float, watch: Watch | None
     ) -> None:
         self.fleet = fleet
         self._limits = limits
         self._poll_seconds = poll_seconds
-        self._has_keys = has_keys
+        self._watch = watch
         self._routing: Routing | None = None
 
     @asynccontextmanager
@@ -63,13 +68,15 @@ class RouterApp:
         proxy = Proxy()
         health = Health(self.fleet, proxy, self._poll_seconds)
         self._routing = Routing(self.fleet, proxy, self._limits, health.answered)
-        polling = asyncio.create_task(health.run())
+        tasks = [asyncio.create_task(health.run())]
+        if self._watch is not None:
+            tasks.append(asyncio.create_task(self._watch()))
         try:
             yield
         finally:
-            polling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await polling
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await proxy.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +118,7 @@ class RouterApp:
 
     async def _own(self, method: str, path: str, scope: Scope, receive: Receive) -> Response:
         """What concerns the router itself: for those with a key, or on this machine."""
-        if not self._has_keys and not _is_local(scope):
+        if not self.has_keys and (self._watch is not None or not _is_local(scope)):
             raise ApiError(403, f"{path} is for this machine; start with --api-key to use it")
         if (method, path) == ("GET", "/router/backends"):
             return _json(self.fleet.describe())

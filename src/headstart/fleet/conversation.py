@@ -32,7 +32,7 @@ class Asked:
     text: bytes = b""
     max_tokens: int | None = None
     conversation: str = ""
-    is_stream: bool = False
+    needs: str = ""  # a stored response, which one replica has
 
 
 def read(body: bytes, namespace: str = "") -> Asked:
@@ -45,7 +45,7 @@ def read(body: bytes, namespace: str = "") -> Asked:
         return Asked()
     said = b"".join(_said(found))
     if not said:
-        return Asked(is_stream=found.get("stream") is True)
+        return Asked()
     head = b"".join([namespace.encode(), *(_plain(found.get(name)) for name in HEAD_FIELDS)])
     text = blake2b(head, digest_size=16).digest() + said
     limits = [found[name] for name in LIMITS if isinstance(found.get(name), int)]
@@ -53,7 +53,7 @@ def read(body: bytes, namespace: str = "") -> Asked:
         text=text[:MAX_TEXT_BYTES],
         max_tokens=limits[0] if limits and limits[0] > 0 else None,
         conversation=_name(found, text),
-        is_stream=found.get("stream") is True,
+        needs=_text(found.get("previous_response_id")),
     )
 
 
@@ -102,13 +102,17 @@ def _part(part: object) -> bytes:
 
 def _name(body: Mapping[str, Any], text: bytes) -> str:
     """What the client calls the conversation, or how it begins up to its first answer."""
-    for field in ("prompt_cache_key", "session_id", "previous_response_id"):
-        if isinstance(body.get(field), str) and body[field]:
-            text = body[field].encode("utf-8", "surrogatepass")
+    for field in ("prompt_cache_key", "session_id"):
+        if name := _text(body.get(field)):
+            text = name.encode("utf-8", "surrogatepass")
             break
     else:
         text = text.partition(TURN + b"assistant" + PART)[0]
     return blake2b(text, digest_size=12).hexdigest()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 class AnswerText:
@@ -117,7 +121,7 @@ class AnswerText:
     def __init__(self, *, is_stream: bool) -> None:
         self.text = bytearray()
         self.timings: Timings | None = None
-        self.num_events = 0
+        self.stored_id = ""  # of a response that the replica may have kept
         self._is_stream = is_stream
         self._rest = b""
 
@@ -153,7 +157,9 @@ class AnswerText:
             return
         if not isinstance(found, dict):
             return
-        self.num_events += 1
+        response = found.get("response", found)
+        if isinstance(response, dict) and response.get("object") == "response":
+            self.stored_id = _text(response.get("id"))
         self.timings = Timings.of(found) or self.timings
         if len(self.text) < MAX_ANSWER_BYTES:
             self.text += _answered(found).encode("utf-8", "surrogatepass")

@@ -29,6 +29,7 @@ class Fleet:
     replicas: dict[str, Replica] = field(default_factory=dict)
     rank: Ranking = ranking  # a measurement may ask in another order
     _last: OrderedDict[str, str] = field(default_factory=OrderedDict)  # conversation -> replica
+    _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def add(self, replica: Replica) -> None:
@@ -53,17 +54,24 @@ class Fleet:
         ]
         last = self._last.get(asked.conversation, "") if asked.conversation else ""
         ranked = self.rank(ask_of(asked, replicas), candidates, last)
-        return [self.replicas[one.name] for one in ranked]
+        owner = self._owners.get(asked.needs, "") if asked.needs else ""
+        ordered = [self.replicas[one.name] for one in ranked]
+        return sorted(ordered, key=lambda one: one.name != owner)
+
+    def knows_owner(self, asked: Asked) -> bool:
+        """Whether the stored response that it needs was made through this router."""
+        return asked.needs in self._owners
+
+    def own(self, response: str, replica: Replica) -> None:
+        """This replica has a stored response."""
+        _remember(self._owners, response, replica.name)
 
     def start(self, replica: Replica, asked: Asked) -> tuple[int, Flight]:
         """A request is sent to it; the number is for `finish` or `fail`."""
         number = next(self._numbers)
         flight = replica.start(number, asked)
         if asked.conversation:
-            self._last[asked.conversation] = replica.name
-            self._last.move_to_end(asked.conversation)
-            if len(self._last) > MAX_CONVERSATIONS:
-                self._last.popitem(last=False)
+            _remember(self._last, asked.conversation, replica.name)
         return number, flight
 
     def finish(self, replica: Replica, number: int, text: bytes, timings: Timings | None) -> None:
@@ -93,6 +101,13 @@ class Fleet:
     def describe(self) -> dict[str, Any]:
         """For people, as JSON."""
         return {"backends": [one.describe() for one in self.replicas.values()]}
+
+
+def _remember(names: OrderedDict[str, str], key: str, name: str) -> None:
+    names[key] = name
+    names.move_to_end(key)
+    if len(names) > MAX_CONVERSATIONS:
+        names.popitem(last=False)
 
 
 def _prices(replicas: Sequence[Replica]) -> list[Prices]:

@@ -96,22 +96,27 @@ class Timings:
 class Learned:
     """Prices of one replica, as its answers show them."""
 
-    prompt_token: Mean = field(default_factory=lambda: Mean(Prices().prompt_token))
+    prompt_token: Line = field(
+        default_factory=lambda: Line(Prices().prompt_token, Prices().prompt_neighbour)
+    )
     token: Line = field(default_factory=lambda: Line(Prices().token, Prices().neighbour))
     request: Mean = field(default_factory=lambda: Mean(Prices().request))
     tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
     answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
     trust: float = 0.0  # in these prices, 0 to 1; what it lacks is in the other replicas'
 
-    def add(self, timings: Timings, num_prompt_bytes: int, num_beside: float) -> None:
-        """Take an answer in; `num_beside` further requests ran at the same time, on average."""
+    def add(
+        self, timings: Timings, num_prompt_bytes: int, num_before: int = 0, num_after: int = 0
+    ) -> None:
+        """Take an answer in; so many further requests ran when it began, and when it ended."""
+        num_beside = (num_before + num_after) / 2
         self.trust += LEARNED_SHARE * (1 - self.trust)
         num_prompt = timings.num_cached + timings.num_read
         self.tokens_per_byte.add(num_prompt, num_prompt_bytes)
         self.answer_tokens.add(timings.num_answer)
         self.request.add(timings.prompt_seconds + timings.answer_seconds)
         if timings.num_read >= MIN_READ:
-            self.prompt_token.add(timings.prompt_seconds, timings.num_read)
+            self.prompt_token.add(num_before, timings.prompt_seconds / timings.num_read)
         if timings.num_answer > 1 and timings.answer_seconds:
             self.token.add(num_beside, timings.answer_seconds / (timings.num_answer - 1))
 
@@ -122,7 +127,8 @@ class Learned:
     def prices(self) -> Prices:
         """As its own answers show them."""
         return Prices(
-            prompt_token=self.prompt_token.value,
+            prompt_token=self.prompt_token.start,
+            prompt_neighbour=self.prompt_token.slope,
             token=self.token.start + self.token.slope,
             neighbour=self.token.slope,
             request=self.request.value,

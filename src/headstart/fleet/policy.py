@@ -3,7 +3,8 @@
 For each replica, in seconds:
 
     expected wait                       its queue, the prompts before this one, its busy slots
-  + uncached tokens x prompt_token      what of the prompt it would have to read
+  + uncached tokens x prompt_token      what of the prompt it would have to read, which takes longer
+                                        beside requests that generate
   - what its corpus knows of this text  tokens of the answer that it would draft from there
 
 Affinity is a term of this sum and no mode: it yields, for one request, when waiting at the replica
@@ -36,7 +37,8 @@ class Load:
 class Prices:
     """What a replica takes for things, in seconds."""
 
-    prompt_token: float = 1e-3  # reading one
+    prompt_token: float = 1e-3  # reading one, alone
+    prompt_neighbour: float = 5e-4  # added to that by each request that generates
     token: float = 0.02  # generating one, alone
     neighbour: float = 2e-3  # added to that by each further request that generates
     request: float = 2.0  # a whole request in its slot
@@ -78,11 +80,13 @@ class Cost:
 def cost_of(ask: Ask, candidate: Candidate) -> Cost:
     """What the request is expected to cost there."""
     uncached = max(0.0, ask.num_prompt - candidate.num_known)
+    num_beside = min(candidate.load.num_running, candidate.load.num_slots - 1)
+    prices = candidate.prices
     # the text of an answer takes at least what its tokens cost when all are drafted
-    saved = ask.num_answer * candidate.prices.token * candidate.corpus_share * CORPUS_GAIN
+    saved = ask.num_answer * prices.token * candidate.corpus_share * CORPUS_GAIN
     return Cost(
-        wait=wait_seconds(ask, candidate.load, candidate.prices),
-        prompt=uncached * candidate.prices.prompt_token,
+        wait=wait_seconds(ask, candidate.load, prices),
+        prompt=uncached * (prices.prompt_token + num_beside * prices.prompt_neighbour),
         saved=saved,
     )
 

@@ -97,7 +97,7 @@ class Replica:
         """A request is sent: the next ones reckon with it, and with what it will have read."""
         known = self.tree.match(asked.text)
         unread = (len(asked.text) - known) * self.learned.tokens_per_byte.value
-        flight = Flight(asked, known, len(self.flights), unread)
+        flight = Flight(asked, known, self.load().num_running, unread)
         self.flights[number] = flight
         self.num_sent += 1
         if asked.text:
@@ -116,8 +116,8 @@ class Replica:
             self.tree.capacity_bytes, TREE_BYTES, expected, timings.num_cached
         )
         self.tree.make_room()
-        beside = (flight.num_beside + len(self.flights)) / 2
-        self.learned.add(timings, len(flight.asked.text), beside)
+        num_bytes = len(flight.asked.text)
+        self.learned.add(timings, num_bytes, flight.num_beside, len(self.flights))
 
     def fail(self, number: int) -> None:
         """It did not answer."""

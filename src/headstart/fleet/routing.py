@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from headstart.server.errors import ApiError
 
 log = logging.getLogger(__name__)
 
+STORED = re.compile(r"(?:/v1)?/responses/([^/]+)")  # GET, DELETE and what follows them
 KEY_HEADERS = (b"authorization", b"x-api-key")
 BUSY = 503  # of a replica that is healthy: its queue is full, or its engine restarts
 MAX_RETRY_AFTER = 60  # seconds; nobody knows more about a queue
@@ -45,6 +47,8 @@ class RoutingLimits:
     retries: int = 2  # further replicas that are asked after the first
     max_waiting: int = 64  # requests without a slot, at each replica
     passes_keys: bool = True  # a client's API key goes to the replica, else the replica's own
+    # in which replicas are told whose request it is, where they do not see clients' keys
+    tenant_header: str = ""
 
 
 class Routing:
@@ -72,8 +76,12 @@ class Routing:
         body = await read_body(receive)
         request = ProxiedRequest.of(scope, body)
         key = _key_headers(request)
-        namespace = scope.get("headstart.namespace") or _namespace(key)
+        namespace = scope.get("headstart.namespace", "")
+        if self._limits.passes_keys:
+            namespace = namespace or _namespace(key)
         asked = read(body, namespace) if request.method == "POST" else Asked()
+        if found := STORED.match(scope["path"]):
+            asked = Asked(needs=found[1])
         if asked.text and self.fleet.is_full(self._limits.max_waiting):
             raise self._overload()
         replica, number, answer = await self._open(request, asked, namespace, receive)
@@ -85,8 +93,10 @@ class Routing:
             text.end()
             learned = text.as_turn(asked) if answer.status == 200 else b""
             self.fleet.finish(replica, number, learned, text.timings)
+            if text.stored_id:
+                self.fleet.own(text.stored_id, replica)
             if asked.text and answer.status == 200:
-                self._answered(replica, namespace, self._headers(replica, key))
+                self._answered(replica, namespace, self._headers(replica, key, namespace))
 
     async def _open(
         self, request: ProxiedRequest, asked: Asked, namespace: str, receive: Receive
@@ -96,12 +106,16 @@ class Routing:
         failure: Exception | None = None
         may_crash = 1  # a request that ends one server may end them all
         is_busy = bool(replicas)
-        for replica in replicas[: 1 + self._limits.retries]:
+        # a stored response that was made through another router: whoever has it answers
+        is_lost = asked.needs and not self.fleet.knows_owner(asked)
+        elsewhere = replicas[:-1] if is_lost else []
+        num_tries = len(replicas) if is_lost else 1 + self._limits.retries
+        for replica in replicas[:num_tries]:
             number, flight = self.fleet.start(replica, asked)
             backend = Backend(
                 name=replica.name,
                 url=replica.url,
-                headers=self._headers(replica, _key_headers(request)),
+                headers=self._headers(replica, _key_headers(request), namespace),
             )
             try:
                 answer = await self._begin(backend, request, flight, receive)
@@ -121,7 +135,8 @@ class Routing:
             except BaseException:
                 self.fleet.fail(replica, number)
                 raise
-            if answer.status != BUSY:
+            is_elsewhere = answer.status in (400, 404) and replica in elsewhere
+            if answer.status != BUSY and not is_elsewhere:
                 return replica, number, answer
             self.fleet.fail(replica, number)
             await answer.close()
@@ -139,8 +154,13 @@ class Routing:
         flight.has_begun = True
         return answer
 
-    def _headers(self, replica: Replica, key: Mapping[str, str]) -> Mapping[str, str]:
-        return key if key and self._limits.passes_keys else replica.headers
+    def _headers(
+        self, replica: Replica, key: Mapping[str, str], namespace: str
+    ) -> Mapping[str, str]:
+        if self._limits.passes_keys:
+            return key or replica.headers
+        name = self._limits.tenant_header
+        return {**replica.headers, name: namespace} if name else replica.headers
 
     def _overload(self) -> ApiError:
         seconds = min(MAX_RETRY_AFTER, max(1, math.ceil(self.fleet.wait_seconds())))

@@ -8,16 +8,21 @@ disconnects from us is disconnected from the other server, which so stops genera
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import httpx2
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from headstart.errors import BackendError
+from headstart.router.upstream import (
+    BrokenConnectionError,
+    Connection,
+    Connections,
+    Origin,
+    head_of,
+)
 from headstart.server.errors import error_body, log_failure
 from headstart.server.sse import event as sse_event
 from headstart.server.threads import ClientGoneError
@@ -80,16 +85,14 @@ class ProxiedRequest:
 class ProxiedAnswer:
     """An answer whose head is here, and the first piece of its body where that was waited for."""
 
-    def __init__(self, backend: Backend, response: httpx2.Response) -> None:
+    def __init__(self, backend: Backend, connection: Connection, owner: Proxy) -> None:
         self.backend = backend
-        self.status = response.status_code
+        self.status = connection.status
         self.headers: Headers = [
-            (name.lower(), value)
-            for name, value in response.headers.raw
-            if _passes(name.lower(), NOT_RETURNED)
+            (name, value) for name, value in connection.headers if _passes(name, NOT_RETURNED)
         ]
-        self._response = response
-        self._pieces = response.stream.__aiter__()  # type: ignore[union-attr]
+        self._connection: Connection | None = connection
+        self._owner = owner
         self._first: bytes | None = None
 
     @property
@@ -103,7 +106,7 @@ class ProxiedAnswer:
         Raises:
             BackendError: the other server broke off before it.
         """
-        self._first = await self._next() or b""
+        self._first = await self._next()
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes.
@@ -124,18 +127,19 @@ class ProxiedAnswer:
 
     async def close(self) -> None:
         """Take no more of it: an answer that is not over ends at the other server as well."""
-        with contextlib.suppress(httpx2.HTTPError):
-            await self._response.aclose()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._owner.connections.give_back(Origin.of(self.backend.url), connection)
 
-    async def _next(self) -> bytes | None:
+    async def _next(self) -> bytes:
+        if self._connection is None:
+            return b""
         try:
-            while True:
-                piece = await anext(self._pieces, None)
-                if piece is None or piece:
-                    return piece
-        except httpx2.TimeoutException:
+            async with asyncio.timeout(self._owner.limits.silence):
+                return await self._connection.read()
+        except TimeoutError:
             raise BackendError(f"{self.backend.name} was silent for too long") from None
-        except (httpx2.HTTPError, OSError):
+        except BrokenConnectionError:
             raise BackendError(f"{self.backend.name} broke off its answer") from None
 
 
@@ -143,18 +147,8 @@ class Proxy:
     """Connections to other servers, kept between requests. Belongs to one asyncio loop."""
 
     def __init__(self, limits: ProxyLimits | None = None) -> None:
-        limits = limits or ProxyLimits()
-        self._transport = httpx2.AsyncHTTPTransport(
-            trust_env=False,
-            limits=httpx2.Limits(
-                max_connections=None,
-                max_keepalive_connections=256,
-                keepalive_expiry=KEEP_ALIVE_SECONDS,
-            ),
-        )
-        seconds = {"connect": limits.connect, "pool": None}
-        seconds |= {"read": limits.silence, "write": limits.silence}
-        self._extensions: dict[str, Any] = {"timeout": seconds}
+        self.limits = limits or ProxyLimits()
+        self.connections = Connections(KEEP_ALIVE_SECONDS)
 
     async def open(
         self, backend: Backend, request: ProxiedRequest, *, wants_first_piece: bool = True
@@ -168,22 +162,8 @@ class Proxy:
         Raises:
             BackendError: no answer began; `was_sent` says whether the request may have been read.
         """
-        wire = httpx2.Request(
-            request.method,
-            backend.url + request.target,
-            headers=_forwarded(backend, request),
-            content=request.body,
-            extensions=self._extensions,
-        )
-        try:
-            response = await self._transport.handle_async_request(wire)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout):
-            raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
-        except httpx2.TimeoutException:
-            raise BackendError(f"{backend.name} did not answer in time") from None
-        except (httpx2.HTTPError, OSError):
-            raise BackendError(f"{backend.name} ended before it answered") from None
-        answer = ProxiedAnswer(backend, response)
+        connection = await self._send(backend, request)
+        answer = ProxiedAnswer(backend, connection, self)
         if wants_first_piece:
             try:
                 await answer.read_first()
@@ -192,8 +172,34 @@ class Proxy:
                 raise
         return answer
 
+    async def _send(self, backend: Backend, request: ProxiedRequest) -> Connection:
+        """Send it and wait for the head of its answer."""
+        origin = Origin.of(backend.url)
+        try:
+            async with asyncio.timeout(self.limits.connect):
+                connection = await self.connections.get(origin)
+        except OSError:  # a time-out is one
+            raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
+        try:
+            head = head_of(
+                request.method, origin.prefix + request.target, _forwarded(backend, request, origin)
+            )
+            connection.send(head, request.body, is_head_only=request.method == "HEAD")
+            async with asyncio.timeout(self.limits.silence):
+                await connection.wait_for_head()
+        except TimeoutError:
+            connection.close()
+            raise BackendError(f"{backend.name} did not answer in time") from None
+        except BrokenConnectionError:
+            connection.close()
+            raise BackendError(f"{backend.name} ended before it answered") from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     async def close(self) -> None:
-        await self._transport.aclose()
+        self.connections.close()
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
@@ -283,15 +289,16 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-def _forwarded(backend: Backend, request: ProxiedRequest) -> list[tuple[bytes, bytes]]:
+def _forwarded(
+    backend: Backend, request: ProxiedRequest, origin: Origin
+) -> list[tuple[bytes, bytes]]:
     own = {name.encode(): value.encode() for name, value in backend.headers.items()}
     headers = [
         (name, value)
         for name, value in request.headers
         if _passes(name, NOT_FORWARDED) and name not in own
     ]
-    host = httpx2.URL(backend.url).netloc
-    headers += [(b"host", host), *own.items()]
+    headers += [(b"host", origin.netloc.encode("latin-1")), *own.items()]
     if request.body or request.method in ("POST", "PUT", "PATCH"):
         headers.append((b"content-length", b"%d" % len(request.body)))
     return headers

@@ -19,7 +19,14 @@ from headstart.errors import (
 )
 from headstart.scheduler.loop import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
-from headstart.scheduler.request import EmbeddingEvent, ErrorEvent, FinishEvent, SlotEvent, Work
+from headstart.scheduler.request import (
+    CorpusEvent,
+    EmbeddingEvent,
+    ErrorEvent,
+    FinishEvent,
+    SlotEvent,
+    Work,
+)
 from headstart.scheduler.request_log import log_embedding, log_error, log_request
 from headstart.scheduler.transport import Receiver
 from headstart.scheduler.worker import Deliver
@@ -183,7 +190,7 @@ class WorkerClient:
             elif isinstance(event, ErrorEvent):
                 log_error(event)
                 deliver = self._deliver.pop(event.request_id, None)
-            elif isinstance(event, SlotEvent | EmbeddingEvent):
+            elif isinstance(event, SlotEvent | EmbeddingEvent | CorpusEvent):
                 if isinstance(event, EmbeddingEvent):
                     log_embedding(event)
                     self._failures = 0

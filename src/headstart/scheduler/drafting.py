@@ -21,6 +21,7 @@ from headstart.control.cost_samples import Sample
 from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, ModelDraftCall, Step
 from headstart.scheduler.ask_timer import AskTimer
 from headstart.scheduler.batching import DraftLimit
+from headstart.scheduler.corpus import read_corpus
 from headstart.scheduler.draft_counts import DraftCounts
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
@@ -28,7 +29,7 @@ from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.guess_log import GuessLogs
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.report import SpeculatorReport
-from headstart.scheduler.request import SpeculativeParams
+from headstart.scheduler.request import CorpusEvent, CorpusQuestion, SpeculativeParams
 from headstart.scheduler.slot import ActiveRequest
 from headstart.scheduler.speculation_policy import SpeculationPolicy, check_wishes, make_policy
 from headstart.scheduler.speculation_stats import SpeculationStats
@@ -219,6 +220,10 @@ class Drafting:
         """Give speculators back what they had; the others compute it again when they need it."""
         for name, saved in data.items():
             self.speculators[name].restore_sequence(seq_id, saved)
+
+    def read_corpus(self, question: CorpusQuestion) -> CorpusEvent:
+        """Texts that the speculators keep."""
+        return read_corpus(self.speculators.values(), question)
 
     def describe(self) -> dict[str, Any]:
         """For /props: what is on, and why not."""

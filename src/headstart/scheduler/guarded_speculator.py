@@ -15,6 +15,7 @@ import orjson
 from headstart.scheduler.report import SpeculatorReport
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.speculators.base import Speculator
+from headstart.structures.corpus import CorpusPart
 from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
 
 log = logging.getLogger(__name__)
@@ -209,6 +210,16 @@ class GuardedSpeculator:
 
     def end(self, seq_id: int) -> None:
         self._guarded("end", [seq_id], lambda: self.speculator.end(seq_id))
+
+    def kept_texts(
+        self, namespace: str, places: Sequence[int], max_tokens: int
+    ) -> CorpusPart | None:
+        """See `Speculator.kept_texts`."""
+        try:
+            return self.speculator.kept_texts(namespace, places, max_tokens)
+        except Exception:
+            log.exception("speculator %s failed in kept_texts", self.name)
+            return None
 
     def close(self) -> None:
         """The server stops; the others are closed too if this one cannot be."""

@@ -14,7 +14,14 @@ from headstart.errors import CapacityError, EngineError, NotSupportedError, Requ
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.memory import resident_bytes
 from headstart.scheduler.report import SlotReport, WorkerReport
-from headstart.scheduler.request import EmbeddingRequest, Event, SlotAction, Work, error_event
+from headstart.scheduler.request import (
+    CorpusQuestion,
+    EmbeddingRequest,
+    Event,
+    SlotAction,
+    Work,
+    error_event,
+)
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.slot import Slot
 
@@ -144,6 +151,8 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
     try:
         if isinstance(command, SlotAction):
             send(Message([scheduler.act_on_slot(command)]))
+        elif isinstance(command, CorpusQuestion):
+            send(Message([scheduler.drafting.read_corpus(command)]))
         elif isinstance(command, EmbeddingRequest):
             if scheduler.embeddings is None:
                 raise NotSupportedError("this engine does not embed; start with --embeddings")

@@ -211,6 +211,26 @@ class EmbeddingEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class CorpusQuestion:
+    """Texts that drafts of a namespace may be copied from; answered by a `CorpusEvent`."""
+
+    request_id: str
+    namespace: str
+    places: tuple[int, ...]  # of the last answer: only what came since is wanted
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusEvent:
+    """The only event of a corpus question."""
+
+    request_id: str
+    tokens: bytes  # int32, a `SEPARATOR` behind each text
+    places: tuple[int, ...]  # up to where each of the corpora was read
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SlotEvent:
     """The only event of a slot action that was done."""
 
@@ -238,6 +258,13 @@ def error_event(request_id: str, error: Exception, stats: RequestStats | None = 
 
 
 Event = (
-    TokenEvent | PromptEvent | ProgressEvent | FinishEvent | SlotEvent | EmbeddingEvent | ErrorEvent
+    TokenEvent
+    | PromptEvent
+    | ProgressEvent
+    | FinishEvent
+    | SlotEvent
+    | CorpusEvent
+    | EmbeddingEvent
+    | ErrorEvent
 )
-Work = Request | SlotAction | EmbeddingRequest  # what is submitted
+Work = Request | SlotAction | CorpusQuestion | EmbeddingRequest  # what is submitted

@@ -21,6 +21,7 @@ from headstart.server import (
     anthropic,
     chat,
     completions,
+    corpus,
     embeddings,
     errors,
     events,
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
-    ollama, text, metrics, slots, adapters,
+    ollama, text, metrics, slots, adapters, corpus,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from headstart.sampling.params import SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.worker import Worker
 from headstart.server.conversation import ChatDefaults
+from headstart.server.kept_passages import CorpusReader
 from headstart.server.response_store import ResponseStore
 from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
@@ -91,6 +92,7 @@ class Service:
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     responses: ResponseStore = field(default_factory=ResponseStore)
+    corpora: CorpusReader = field(default_factory=CorpusReader)
     adapter_scales: tuple[float, ...] | None = None  # set while it runs; None: as it was started
     is_stopping: bool = False  # streams without an end of their own end now
 

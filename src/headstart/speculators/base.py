@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from headstart.errors import ConfigError
+from headstart.structures.corpus import CorpusPart
 from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
 
 SPECULATORS: dict[str, type[Speculator]] = {}
@@ -116,6 +117,16 @@ class Speculator(ABC):
 
     def end(self, seq_id: int) -> None:
         """The request is over; forget the sequence (what is shared may stay)."""
+
+    def kept_texts(
+        self, namespace: str, places: Sequence[int], max_tokens: int
+    ) -> CorpusPart | None:
+        """Texts that drafts of this namespace may be copied from; None: it keeps none.
+
+        Args:
+            places: those of the last answer, or nothing; only what came since is wanted.
+        """
+        return None
 
     def close(self) -> None:
         """The server stops: write what is durable, free what is native."""

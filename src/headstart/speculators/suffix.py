@@ -35,7 +35,7 @@ from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.suffix_alignment import Alignment
-from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
+from headstart.structures.corpus import MAX_MATCH, SIZES, CorpusPart, KeptText, SuffixCorpus
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
@@ -255,6 +255,11 @@ class SuffixSpeculator(Speculator):
             self._answers.move_to_end(running.prompt)
             if len(self._answers) > _MAX_ANSWERS:
                 self._answers.popitem(last=False)
+
+    def kept_texts(
+        self, namespace: str, places: Sequence[int], max_tokens: int
+    ) -> CorpusPart | None:
+        return self.corpus.read(namespace, places, max_tokens)
 
     def close(self) -> None:
         self.corpus.close()

@@ -91,6 +91,17 @@ def test_tools_and_model_stand_before_all():
     assert read(orjson.dumps({"messages": [USER]}), "tenant").text[:16] != plain.text[:16]
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_the_name_of_a_stored_response_is_read(is_stream):
+    response = {"id": "resp-7", "object": "response"}
+    text = AnswerText(is_stream=is_stream)
+    event = {"type": "response.created", "response": response}
+    text.add(stream(event) if is_stream else orjson.dumps(response))
+    text.end()
+    assert text.stored_id == "resp-7"
+    assert asked(input="And?", previous_response_id="resp-7").needs == "resp-7"
+
+
 def test_a_client_may_name_its_conversation():
     one, two = (asked(messages=[m], prompt_cache_key="key") for m in (USER, MORE))
     assert one.conversation == two.conversation != asked(messages=[USER]).conversation

@@ -108,6 +108,15 @@ def test_a_replica_is_full_when_all_are():
     assert fleet.wait_seconds() > 0
 
 
+def test_who_continues_a_stored_response_is_sent_to_the_replica_that_has_it():
+    fleet = make_fleet()
+    for name in fleet.replicas:
+        fleet.own(f"resp-{name}", fleet.replicas[name])
+    for name in fleet.replicas:
+        body = {"input": "And then?", "previous_response_id": f"resp-{name}"}
+        assert fleet.order(read(orjson.dumps(body)))[0].name == name
+
+
 def test_a_corpus_attracts_texts_that_it_knows():
     fleet = make_fleet()
     code = "".join(f"def function_{i}(argument):\n    return argument + {i}\n" for i in range(60))

@@ -132,6 +132,13 @@ def test_every_router_breaks_ties_alike_and_conversations_spread():
     assert min(Counter(first).values()) > 60
 
 
+def test_reading_costs_more_where_others_generate():
+    idle, busy = (Candidate(name="a", load=Load(num_slots=4, num_running=n)) for n in (0, 3))
+    assert cost_of(ASK, busy).prompt > cost_of(ASK, idle).prompt
+    known = replace(busy, num_known=ASK.num_prompt)
+    assert cost_of(ASK, known).prompt == 0
+
+
 def test_a_slow_replica_gets_less():
     """Costs are seconds of that replica, so machines of several kinds can stand side by side."""
     slow = Candidate(name="slow", prices=Prices(prompt_token=1e-2))

@@ -1,0 +1,35 @@
+"""How many replicas there should be: by what runs and waits at those there are.
+
+Ray applies the limits and the waiting times. It would count calls of actors, but tokens do not pass
+through those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+RUNNING, WAITING = "running", "waiting"  # what a replica tells Ray
+
+
+def wanted_replicas(loads: Mapping[str, Mapping[Any, float]], target: float) -> int:
+    """Replicas for these requests.
+
+    Args:
+        loads: `RUNNING` and `WAITING`, each by replica.
+        target: requests that each should have.
+    """
+    num_requests = sum(sum(loads.get(name, {}).values()) for name in (RUNNING, WAITING))
+    return max(1, math.ceil(num_requests / target))
+
+
+class ScalingPolicy:
+    """What Ray Serve calls; made in its controller."""
+
+    def __init__(self, target_requests: float) -> None:
+        self._target = target_requests
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Replicas wanted, and no state to keep."""
+        return wanted_replicas(context.aggregated_metrics or {}, self._target), {}

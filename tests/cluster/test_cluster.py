@@ -1,0 +1,274 @@
+"""Replicas and gateways on Ray Serve, with the embedded model: what users see of what happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+
+from headstart.cluster import deploy
+from headstart.cluster.options import ClusterOptions
+from headstart.config import ServerConfig
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(300)]
+
+ARGUMENTS = ("--context", "2048", "--threads", "1", "-np", "2")
+LONG = {"prompt": "def f(x):\n", "max_tokens": 1200, "ignore_eos": True, "stream": True}
+SHORT = {"prompt": "def f(x):\n", "max_tokens": 2}
+OPTIONS = ClusterOptions(
+    min_replicas=2,
+    max_replicas=2,
+    target_requests=2.0,
+    scale_up_seconds=1.0,
+    scale_down_seconds=2.0,
+    drain_seconds=60,
+    max_waiting=3,
+    health_seconds=0.3,
+)
+CODE = "\n".join(f"def function_{i}(argument):\n    return argument + {i}" for i in range(20))
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 90) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.2)
+    raise AssertionError(f"never happened: {what}")
+
+
+class Cluster:
+    """The application as it is deployed now."""
+
+    def __init__(self, ray: Any) -> None:
+        from ray import serve
+        from ray.serve.config import HTTPOptions
+
+        self.ray, self._serve = ray, serve
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        self._server = ServerConfig(port=port)
+        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
+        self.url = f"http://127.0.0.1:{port}"
+
+    def apply(self, options: ClusterOptions) -> None:
+        app = deploy.application(options, self._server, ARGUMENTS, "the replicas' key")
+        self._serve.run(app, name=deploy.APPLICATION, route_prefix="/")
+        wait_for(lambda: len(self.replicas()) >= options.min_replicas, "the replicas run")
+        wait_for(lambda: self.get("/health").status_code == 200, "the gateway answers")
+
+    def replicas(self) -> list[dict[str, Any]]:
+        handle = self._serve.get_deployment_handle(deploy.REPLICAS, deploy.APPLICATION)
+        try:
+            found: list[dict[str, Any]] = handle.broadcast("describe").results(timeout_s=10)
+        except Exception:  # one of them ends just now
+            return []
+        return found
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=120, trust_env=False)
+
+    def get(self, path: str) -> httpx2.Response:
+        with self.client() as client:
+            return client.get(path)
+
+    def busy(self) -> Counter[str]:
+        """Requests that run, by the name of the replica."""
+        headers = {"Authorization": "Bearer the replicas' key"}
+        result: Counter[str] = Counter()
+        for one in self.replicas():
+            slots = httpx2.get(f"{one['url']}/slots", headers=headers, trust_env=False).json()
+            result[one["name"]] = sum(slot["is_processing"] for slot in slots)
+        return result
+
+
+@pytest.fixture(scope="module")
+def cluster(ray: Any) -> Cluster:
+    cluster = Cluster(ray)
+    cluster.apply(OPTIONS)
+    return cluster
+
+
+class Streams:
+    """Long streams at the same time, each with a prompt of its own; what came of each."""
+
+    def __init__(self, cluster: Cluster, count: int) -> None:
+        self._cluster = cluster
+        self.last: dict[int, dict[str, Any]] = {}
+        self.begun = [threading.Event() for _ in range(count)]
+        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+        assert all(one.wait(60) for one in self.begun)
+
+    def _ask(self, i: int) -> None:
+        body = LONG | {"prompt": f"def f_{i}(x):\n"}
+        try:
+            with (
+                self._cluster.client() as client,
+                client.stream("POST", "/v1/completions", json=body) as response,
+            ):
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        self.last[i] = json.loads(line[6:])
+                        self.begun[i].set()
+        except httpx2.HTTPError as error:
+            self.last[i] = {"cut": str(error)}
+
+    def end(self) -> tuple[int, list[dict[str, Any]]]:
+        """How many were whole, and the last events of those that were not."""
+        for thread in self._threads:
+            thread.join(120)
+        ends = self.last.values()
+        whole = [
+            one for one in ends if one.get("timings", {}).get("predicted_n") == LONG["max_tokens"]
+        ]
+        return len(whole), [one for one in ends if one not in whole]
+
+
+@contextmanager
+def crowd(cluster: Cluster) -> Iterator[list[int]]:
+    """Four clients that ask again and again; the statuses of what they got."""
+    statuses: list[int] = []
+    stopped = threading.Event()
+
+    def ask() -> None:
+        with cluster.client() as client:
+            while not stopped.is_set():
+                body = SHORT | {"max_tokens": 200, "ignore_eos": True}
+                statuses.append(client.post("/v1/completions", json=body).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield statuses
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+
+
+def chat(contents: list[str]) -> dict[str, Any]:
+    roles = ["user", "assistant"] * len(contents)
+    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+    return {"messages": messages, "max_tokens": 12, "temperature": 0}
+
+
+def test_streams_are_whole_and_both_replicas_work(cluster: Cluster) -> None:
+    streams = Streams(cluster, 4)
+    assert min(cluster.busy().values()) >= 1
+    assert streams.end() == (4, [])
+
+
+def test_turns_of_a_conversation_find_their_prefix(cluster: Cluster) -> None:
+    conversations = [[f"Number {i}. Explain:\n{CODE[i * 40 :]}"] for i in range(4)]
+    num_before = [0] * 4
+
+    def ask(contents: list[str]) -> Any:
+        with cluster.client() as client:
+            return client.post("/v1/chat/completions", json=chat(contents)).json()
+
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(3):
+            # at first all at once, so that they spread; then nobody waits, or another may be better
+            for i, answer in enumerate((map if turn else pool.map)(ask, conversations)):
+                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert cached >= (0.8 * num_before[i] if turn else 0)
+                num_before[i] = answer["usage"]["prompt_tokens"]
+                conversations[i] += [answer["choices"][0]["message"]["content"], "And why?"]
+
+
+def test_overload_is_429_and_the_others_are_answered(cluster: Cluster) -> None:
+    """Two replicas with two slots, where three may wait: ten requests."""
+
+    def ask(i: int) -> httpx2.Response:
+        with cluster.client() as client:
+            body = SHORT | {"prompt": f"{i}", "max_tokens": 200, "ignore_eos": True}
+            return client.post("/v1/completions", json=body)
+
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(ask, range(24)))
+    statuses = Counter(one.status_code for one in answers)
+    assert set(statuses) == {200, 429}
+    assert statuses[200] >= 10
+    refused = next(one for one in answers if one.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_a_killed_replica_ends_its_own_streams_only_and_is_replaced(cluster: Cluster) -> None:
+    before = {one["name"]: one for one in cluster.replicas()}
+    streams = Streams(cluster, 4)
+    busy = cluster.busy()
+    victim = max(busy, key=lambda name: busy[name])
+    os.killpg(before[victim]["pid"], signal.SIGKILL)
+    num_whole, broken = streams.end()
+    # it has two slots, and some of its streams may have come to their end before
+    assert 1 <= len(broken) <= 2
+    assert num_whole == 4 - len(broken)
+    assert all(one["error"]["code"] in (500, 502) and one["error"]["message"] for one in broken)
+    with cluster.client() as client:
+        assert client.post("/v1/completions", json=SHORT).status_code == 200
+    after = wait_for(
+        lambda: (
+            found
+            if len(found := cluster.replicas()) == 2
+            and victim not in {one["name"] for one in found}
+            else None
+        ),
+        "another replica runs",
+    )
+    assert {one["name"] for one in after} & before.keys()
+
+
+def test_scaling_down_loses_no_token_and_what_was_learned_stays(cluster: Cluster) -> None:
+    streams = Streams(cluster, 4)
+    assert min(cluster.busy().values()) >= 1
+    cluster.apply(replace(OPTIONS, min_replicas=1, max_replicas=2))
+    wait_for(lambda: len(cluster.replicas()) == 1, "Ray stops one replica")
+    assert streams.end() == (4, [])
+    (kept,) = cluster.replicas()
+
+    with crowd(cluster) as statuses:
+        found = wait_for(
+            lambda: found if len(found := cluster.replicas()) == 2 else None,
+            "Ray starts another replica",
+        )
+    assert set(statuses) <= {200, 429}
+    new = next(one for one in found if one["name"] != kept["name"])
+    assert new["had_state"], "it began with what control had learned"
+
+
+def test_a_killed_gateway_comes_back_and_replicas_are_not_touched(cluster: Cluster) -> None:
+    before = {one["pid"] for one in cluster.replicas()}
+    streams = Streams(cluster, 1)
+    names = cluster.ray.util.list_named_actors(all_namespaces=True)
+    gateways = [one for one in names if f"#{deploy.GATEWAY}#" in one["name"]]
+    assert gateways
+    for one in gateways:
+        cluster.ray.kill(cluster.ray.get_actor(one["name"], namespace=one["namespace"]))
+    streams.end()
+    wait_for(lambda: cluster.get("/health").status_code == 200, "another gateway answers")
+    with cluster.client() as client:
+        assert client.post("/v1/completions", json=SHORT).status_code == 200
+    assert before & {one["pid"] for one in cluster.replicas()}
+
+
+def test_nobody_without_a_key_gives_orders_to_the_gateway(cluster: Cluster) -> None:
+    assert cluster.get("/router/backends").status_code == 403
+    (one, *_) = cluster.replicas()
+    assert httpx2.get(f"{one['url']}/slots", trust_env=False).status_code == 401

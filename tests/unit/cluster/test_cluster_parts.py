@@ -1,0 +1,150 @@
+"""What of a cluster is not Ray: how many replicas, what they start with, what may be set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headstart.cli import cluster
+from headstart.cli.flags import HelpRequested
+from headstart.cluster import deploy
+from headstart.cluster.child import ServerChild
+from headstart.cluster.control_states import (
+    MAX_BYTES,
+    MAX_STATES,
+    ControlStates,
+    hardware,
+    state_key,
+)
+from headstart.cluster.options import ClusterOptions
+from headstart.cluster.scaling import RUNNING, WAITING, ScalingPolicy, wanted_replicas
+from headstart.errors import ConfigError, ModelError
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "wanted"),
+    [((), (), 1), ((0, 0), (0, 0), 1), ((4, 4), (0, 0), 2), ((4, 4), (1, 0), 3), ((1,), (30,), 8)],
+)
+def test_there_are_as_many_replicas_as_requests_need(running, waiting, wanted):
+    loads = {RUNNING: dict(enumerate(running)), WAITING: dict(enumerate(waiting))}
+    assert wanted_replicas(loads, target=4.0) == wanted
+
+
+def test_ray_gets_a_whole_number_and_no_state_before_any_replica_has_reported():
+    class Context:
+        aggregated_metrics = None
+
+    assert ScalingPolicy(4.0)(Context()) == (1, {})
+
+
+def test_a_state_is_found_by_replicas_that_are_alike():
+    states = ControlStates()
+    key = state_key(["-m", "x.gguf"], hardware())
+    states.keep(key, b"learned")
+    assert states.find(state_key(["-m", "x.gguf"], hardware())) == b"learned"
+    assert states.find(state_key(["-m", "y.gguf"], hardware())) is None
+    assert states.find(state_key(["-m", "x.gguf"], "another machine")) is None
+
+
+def test_states_take_bounded_memory():
+    states = ControlStates()
+    states.keep("big", b"x" * (MAX_BYTES + 1))
+    assert states.find("big") is None
+    for i in range(MAX_STATES + 5):
+        states.keep(str(i), b"x")
+    assert states.find("4") is None
+    assert states.find("5") == b"x"
+
+
+def test_hardware_names_processor_and_gpus(tmp_path: Path):
+    (tmp_path / "proc/driver/nvidia/gpus/0").mkdir(parents=True)
+    plain = hardware(tmp_path)
+    (tmp_path / "proc/cpuinfo").write_text("processor : 0\nmodel name : Fast 9000\n")
+    (tmp_path / "proc/driver/nvidia/gpus/0/information").write_text("Model: \t Big GPU\n")
+    assert hardware(tmp_path) != plain
+    assert "Fast 9000" in hardware(tmp_path)
+    assert "Big GPU" in hardware(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"min_replicas": 0},
+        {"min_replicas": 3, "max_replicas": 2},
+        {"target_requests": 0},
+        {"replica_cpus": -1},
+        {"health_seconds": 0},
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_flag(wrong):
+    with pytest.raises(ConfigError, match="--"):
+        ClusterOptions(**wrong)
+
+
+def test_ray_asks_for_a_token_and_reports_nothing(caplog):
+    environment: dict[str, str] = {}
+    deploy.secure(environment)
+    assert environment == {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+    assert not caplog.records
+    deploy.secure({"RAY_AUTH_MODE": "disabled"})
+    assert "run programs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--", "--no-such-flag"], "--no-such-flag"),
+        (["-m", "x.gguf"], "-m"),
+        (["model.gguf"], "after --"),
+        (["--", "--parallel", "many"], "--parallel"),
+    ],
+)
+def test_wrong_flags_are_told_before_anything_starts(arguments, named):
+    with pytest.raises(ConfigError, match=named):
+        cluster.run(arguments)
+
+
+def test_help_says_where_flags_of_replicas_go():
+    with pytest.raises(HelpRequested, match=r"-- \[flags of headstart serve\]"):
+        cluster.run(["--help"])
+
+
+def test_without_ray_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(os, "environ", {})
+    with pytest.raises(ConfigError, match=r"headstart\[cluster\]"):
+        deploy.connect(ClusterOptions())
+
+
+def test_a_server_that_cannot_start_says_why():
+    child = ServerChild(["-m", "no-such-file.gguf"], host="127.0.0.1", key="key")
+    with pytest.raises(ModelError, match="no-such-file"):
+        child.wait()
+    child.stop()
+
+
+def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path):
+    code = (
+        "from headstart.cluster.child import ServerChild\n"
+        "import os\n"
+        "child = ServerChild(['--context', '512'], host='127.0.0.1', key='key')\n"
+        "child.wait()\n"
+        "assert child.is_healthy() and child.counts() == (0, 0)\n"
+        "print(child.pid, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    environment = os.environ | {"HEADSTART_CACHE": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert result.returncode == 0, result.stderr
+    stat = Path(f"/proc/{int(result.stdout.split()[-1])}")
+    for _ in range(300):
+        if not stat.exists():
+            return
+        subprocess.run(["sleep", "0.05"], check=True)
+    raise AssertionError("the server still runs")
