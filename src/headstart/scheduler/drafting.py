@@ -68,7 +68,7 @@ class Drafting:
         texts = [one.name for one in speculators if not one.is_model]
         self._timer = AskTimer(controller, clock, texts, models)
         self.observes = any(speculator.wants_logits for speculator in speculators)
-        self._guess_logs = GuessLogs(controller)
+        self.guess_logs = GuessLogs(controller)
         self._counts = DraftCounts(self.speculators)
         self.stats = self._counts.stats
         for speculator in speculators:
@@ -197,10 +197,6 @@ class Drafting:
         for speculator in self.speculators.values():
             speculator.accept(active.slot_id, emitted, num_accepted)
 
-    def conclude(self, active: ActiveRequest) -> None:
-        """The text is whole: work out what others would have given, if somebody wants to know."""
-        self._guess_logs.conclude(active)
-
     def end(self, active: ActiveRequest) -> None:
         """The request leaves its slot."""
         if active.policy is None:
@@ -277,7 +273,7 @@ class Drafting:
         policy = active.policy = self.policy(active.request.speculative)
         if not policy.reason:
             self.controller.begin(active.slot_id, active.request.namespace)
-            self._guess_logs.begin(active)
+            self.guess_logs.begin(active)
             for name in policy.types:  # one that was preempted has counted already
                 active.by_speculator.setdefault(name, SpeculationStats())
             for speculator in self.speculators.values():
