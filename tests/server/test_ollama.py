@@ -203,3 +203,21 @@ def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> 
 def test_thinking_can_be_set(think: Any, kwargs: dict[str, bool], effort: str | None) -> None:
     body = chat_body(OllamaChatBody(messages=MESSAGES, think=think))
     assert (body.chat_template_kwargs, body.reasoning_effort) == (kwargs, effort)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/api/chat", {"messages": MESSAGES, "options": {"temperature": "hot"}}, "'hot'"),
+        ("/api/generate", {"prompt": "a", "options": {"top_k": [1]}}, "top_k is"),
+        ("/api/generate", {"prompt": "a", "raw": True, "options": {"seed": "x"}}, "seed is 'x'"),
+        ("/v1/responses", {"input": "a", "temperature": "hot"}, "temperature is 'hot'"),
+        ("/v1/messages", {"messages": MESSAGES, "temperature": "hot"}, "temperature is 'hot'"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_the_clients_fault(
+    client: httpx2.Client, path: str, body: dict[str, Any], says: str
+) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400
+    assert says in answer.text

@@ -9,7 +9,7 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.schemas import Body, ChatBody, Int
+from headstart.server.schemas import Body, ChatBody, Int, make_body
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's, of a body that names none
 # of chat, taken as they are
@@ -60,7 +60,7 @@ def chat_body(body: MessagesBody) -> ChatBody:
             data["reasoning_budget_tokens"] = body.thinking["budget_tokens"]
         kwargs = data.get("chat_template_kwargs") or {}
         data["chat_template_kwargs"] = {"enable_thinking": is_on} | kwargs
-    return ChatBody.model_validate(data)
+    return make_body(ChatBody, data)
 
 
 def _system(system: Any) -> list[dict[str, Any]]:

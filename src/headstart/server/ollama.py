@@ -45,7 +45,7 @@ from headstart.server.ollama_dialect import (
 )
 from headstart.server.prompts import Prompt, read_chat, read_prompts, render_messages
 from headstart.server.routing import Handler, Router, get, post
-from headstart.server.schemas import ChatBody, NativeBody, read_body
+from headstart.server.schemas import ChatBody, NativeBody, make_body, read_body
 from headstart.server.threads import ClientGoneError
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
@@ -223,7 +223,7 @@ def _chat_choices(body: ChatBody, call: Call) -> list[Any]:
 
 
 def _plain_body(asked: OllamaGenerateBody) -> NativeBody:
-    return NativeBody.model_validate(text_fields(asked) | {"prompt": asked.prompt})
+    return make_body(NativeBody, text_fields(asked) | {"prompt": asked.prompt})
 
 
 def _plain_prompt(asked: OllamaGenerateBody, call: Call) -> Prompt:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.schemas import Body, ChatBody, Int
+from headstart.server.schemas import Body, ChatBody, Int, make_body
 
 # option of theirs -> field of chat
 OPTIONS = {
@@ -112,14 +112,14 @@ def chat_body(body: OllamaChatBody) -> ChatBody:
     data["messages"] = [_message(i, message) for i, message in enumerate(body.messages)]
     if body.tools:
         data["tools"] = body.tools
-    return ChatBody.model_validate(data)
+    return make_body(ChatBody, data)
 
 
 def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
     """A prompt as one message of a chat."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*system, {"role": "user", "content": body.prompt}]
-    return ChatBody.model_validate(_chat_fields(body) | {"messages": messages})
+    return make_body(ChatBody, _chat_fields(body) | {"messages": messages})
 
 
 def refuse(body: OllamaGenerateBody) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.schemas import Body, ChatBody, Int
+from headstart.server.schemas import Body, ChatBody, Int, make_body
 
 Message = dict[str, Any]
 
@@ -87,7 +87,7 @@ def chat_body(body: ResponsesBody, history: list[Message]) -> ChatBody:
         if not isinstance(effort, str):
             raise ApiError(400, f"reasoning.effort is {shorten(effort)} but must be a text")
         data["reasoning_effort"] = effort
-    return ChatBody.model_validate(data)
+    return make_body(ChatBody, data)
 
 
 def input_messages(given: Any) -> list[Message]:

@@ -372,6 +372,15 @@ def _parse(body: bytes, schema: type[B]) -> B:
     for field, value in data.items():
         if field not in ANY_LENGTH and isinstance(value, list):
             check_length(field, value, MAX_ENTRIES)
+    return make_body(schema, data)
+
+
+def make_body(schema: type[B], data: dict[str, Any]) -> B:
+    """A body of these fields, which may come from one of another API.
+
+    Raises:
+        ApiError: 400 for what does not fit the schema.
+    """
     if not schema.__pydantic_complete__:
         with _building:
             schema.model_rebuild()
