@@ -1,7 +1,8 @@
 # make serve | test | test-page | test-clients | test-cluster | check | bench | fix
 #
 #   ARGS=...        flags for the command:   make serve ARGS="-m my.gguf -md draft.gguf"
-#   CMAKE_ARGS=...  how libllama is built:   make serve CMAKE_ARGS="-DGGML_CUDA=on"  (or METAL, VULKAN, RPC)
+#   CMAKE_ARGS=...  how libllama is built:   make serve CMAKE_ARGS="-DGGML_CUDA=on"
+#                   (or METAL, VULKAN, RPC)
 #   LLAMA_WHEELS=.. index of prebuilt libllama wheels, instead of compiling
 #   PYTHON=...      the Python (3.11 or newer) that makes .venv
 

@@ -11,14 +11,15 @@
 #include <string>
 
 static common_json parse(const common_json & job) {
-    auto templates = common_chat_templates_init(nullptr, job.at("template").get<std::string>(), "", "");
+    auto text = [&](const char * key) { return job.at(key).get<std::string>(); };
+    auto templates = common_chat_templates_init(nullptr, text("template"), "", "");
     common_chat_templates_inputs inputs;
     inputs.messages            = common_chat_msgs_parse_oaicompat(job.at("messages"));
     inputs.tools               = common_chat_tools_parse_oaicompat(job.at("tools"));
-    inputs.tool_choice         = common_chat_tool_choice_parse_oaicompat(job.at("tool_choice").get<std::string>());
+    inputs.tool_choice         = common_chat_tool_choice_parse_oaicompat(text("tool_choice"));
     inputs.parallel_tool_calls = job.at("parallel_tool_calls").get<bool>();
     inputs.enable_thinking     = job.at("enable_thinking").get<bool>();
-    inputs.reasoning_format    = common_reasoning_format_from_name(job.at("reasoning_format").get<std::string>());
+    inputs.reasoning_format    = common_reasoning_format_from_name(text("reasoning_format"));
     inputs.chat_template_kwargs["preserve_reasoning"] = "true";
     auto params = common_chat_templates_apply(templates.get(), inputs);
     common_json result = common_json::object();

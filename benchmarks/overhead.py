@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -73,7 +74,8 @@ class StubEngine(SilentEngine):
     def __init__(self, vocab: StubVocab) -> None:
         # No LlamaVocab, which needs a GGUF: the default samplers read only the size of a
         # vocabulary.
-        super().__init__(vocab.size, 264, lambda params: LlamaFilters(vocab, 4096, params))  # type: ignore[arg-type]
+        make: Any = LlamaFilters
+        super().__init__(vocab.size, 264, lambda params: make(vocab, 4096, params))
         self.seconds = 0.0  # spent here
         self.pretended = 0.0  # more, as the clock is told
         random = np.random.default_rng(0)

@@ -26,7 +26,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE  # noqa: E402
+from tests.templates.conversations import (  # noqa: E402
+    BUILT_IN_CONVERSATIONS,
+    CONVERSATIONS,
+    FIXTURE,
+)
 
 
 def main() -> None:

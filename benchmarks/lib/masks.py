@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,8 @@ def print_masks(vocabularies: Sequence[Path]) -> None:
         model = Model(path, EngineConfig(gpu_layers=0), vocab_only=True)
         tokens = GrammarTokens(model.vocab)
         engine = FakeEngine(tokens.size)
-        engine.make_filters = lambda params, vocab=model.vocab: LlamaFilters(vocab, 4096, params)  # type: ignore[method-assign, misc]
+        make = partial(LlamaFilters, model.vocab, 4096)
+        engine.make_filters = make  # type: ignore[method-assign]
         times: dict[str, list[float]] = {}
         for constraint, text in TEXTS:
             _replay(Compiled(constraint, tokens), engine, text, times)

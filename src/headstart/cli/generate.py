@@ -19,6 +19,7 @@ from headstart.types import SequenceMode
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headstart.control.counterfactual import Counterfactual
     from headstart.local import LocalGenerator
     from headstart.scheduler.request import Event, FinishEvent, Request
 
@@ -27,6 +28,7 @@ ABOUT = (
     "each speculator's in its own style; the model's own are plain. The prompt comes from "
     "--prompt, --file or standard input."
 )
+WELL_SEEN = 0.5  # share of a text above which an estimate is not rough
 PARTS = ("model", "engine", "draft_engine", "speculation")
 # by speculator, in the colours of the page; other styles tell them apart without colour
 STYLES = (
@@ -189,7 +191,26 @@ def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
     lines += [
         f"no draft  : {reason} ({steps} steps)" for reason, steps in stats.drafts.reasons.items()
     ]
+    if stats.counterfactual is not None:
+        lines += ["", *what_if(stats.counterfactual)]
     return "\n".join(lines)
+
+
+def what_if(told: Counterfactual) -> list[str]:
+    """A table of what each speculator alone would have given on this text."""
+    speeds = told.describe()
+    lines = ["what each speculator alone would have given, in tokens/s:"]
+    for name, one in speeds["speculators"].items():
+        error = "" if one["error"] is None else f" +- {one['error']:.1f}"
+        rough = "" if one["share_seen"] >= WELL_SEEN else ", rough: seldom asked"
+        lines.append(
+            f"  {name:14} {one['tokens_per_second']:8.1f}{error} ({one['speedup']:.2f} x off) with "
+            f"{one['best_length']} draft tokens, {one['hindsight']['tokens_per_second']:.1f} in "
+            f"hindsight{rough}"
+        )
+    for name in ("hindsight", "off"):
+        lines.append(f"  {name:14} {speeds[name]['tokens_per_second']:8.1f}")
+    return lines
 
 
 def _speed(verb: str, count: int, seconds: float) -> str:
@@ -233,6 +254,7 @@ def _request(generator: LocalGenerator, options: GenerateOptions, prompt: str) -
         stop=tuple(word.encode() for word in stop),
         max_tokens=None if options.predict < 0 else options.predict,
         wants_provenance=True,
+        wants_counterfactual=True,
         sampling=SamplingParams(
             temperature=options.temp,
             top_k=options.top_k,

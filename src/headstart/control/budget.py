@@ -1,4 +1,17 @@
-"""How many draft tokens each slot verifies: the ones whose survival pays for their row.
+"""The planner, the third of control's three instruments: who drafts how many tokens.
+
+In: survival in tokens, costs in milliseconds. Out: draft tokens to verify for each slot. In the
+order of a step:
+
+    asking         is this text speculator worth the milliseconds of asking it?
+    model_planner  should a draft model run, for which slots, how far? It asks
+      forecast       what its next drafts will be like: tokens accepted, tokens drafted
+      draft_cost     what a round and a token read take, in milliseconds
+      catch_up       which part of what it must read first one draft has to earn
+      probes         whether to let it draft although it is off, to look again
+    budget         (here) which tokens of all drafts are verified
+
+This file: the tokens whose survival pays for their row are.
 
 A token is worth the time it would take otherwise. In the long run that is 1 / rate, rate = tokens
 per millisecond now reached, so a step should maximise
@@ -43,7 +56,7 @@ REVISIT_AFTER, REVISIT_SHARE = 12, 0.01
 REVISIT_PADDING = 200  # a step is not padded after so many that were
 # but drafting only if it is expected to lose no more than this share of a plain step
 NEAR_MISS = 0.15
-EXPLORE_START, EXPLORE_LIMIT = 1.0, 12.0  # savings for that, in plain steps
+EXPLORE_START = 1.0  # savings for that, in plain steps
 
 
 @dataclass(slots=True)
@@ -224,9 +237,7 @@ class Budget:
             return 0 if average.is_on else best
         if not average.is_on:
             best, value = 0, 0.0
-        self._savings = min(
-            EXPLORE_LIMIT, self._savings + EXPLORE_SHARE * curve[base + best] / plain
-        )
+        self._savings += EXPLORE_SHARE * curve[base + best] / plain
         if self._savings <= 0.0 or self._cost.is_known(rows):
             return best
         optimistic_curve = self._cost.curve(

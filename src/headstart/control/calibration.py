@@ -1,4 +1,7 @@
-"""What a speculator's score is worth: confidence -> probability of acceptance, learned online.
+"""Acceptance, the first of control's three instruments: what a speculator's score is worth.
+
+In: a draft's scores. Out: for each of its tokens the probability that it and all before it are
+accepted (survival), in tokens. Learned from every draft whose text is known, verified or not.
 
 Conditional acceptance a = P(token i accepted | tokens before it accepted) is counted per
 (speculator, confidence bucket, position bucket). Counts fade: n <- d n + 1. A cell with few counts

@@ -21,6 +21,10 @@ One step:
     controller.observe_step(rows, context, milliseconds)      after the target ran
     controller.record(outcome)                                when a draft's fate is known
 
+and, when a text is over, what others would have given:
+
+    controller.counterfactual(guesses, num_prompt, num_tokens)
+
 Fields every draft once, also one that was not verified: when the text disagrees with it, or has
 reached its end, or the request ends. So guesses that cost nothing keep control up to date while
 speculation is off.
@@ -39,6 +43,7 @@ from headstart.control.calibration import CALIBRATION, Calibration
 from headstart.control.choice import best_draft
 from headstart.control.cost import COST_TABLE, CostTable
 from headstart.control.cost_samples import Sample
+from headstart.control.counterfactual import LENGTHS, Counterfactual, Guess, counterfactual
 from headstart.control.graph_reuse import CHANGE_MS
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.model_state import DRAFT_MODELS
@@ -66,6 +71,7 @@ class Controller:
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._rollback = RollbackPrice(self._cost, self._budget)
         self._asking: dict[str, Asking] = {}  # by text speculator
+        self._counterfactual = Counterfactual()  # of all texts for which it was worked out
 
     def trust_scores(self, speculator: str) -> None:
         """This speculator's scores are probabilities, as a draft model's are: believe them until
@@ -240,9 +246,28 @@ class Controller:
             asking.end(seq_id)
         self._model_planner.end(seq_id, num_answered)
 
+    def counterfactual(
+        self, guesses: Mapping[str, Sequence[Guess]], num_prompt: int, num_tokens: int
+    ) -> Counterfactual | None:
+        """What each speculator alone would have given on a text that is over, at the prices of now
+        for a request alone; None if nothing is known. It is added to the sum of all texts.
+
+        num_prompt: tokens before the text, which the guesses and `num_tokens` are about.
+        """
+        if self._cost.is_empty or not guesses or num_tokens < 2:
+            return None
+        most, context = LENGTHS[-1] + 1, num_prompt + num_tokens // 2
+        curve = [float(ms) for ms in self._cost.curve(most, context)[: most + 1]]
+        prices = {name: self._model_planner.prices(name, num_prompt, curve) for name in guesses}
+        result = counterfactual(guesses, num_tokens, prices)
+        self._counterfactual += result
+        return result
+
     def describe(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""
+        total = self._counterfactual
         return {
+            "counterfactual": total.describe() if total.num_tokens else None,
             "cost_ms": self._cost.describe(),
             "acceptance": self._calibration.describe(),
             "speedup": self._budget.describe(),

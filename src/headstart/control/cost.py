@@ -1,4 +1,7 @@
-"""What a step of the target costs: milliseconds by rows in the batch and context, learned online.
+"""Cost, the second of control's three instruments: what a step of the target takes.
+
+In: rows of the batch and context. Out: milliseconds. Learned from every decode, and at the first
+start from a warm-up.
 
 Weights are read once a step and multiplied once a row; attention reads each row's own context:
 
@@ -48,7 +51,6 @@ KNOTS = (*range(1, EACH + 1), *WIDE)
 
 NOISE = 0.01  # variance of log ms of one step: 10 %
 LEVEL_DRIFT, SHAPE_DRIFT, ATTENTION_DRIFT = 0.0002, 0.00005, 1e-12  # variance added per step
-SHAPE_VARIANCE = 0.09  # of a cell never seen
 MAX_INNOVATION, FIRST_INNOVATION = log(1.25), log(1.5)
 SURPRISE, MANY_SURPRISES = 0.15, 3  # log ms off; after so many in a row the level is in doubt
 GROWN = 3  # samples after which a cell counts as known: their median
@@ -80,7 +82,7 @@ class CostTable:
         self._surprises = 0  # in a row; negative: steps were faster than expected
         self._is_fresh = True  # the shape may be loaded, the level is not known
         self._shape = [0.0] * len(KNOTS)
-        self._variance = [SHAPE_VARIANCE] * len(KNOTS)
+        self._variance = [NOISE] * len(KNOTS)
         self._count = [0] * len(KNOTS)  # 0: never seen
         self._attention, self._attention_variance = ATTENTION, ATTENTION_VARIANCE
         self._warm_up: dict[int, float] = {}  # knot -> shape; those not seen since

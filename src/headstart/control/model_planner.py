@@ -22,6 +22,7 @@ from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.catch_up import AnswerLength
 from headstart.control.cost import CostTable
+from headstart.control.counterfactual import SpeculatorPrices
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
     LENGTHS,
@@ -64,8 +65,8 @@ class _Price(NamedTuple):
     curve: Sequence[float]  # of the target, by rows
     base: int  # rows without drafts
     plain: float  # milliseconds of a plain step
-    # what each slot's draft has to earn for what is read first: (a, b) of a + b * tokens of a step
-    reading: Sequence[tuple[float, float]]
+    # what each token of a step has to earn for what is read first, by slot
+    reading: Sequence[float]
 
 
 class ModelDraftPlanner:
@@ -188,6 +189,16 @@ class ModelDraftPlanner:
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
+    def prices(self, speculator: str, num_prompt: int, curve: Sequence[float]) -> SpeculatorPrices:
+        """What a speculator costs on one text: nothing of its own unless it is a model."""
+        drafter = self.drafters.get(speculator)
+        if drafter is None:
+            return SpeculatorPrices(curve)
+        cost, plain = drafter.cost, curve[1]
+        return SpeculatorPrices(
+            curve, cost.round(1, plain), num_prompt * cost.token(plain), is_model=True
+        )
+
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
         self._answers.end(num_answered)
@@ -248,15 +259,13 @@ class ModelDraftPlanner:
             best = _better(best, slots, t, forecasts, price, num_lengths)
         return best
 
-    def _reading(self, drafter: ModelState, slot: ModelSlot, rate: float) -> tuple[float, float]:
-        """Tokens that this slot's next draft has to earn for what the model has to read first: a
-        and b of a + b * tokens of the step.
+    def _reading(self, drafter: ModelState, slot: ModelSlot, rate: float) -> float:
+        """Tokens that each token of this slot's next step has to earn for what the model has to
+        read first.
         """
         if not slot.catch_up:
-            return 0.0, 0.0
-        price = rate * slot.catch_up
-        fixed, by_token = drafter.catch_up.shares(slot, self._answers.left(slot))
-        return price * fixed, price * by_token
+            return 0.0
+        return rate * slot.catch_up * drafter.catch_up.part(self._answers.left(slot))
 
     def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
@@ -355,17 +364,15 @@ def _better(
     return _Decision(order[:count], best_length, limit, best_value) if count else best
 
 
-def _gains(
-    slot: ModelSlot, forecast: Forecast, num_lengths: int, reading: tuple[float, float]
-) -> list[float]:
+def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int, reading: float) -> list[float]:
     """Expected further tokens of a draft of each length of the ladder for this slot, less what has
     to be earned for what is read first.
     """
     tokens = forecast.tokens[:num_lengths]
     most = min(num_lengths, bisect_right(LENGTHS, slot.max_tokens))
     tokens[most:] = [tokens[most - 1]] * (len(tokens) - most)
-    prefix, rival, (fixed, by_token) = slot.prefix, slot.rival, reading
-    if prefix == 1.0 and not (rival or fixed or by_token):
+    prefix, rival = slot.prefix, slot.rival
+    if prefix == 1.0 and not (rival or reading):
         return tokens
-    rival += fixed + by_token
-    return [prefix * x * (1.0 - by_token) - rival for x in tokens]
+    rival += reading
+    return [prefix * x * (1.0 - reading) - rival for x in tokens]

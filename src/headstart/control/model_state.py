@@ -121,7 +121,6 @@ DRAFT_MODELS = Table(
         catch_up=Fields(
             CatchUpEstimate,
             share=Number(0.0, 1.0),
-            gap_drafts=Number(1.0, 1e6),
             num_shares=Count(),
         ),
         probes=Fields(Probes, savings=Number(), has_credit=YesNo()),

@@ -25,6 +25,8 @@ class DraftCounts:
         has_draft = len(draft.tokens) > 0
         for stats in (plan.active.by_speculator[speculator.name], speculator.stats):
             stats.count_call(has_draft=has_draft)
+        if plan.active.guesses is not None:
+            plan.active.guesses.note(plan, speculator.name, draft, is_model=speculator.is_model)
         if not has_draft:
             plan.miss(speculator, draft.reason or "no match")
         return has_draft

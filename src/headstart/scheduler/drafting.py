@@ -26,6 +26,7 @@ from headstart.scheduler.draft_counts import DraftCounts
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.guess_log import GuessLogs
 from headstart.scheduler.model_drafting import ILLEGAL, ModelDrafting
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.report import SpeculatorReport
@@ -66,6 +67,7 @@ class Drafting:
         texts = [one.name for one in speculators if not one.is_model]
         self._timer = AskTimer(controller, clock, texts, models)
         self.observes = any(speculator.wants_logits for speculator in speculators)
+        self.guess_logs = GuessLogs(controller)
         self._counts = DraftCounts(self.speculators)
         self._models = ModelDrafting(self.speculators, controller, self._counts, self._timer)
         self.stats = self._counts.stats
@@ -271,6 +273,7 @@ class Drafting:
         policy = active.policy = self.policy(active.request.speculative)
         if not policy.reason:
             self.controller.begin(active.slot_id, active.request.namespace)
+            self.guess_logs.begin(active)
             for name in policy.types:  # one that was preempted has counted already
                 active.by_speculator.setdefault(name, SpeculationStats())
             for speculator in self.speculators.values():

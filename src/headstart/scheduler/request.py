@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.control.counterfactual import Counterfactual
 from headstart.errors import InvalidParameterError
 from headstart.grammar.constraint import Constraint
 from headstart.sampling.params import SamplingParams
@@ -76,6 +77,7 @@ class Request:
     # PromptEvents; the whole prompt is read then, whatever is cached
     wants_prompt_scores: bool = False
     wants_provenance: bool = False  # `TokenEvent.step`
+    wants_counterfactual: bool = False  # `RequestStats.counterfactual`
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class RequestStats:
     num_steps: int = 0  # verify steps, those without a draft included
     drafts: SpeculationStats = field(default_factory=SpeculationStats)  # all of them together
     by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
+    counterfactual: Counterfactual | None = None  # where the request wants it and there is one
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0

@@ -332,6 +332,7 @@ class Scheduler:
         request_id = active.request.request_id
         if rest := active.stop.flush():  # held back because it might have begun a stop string
             self._events.append(TokenEvent(request_id, (), rest, ()))
+        self.drafting.guess_logs.conclude(active)
         summary = active.summarize(now)
         self.counters.add_request(summary)
         word = active.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""

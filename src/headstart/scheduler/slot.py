@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headstart.control.counterfactual import Counterfactual
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
@@ -19,6 +20,7 @@ from headstart.types import Engine, Vocab
 if TYPE_CHECKING:
     from headstart.grammar.compiler import Compiled
     from headstart.grammar.state import GrammarState
+    from headstart.scheduler.guess_log import GuessLog
 
 NO_SLOT = -1
 ALL_EXACT = 2**30
@@ -51,6 +53,8 @@ class ActiveRequest:
     # that its tokens are accepted, as control expects it; only where the request wants provenance
     chances: Sequence[float] = ()
     tracker: DraftTracker = field(default_factory=DraftTracker)
+    guesses: GuessLog | None = None  # where it is asked what others would have given
+    counterfactual: Counterfactual | None = None  # the answer to that
     policy: SpeculationPolicy | None = None  # set while speculators know this sequence
     pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
     num_rows: int = 0  # rows of the batch being built or decoded, draft included
@@ -138,6 +142,7 @@ class ActiveRequest:
             num_steps=self.num_steps,
             drafts=self.drafts,
             by_speculator=self.by_speculator,
+            counterfactual=self.counterfactual if self.request.wants_counterfactual else None,
             queue_seconds=admitted - self.submitted,
             prompt_seconds=first - admitted,
             generation_seconds=now - first,

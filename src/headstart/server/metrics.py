@@ -5,32 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.scheduler.report import SpeculatorReport, WorkerReport
 from headstart.server.errors import ApiError
+from headstart.server.metric import Metric, Sample
 from headstart.server.model import service_of
 from headstart.server.routing import Router, get
 
-Sample = tuple[dict[str, str], float]
-"""Labels and a value."""
-
 router = Router()
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric: its samples are read from a worker's report."""
-
-    name: str
-    kind: str  # counter or gauge
-    help: str
-    read: Callable[[WorkerReport], Iterable[Sample]]
-    labels: tuple[str, ...] = ()
 
 
 @get(router, "/metrics", answer="counters and gauges in Prometheus' text format")
@@ -46,24 +32,7 @@ async def metrics(http: HttpRequest) -> Response:
 
 def render(report: WorkerReport) -> str:
     """Write every metric that has a sample."""
-    return "".join(line for metric in METRICS for line in _lines(metric, report))
-
-
-def _lines(metric: Metric, report: WorkerReport) -> Iterator[str]:
-    samples = list(metric.read(report))
-    if samples:
-        yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
-    for labels, value in samples:
-        inside = ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items())
-        yield (
-            f"{metric.name}{{{inside}}} {value:.15g}\n"
-            if inside
-            else f"{metric.name} {value:.15g}\n"
-        )
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return "".join(line for metric in METRICS for line in metric.lines(report))
 
 
 def _now(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
@@ -98,6 +67,21 @@ def _positions(
         for one in report.speculators
         for position, count in enumerate(read(one))
     ]
+
+
+def _counterfactual(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
+    """Of each speculator alone: by fixed length, and in hindsight."""
+
+    def read(report: WorkerReport) -> Iterable[Sample]:
+        told = report.control.get("counterfactual") or {"speculators": {}}
+        return [
+            ({"speculator": speculator, "length": length}, speed[name])
+            for speculator, one in told["speculators"].items()
+            for length, speed in {**one["by_length"], "hindsight": one["hindsight"]}.items()
+            if speed[name] is not None
+        ]
+
+    return read
 
 
 def _reasons(report: WorkerReport) -> Iterable[Sample]:
@@ -293,6 +277,28 @@ METRICS = (
         "gauge",
         "Memory of the engine's process in RAM, mapped model files included",
         _now("memory_bytes"),
+    ),
+    Metric(
+        "headstart_counterfactual_tokens_per_second",
+        "gauge",
+        "What a speculator alone would have given on the texts of every 16th request, at the "
+        "prices of one request alone: by fixed length, and in hindsight",
+        _counterfactual("tokens_per_second"),
+        ("speculator", "length"),
+    ),
+    Metric(
+        "headstart_counterfactual_error",
+        "gauge",
+        "Standard error of that, in tokens per second",
+        _counterfactual("error"),
+        ("speculator", "length"),
+    ),
+    Metric(
+        "headstart_counterfactual_speedup",
+        "gauge",
+        "The same relative to no drafts",
+        _counterfactual("speedup"),
+        ("speculator", "length"),
     ),
     Metric(
         "headstart_speculator_calls_total",

@@ -162,10 +162,8 @@ class GenerationBody(SamplingBody):
     return_draft_info: bool = Field(
         default=False, description="`sources`: which speculator guessed each token"
     )
-    provenance: bool = Field(
-        default=False,
-        description="`provenance`: who guessed each token, and what each step verified",
-    )
+    provenance: bool = Field(False, description="who guessed each token; what each step verified")
+    counterfactual: bool = Field(False, description="what each speculator alone would have given")
     sse_ping_interval: Int | None = Field(
         default=None, description="seconds between comments in a silent stream; -1 none"
     )

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.control.test_model_planner import STEP, learned
 
 from headstart.control import ModelSlot
-from headstart.control.catch_up import GAP_DRAFTS, SHARE, AnswerLength, CatchUpEstimate
+from headstart.control.catch_up import SHARE, AnswerLength, CatchUpEstimate
 
 
 def test_a_prompt_is_read_for_a_long_answer_and_not_for_its_last_tokens() -> None:
@@ -40,11 +40,6 @@ def test_the_expected_rest_follows_the_answers_and_never_passes_max_tokens() -> 
     assert answers.left(ModelSlot(1, 16, num_left=0)) == 1
 
 
-def part(catch_up: CatchUpEstimate, slot: ModelSlot, num_left: float, tokens: float) -> float:
-    fixed, by_token = catch_up.shares(slot, num_left)
-    return fixed + by_token * tokens
-
-
 def test_the_share_of_tokens_is_counted_from_the_first_use_on() -> None:
     catch_up = CatchUpEstimate()
     for seq_id in range(100):
@@ -54,7 +49,7 @@ def test_the_share_of_tokens_is_counted_from_the_first_use_on() -> None:
         catch_up.end(seq_id, 90)
     assert catch_up.share == pytest.approx(0.5, rel=0.05)
     # 80 tokens to come, half of them of steps with drafts, two a step: 20 drafts
-    assert part(catch_up, ModelSlot(0, 16), 80.0, 2.0) == pytest.approx(1 / 20, rel=0.05)
+    assert 2.0 * catch_up.part(80.0) == pytest.approx(1 / 20, rel=0.05)
 
 
 def test_a_model_that_is_not_used_gets_another_chance() -> None:
@@ -69,31 +64,20 @@ def test_a_model_that_is_not_used_gets_another_chance() -> None:
     assert catch_up.share == pytest.approx(SHARE, rel=0.05)
 
 
-def test_a_gap_is_paid_by_the_drafts_until_the_next_one() -> None:
+def test_a_prompt_that_was_read_for_nothing_lowers_the_share() -> None:
     catch_up = CatchUpEstimate()
-    slot = ModelSlot(1, 16)
-    catch_up.granted(slot)
-    catch_up.drafted(1, 1.0)
-    assert part(catch_up, slot, 1000.0, 2.0) == 1 / GAP_DRAFTS
-    for i in range(200):
-        catch_up.granted(ModelSlot(1, 16, catch_up=20 if i % 10 == 0 else 1))
-        catch_up.drafted(1, 1.0)
-    assert part(catch_up, slot, 1000.0, 2.0) == pytest.approx(1 / 10.0, rel=0.05)
-
-
-def test_a_long_prompt_is_one_reading_over_several_steps() -> None:
-    """What was read is paid for: the rest must not look dearer than the beginning, nor count as
-    drafts.
-    """
-    catch_up = CatchUpEstimate()
-    unread = ModelSlot(1, 16, catch_up=1000)
-    share = catch_up.shares(unread, 100.0)
-    for left in (1000, 744, 488, 232):
-        assert catch_up.shares(ModelSlot(1, 16, catch_up=left), 100.0) == share
-        catch_up.granted(ModelSlot(1, 16, catch_up=left))
-    catch_up.drafted(1, 1.0)
-    assert part(catch_up, ModelSlot(1, 16), 100.0, 2.0) == 1 / GAP_DRAFTS
     for seq_id in range(2, 40):  # read, and never drafted for
-        catch_up.granted(ModelSlot(seq_id, 16, catch_up=1000))
+        for left in (1000, 744, 488, 232):
+            catch_up.granted(ModelSlot(seq_id, 16, catch_up=left))
         catch_up.end(seq_id, 100)
     assert catch_up.share < 0.1 * SHARE
+
+
+def test_a_model_counts_as_reading_until_it_drafts() -> None:
+    catch_up, slot = CatchUpEstimate(), ModelSlot(1, 16, catch_up=1000)
+    catch_up.granted(slot)
+    assert not catch_up.has_drafted(slot)
+    catch_up.drafted(1, 1.0)
+    assert catch_up.has_drafted(slot)
+    catch_up.end(1, 100)
+    assert not catch_up.has_drafted(slot)
