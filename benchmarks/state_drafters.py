@@ -3,10 +3,12 @@
     python -m benchmarks.state_drafters --llama-server build/bin/llama-server
     python -m benchmarks.state_drafters --llama-server ... -m target.gguf -md draft.gguf \
         --type draft-eagle3
+    python -m benchmarks.state_drafters --llama-server ... -m with_heads.gguf --type draft-mtp
 
-Without files, tiny ones are written whose drafts are always right (tests/drafters.py): what is
-compared then is the bookkeeping. A prompt whose beginning another slot holds comes last, where
-states may be missing. Both servers draft up to the same length.
+Without files, tiny ones are written whose drafts are always right (tests/drafters.py, and models
+with multi-token heads, tests/heads.py): what is compared then is the bookkeeping. A prompt whose
+beginning another slot holds comes last, where states may be missing. Both servers draft up to the
+same length.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 
 from benchmarks.lib.serving import complete_all, running
 from tests import drafters
-from tests.heads import CYCLE, continuation
+from tests.heads import CYCLE, aligned, continuation
 
 from headstart.errors import HeadstartError
 
@@ -33,6 +35,12 @@ PAIRS: dict[str, Callable[[Path], Path]] = {
     "draft-dflash": drafters.aligned_dflash,
     "draft-dspark": drafters.aligned_dspark,
 }
+HEADS: dict[str, tuple[str, int]] = {  # the target's architecture and how many heads it has
+    "draft-mtp": ("step35", 1),
+    "draft-mtp, 3 heads": ("mimo2", 3),
+    "draft-mtp, hybrid": ("qwen35", 1),
+}
+Files = tuple[Path, Path | None]
 
 
 @dataclass(slots=True)
@@ -45,10 +53,12 @@ class Score:
     accepted: int = 0
 
 
-def commands(options: argparse.Namespace, files: tuple[Path, Path], kind: str) -> dict[str, Any]:
+def commands(options: argparse.Namespace, files: Files, kind: str) -> dict[str, Any]:
     """Command lines by name, the port left out."""
-    target, draft = (str(path) for path in files)
-    common = ["-m", target, "-md", draft, "-np", "4", "-c", "4096", "-t", str(options.threads)]
+    kind = kind.split(",")[0]
+    target, draft = files
+    common = ["-m", str(target), "-np", "4", "-c", "4096", "-t", str(options.threads)]
+    common += [] if draft is None else ["-md", str(draft)]
     length = str(options.length)
     theirs = ["--spec-type", kind, "--spec-draft-n-max", length, "--kv-unified", "--no-webui"]
     ours = ["--spec", "fixed", "--draft-max", length, "--spec-state", "none"]
@@ -92,7 +102,7 @@ def measure(port: int, group: Sequence[Sequence[int]], temperature: float, lengt
     )
 
 
-def compare(options: argparse.Namespace, kind: str, files: tuple[Path, Path], logs: Path) -> None:
+def compare(options: argparse.Namespace, kind: str, files: Files, logs: Path) -> None:
     """Print a line per server, number of users, temperature and kind of prompt."""
     with ExitStack() as stack:
         ports = {
@@ -123,7 +133,8 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("-m", "--model", type=Path, help="target; default: written here")
     parser.add_argument("-md", "--draft", type=Path, help="its draft model")
-    parser.add_argument("--type", choices=PAIRS, help="of the draft model; default: all")
+    kinds = [*PAIRS, *HEADS]
+    parser.add_argument("--type", choices=kinds, help="of the draft model; default: all")
     parser.add_argument("--length", type=int, default=4, help="longest draft")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--threads", type=int, default=1)
@@ -133,10 +144,11 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for kind in [options.type] if options.type else PAIRS:
-            if options.model:
-                files = (options.model, options.draft)
-            else:
+        for kind in [options.type] if options.type else kinds:
+            files: Files = (options.model, options.draft)
+            if options.model is None and kind in HEADS:
+                files = (aligned(folder / f"{kind}.gguf", *HEADS[kind]), None)
+            elif options.model is None:
                 target = drafters.aligned_target(folder / "target.gguf")
                 files = (target, PAIRS[kind](folder / f"{kind}.gguf"))
             compare(options, kind, files, options.logs or folder)
