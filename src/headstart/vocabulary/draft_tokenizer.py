@@ -138,9 +138,10 @@ class DirectBuilder(DraftBuilder):
         token, confidence = self._preferred(choice)
         legality = self.request.legality
         if legality is not None and (legal := legality.legal_mask(token)) is not None:
-            if not legal.any():  # the text is complete
+            logits = _legal_logits(logits, legal)
+            if logits.max() == -np.inf:  # the text is complete, or what may follow is unknown here
                 return None
-            choice = self._choose(_legal_logits(logits, legal))
+            choice = self._choose(logits)
             token, confidence = self._preferred(choice)
         if confidence < min_confidence:
             return None

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 from llguidance import LLParserLimits
+from tests.fake_draft_context import LAYERS, FakeDraftContext
 from tests.harness import AUTO, SMALL_OPTIONS, RandomController, fixed
+from tests.states import FakeHeads
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
     bytes_engine,
@@ -36,13 +38,20 @@ every_temperature = pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 
 
 def speculators(*names: str) -> list[Speculator]:
+    return [_make(name) for name in names]
+
+
+def _make(name: str) -> Speculator:
     parts = {
         "engine": bytes_engine,
         "vocab": ByteVocab,
         "vocabulary_id": lambda: VocabularyId.of(ByteVocab()),
         "translator": lambda: None,
+        "heads": FakeHeads,
+        "context": lambda: FakeDraftContext(name),
+        "layers": lambda: LAYERS,
     }
-    return [make_speculator(name, SMALL_OPTIONS, parts) for name in names]
+    return make_speculator(name, SMALL_OPTIONS, parts)
 
 
 @every_kind
