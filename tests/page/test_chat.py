@@ -84,7 +84,7 @@ def test_settings_and_system_prompt_are_sent_and_defaults_are_the_servers(window
         page.get_by_label("Top k").fill("many")
         assert page.get_by_text("must be a whole number").is_visible() is False
         assert page.get_by_text("must be a number").is_visible()
-        page.get_by_label("Mode").select_option("off")
+        page.get_by_label("Mode", exact=True).select_option("off")
         page.get_by_label("System prompt").fill("Be brief.")
         window.ask("Question")
         request = worker.requests[0]

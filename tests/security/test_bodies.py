@@ -49,7 +49,7 @@ def fields_of(client) -> dict[str, list[str]]:
     def properties(schema: dict) -> list[str]:
         if "$ref" in schema:
             schema = page["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-        return sorted(schema["properties"])
+        return sorted(schema.get("properties", ()))  # a list has none
 
     return {
         path: properties(methods["post"]["requestBody"]["content"]["application/json"]["schema"])
