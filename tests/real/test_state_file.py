@@ -13,6 +13,7 @@ from tests.models import SMALLER, tiny_llama
 
 from headstart.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.control.state import VERSION
 from headstart.errors import ConfigError, ModelError
 from headstart.scheduler.report import WorkerInfo
 
@@ -58,14 +59,25 @@ def test_a_state_file_serves_its_models_again_and_no_others(
         start_and_stop(models["one"], state, models["other"])
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f'{{"version":{VERSION},"cost":7}}', "for which models"),
+        ('{"version":1,"cost":7}', f"not version {VERSION}"),
+    ],
+)
 def test_a_damaged_state_is_not_used_and_says_so(
-    models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    models: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    reason: str,
 ) -> None:
     state = tmp_path / "state.json"
-    state.write_text('{"version":1,"cost":7}')
+    state.write_text(text)
     with caplog.at_level(logging.WARNING, "headstart"):
         info = start_and_stop(models["one"], state)
-    assert "for which models" in info.speculation["state_not_used"]
+    assert reason in info.speculation["state_not_used"]
     assert any("what control learned is not used" in record.message for record in caplog.records)
     assert start_and_stop(models["one"], state).speculation["state_not_used"] == ""
 

@@ -83,7 +83,7 @@ def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pi
 ) -> None:
     result = clone.setup()
     assert result.returncode == 0, result.stderr
-    assert "it compiles once" in result.stdout
+    assert "It compiles once" in result.stdout
     assert "compiling 20/193" in result.stdout
     libllama, rest = clone.pip_calls()
     assert "llama_cpp_python==0.3.36" in libllama
