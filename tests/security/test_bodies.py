@@ -42,6 +42,9 @@ NEEDED = {
 }
 
 
+SLOW = 2.0  # seconds
+
+
 def fields_of(client) -> dict[str, list[str]]:
     """The fields of each POST body, by path."""
     page = client.get("/openapi.json").json()
@@ -56,6 +59,11 @@ def fields_of(client) -> dict[str, list[str]]:
         for path, methods in page["paths"].items()
         if "post" in methods and "requestBody" in methods["post"]
     }
+
+
+def timed_post(client, path: str, data: bytes):
+    started = time.monotonic()
+    return client.post(path, content=data), time.monotonic() - started
 
 
 def resident_mb() -> int:
@@ -80,13 +88,14 @@ def test_no_large_value_of_any_field_hurts(client, kind):
         for field in fields:
             body = {name: value for name, value in NEEDED.items() if name in fields}
             data = json.dumps(body | {field: LARGE[kind]}).encode()
-            started = time.monotonic()
-            response = client.post(path, content=data)
-            slowest = max(slowest, (time.monotonic() - started, f"{path} {field}"))
+            response, seconds = timed_post(client, path, data)
+            if seconds >= SLOW:  # another program may have had the machine
+                response, seconds = timed_post(client, path, data)
+            slowest = max(slowest, (seconds, f"{path} {field}"))
             assert response.status_code < 500 or response.status_code == 501, (path, field)
             if response.status_code >= 400:
                 assert len(response.content) < 20_000, (path, field)
-    assert slowest[0] < 4, slowest  # 2 s on a machine of its own
+    assert slowest[0] < SLOW, slowest
     assert resident_mb() - before < 250
 
 
