@@ -17,7 +17,7 @@ serve: setup
 
 test: setup
 	@$(PY) tests/fetch_vocabs.py --if-missing
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest --ignore=tests/page --ignore=tests/cluster $(ARGS)
 
 test-page: setup
 	@scripts/test_page $(ARGS)
