@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -56,17 +57,17 @@ class OllamaDialect(Dialect):
                 lines.append(self._line(said, is_done=False))
         return lines
 
+    @abstractmethod
     def said(self, event: AnswerEvent) -> Line | None:
         """What a line says of an event; None where it waits for more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def said_calls(self, calls: Sequence[ToolCall]) -> Line:
         """What a line says of complete calls."""
-        raise NotImplementedError
 
+    @abstractmethod
     def said_whole(self, choice: Choice) -> Line:
         """What an answer says that is not streamed."""
-        raise NotImplementedError
 
     empty: ClassVar[Line]  # what the last line of a stream says
 
