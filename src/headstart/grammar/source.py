@@ -33,7 +33,7 @@ _SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
 
 
 def grammar_text(constraint: Constraint) -> str:
-    """llguidance's JSON form of the constraint.
+    """llguidance's form of the constraint: Lark, or JSON that holds grammars.
 
     Raises:
         InvalidParameterError: it is not well-formed, or asks for what cannot be honoured.
@@ -51,7 +51,8 @@ def grammar_text(constraint: Constraint) -> str:
     before = "before? " * bool(constraint.before) + "SPACE? " * constraint.allows_space
     if not before:
         return text
-    (grammar,) = json.loads(text)["grammars"]
+    is_lark = constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF)
+    (grammar,) = [{"lark_grammar": text}] if is_lark else json.loads(text)["grammars"]
     lines = [f"start: {before}@body", _SPACE * constraint.allows_space, constraint.before]
     whole = {"lark_grammar": "\n".join(filter(None, lines))}
     return json.dumps({"grammars": [whole, {**grammar, "name": "body"}]})

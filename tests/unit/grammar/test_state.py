@@ -179,6 +179,24 @@ class TestTriggers:
         state = begin("json_schema", SCHEMA, triggers=(b"</think>",), allows_space=True)
         read(state, b'x</think>\n\n{"name": "')
 
+    @pytest.mark.parametrize(
+        ("kind", "text", "value"),
+        [
+            ("json_object", "", b"{}"),
+            ("json_schema", {"const": 1}, b"1"),
+            ("regex", "ab", b"ab"),
+            ("lark", 'start: "a" B\nB: "b"', b"ab"),
+            ("gbnf", 'root ::= "a" b\nb ::= "b"', b"ab"),
+        ],
+    )
+    def test_space_and_more_may_come_before_every_kind(
+        self, kind: str, text: Any, value: bytes
+    ) -> None:
+        before = 'before: "final" B?\nB: "!"'
+        for first in (b"", b"\n\n", b"final", b"final!\n"):
+            read(begin(kind, text, before=before, allows_space=True), first + value)
+        read(begin(kind, text, before=before), b"final!" + value)
+
     def test_of_two_triggers_the_one_that_is_complete_first_counts(self) -> None:
         state = begin("regex", "b>c", triggers=(b"<ab>", b"<a"))
         read(state, b"<a")
