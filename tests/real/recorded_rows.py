@@ -12,6 +12,11 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler.request import Request
 from headstart.types import Batch, Logits
 
+ROUNDING = 0.01  # most that a logit changes with the width of a batch, their deviation being 1
+# Share of rows to which that applies. In the others a choice inside the model falls the other way:
+# which experts a token is given to, or which tokens sparse attention looks at.
+NOT_DISCRETE = 0.9
+
 
 class RecordedRows:
     """Logits by the text that they stand behind, of every decode from now on."""

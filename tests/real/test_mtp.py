@@ -22,7 +22,7 @@ from tests.heads import (
     with_heads,
 )
 from tests.models import tiny_llama
-from tests.real.recorded_rows import RecordedRows
+from tests.real.recorded_rows import NOT_DISCRETE, ROUNDING, RecordedRows
 from tests.real.support import byte_requests, without_draft
 
 from headstart.assemble import Models, build_scheduler
@@ -47,10 +47,6 @@ class Setting(BaseSetting):
 
 
 PLAIN = Setting(deterministic=False)
-ROUNDING = 0.01  # most that a logit changes with the width of a batch, their deviation being 1
-# Share of rows to which that applies. In the others a choice inside the model falls the other way:
-# which experts a token is given to, or which tokens sparse attention looks at.
-NOT_DISCRETE = 0.9
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next", "nemotron_h_moe")
 # one head and several, a pre-norm and a post-norm state, windows, a hybrid, a mixture of experts
 ALIGNED = [("step35", 1), ("step35", 3), ("mimo2", 2), ("hy_v3", 1), ("qwen35", 1), ("glm4moe", 1)]
