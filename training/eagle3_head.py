@@ -5,7 +5,8 @@ starts with what the target's output makes of a state, and with a circuit that c
 compared with the token before each place of the text, which the target's states hold, and what
 stood there is expected next (`training.induction` has the same circuit in two layers).
 
-Source: Li et al. 2025, https://arxiv.org/abs/2503.01840, section 3; llama.cpp, src/models/eagle3.cpp
+Source: Li et al. 2025, https://arxiv.org/abs/2503.01840, section 3; llama.cpp,
+src/models/eagle3.cpp
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class Head(nn.Module):
         size, width = self.shape.target.head_size, self.shape.target.width
         self.fc.weight[layout.guess] = 0  # of the token that is known by now
         for circuit in range(NUM_CIRCUITS):
-            query = slice(circuit * self.shape.group * size, circuit * self.shape.group * size + size)
-            kv = slice(circuit * size, circuit * size + size)
+            first = circuit * self.shape.group * size
+            query, kv = slice(first, first + size), slice(circuit * size, circuit * size + size)
             for matrix, rows in ((self.attn_q, query), (self.attn_k, kv), (self.attn_v, kv)):
                 matrix.weight[rows] = 0
             self.attn_output.weight[:, query] = 0
