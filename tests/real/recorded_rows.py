@@ -27,12 +27,13 @@ class RecordedRows:
         self._engine = engine
         self._texts: dict[int, list[int]] = defaultdict(list)
         self._saved: dict[bytes, list[int]] = {}
-        for name in ("decode", "copy_prefix", "save_sequence", "restore_sequence"):
-            setattr(self, f"_old_{name}", getattr(self._engine, name))
-            setattr(self._engine, name, getattr(self, name))
+        names = ("decode", "copy_prefix", "save_sequence", "restore_sequence")
+        self._plain: dict[str, Any] = {name: getattr(engine, name) for name in names}
+        for name in names:
+            setattr(engine, name, getattr(self, name))
 
     def decode(self, batch: Batch) -> Logits:
-        logits: Logits = self._old_decode(batch)
+        logits: Logits = self._plain["decode"](batch)
         outputs = iter(logits.copy())
         for row in range(batch.num_rows):
             text, position = self._texts[int(batch.seq_ids[row])], int(batch.positions[row])
@@ -43,16 +44,16 @@ class RecordedRows:
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         self._texts[target] = self._texts[source][:length]
-        return bool(self._old_copy_prefix(source, target, length))
+        return bool(self._plain["copy_prefix"](source, target, length))
 
     def save_sequence(self, seq_id: int) -> bytearray:
-        data: bytearray = self._old_save_sequence(seq_id)
+        data: bytearray = self._plain["save_sequence"](seq_id)
         self._saved[bytes(data)] = list(self._texts[seq_id])
         return data
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         self._texts[seq_id] = list(self._saved[bytes(data)])
-        return bool(self._old_restore_sequence(seq_id, data))
+        return bool(self._plain["restore_sequence"](seq_id, data))
 
     def differences(self, other: RecordedRows) -> NDArray[np.float32]:
         """Of each text that both have computed, by how much a logit differs at most."""
