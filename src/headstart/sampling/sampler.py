@@ -27,6 +27,7 @@ from headstart.types import Engine, Filters, Legality, TokenChoice
 
 _XTC_SALT = 1
 _FEW_LEGAL = 1024  # up to so many legal tokens all are sorted
+_ROUNDING = 0.01  # in logits; far more than float32 loses
 _SPARE = 128  # candidates more than four times as many as are needed
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
@@ -57,7 +58,9 @@ class Sampler:
         self._window = _Window(params.repeat_last_n) if params.has_penalties else None
         self.reads_text = self._window is not None or params.has_dry
         self._num_candidates = _num_candidates(params)
-        self._is_argmax = self._num_candidates == 1 and not bias and not self.reads_text
+        is_untouched = not bias and not self.reads_text  # logits reach the filters as they are
+        self._gap = _decisive_gap(params) if is_untouched else None
+        self._is_argmax = self._num_candidates == 1 and is_untouched
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
 
@@ -137,6 +140,8 @@ class Sampler:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
         ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
+        if self._gap is not None and len(ids) == 1:  # the filters would leave it
+            return ids, scores
         use_xtc = (
             self.params.has_xtc
             and uniform(self.params.seed, position + self.num_dropped, _XTC_SALT)
@@ -160,7 +165,7 @@ class Sampler:
         )
         if not count or count + 2 * len(touched) >= self.vocab_size:
             return self._everything(logits)
-        best, scores = top_k(logits, count + len(touched))
+        best, scores = top_k(logits, count + len(touched), self._gap)
         ids = best.astype(np.int32)
         if not len(touched):
             return ids, scores
@@ -265,18 +270,34 @@ class _Window:
         return np.fromiter(self._counts, np.int32, len(self._counts))
 
 
+def _decisive_gap(params: SamplingParams) -> float | None:
+    """How far above all others a logit must be so that min_p leaves it alone; None: that is not
+    said by the logits, because another filter changes them before, or may remove the best.
+    """
+    names = params.samplers
+    if not 0.0 < params.min_p <= 1.0 or "min_p" not in names or params.min_keep > 1:
+        return None
+    if _removes_best(params) or "temperature" in names[: names.index("min_p")]:
+        return None
+    return _ROUNDING - math.log(params.min_p)
+
+
+def _removes_best(params: SamplingParams) -> bool:
+    """Whether a filter may remove the candidate with the highest logit."""
+    return (
+        params.has_xtc
+        or params.has_infill
+        or ("typ_p" in params.samplers and params.typical_p < 1.0)
+    )
+
+
 def _num_candidates(params: SamplingParams) -> int:
     """How many of the best logits suffice for the filters to be exact; 0 means all.
 
     Top-k keeps k, so k suffice if nothing before it needs more (penalties are accounted for by the
     caller). Greedy needs one, unless a filter can remove the best.
     """
-    removes_best = (
-        params.has_xtc
-        or params.has_infill
-        or ("typ_p" in params.samplers and params.typical_p < 1.0)
-    )
-    if params.is_greedy and not removes_best and not params.has_dry:
+    if params.is_greedy and not _removes_best(params) and not params.has_dry:
         return 1
     if params.top_k <= 0 or "top_k" not in params.samplers:
         return 0
