@@ -27,7 +27,6 @@ from headstart.types import Engine, Filters, Legality, TokenChoice
 
 _XTC_SALT = 1
 _FEW_LEGAL = 1024  # up to so many legal tokens all are sorted
-_ROUNDING = 0.01  # in logits; far more than float32 loses
 _SPARE = 128  # candidates more than four times as many as are needed
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
@@ -59,10 +58,10 @@ class Sampler:
         self.reads_text = self._window is not None or params.has_dry
         self._num_candidates = _num_candidates(params)
         is_untouched = not bias and not self.reads_text  # logits reach the filters as they are
-        self._gap = _decisive_gap(params) if is_untouched else None
         self._is_argmax = self._num_candidates == 1 and is_untouched
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
+        self._gap = self._filters.decisive_gap if is_untouched else None
 
     def sample(
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
@@ -270,34 +269,13 @@ class _Window:
         return np.fromiter(self._counts, np.int32, len(self._counts))
 
 
-def _decisive_gap(params: SamplingParams) -> float | None:
-    """How far above all others a logit must be so that min_p leaves it alone; None: that is not
-    said by the logits, because another filter changes them before, or may remove the best.
-    """
-    names = params.samplers
-    if not 0.0 < params.min_p <= 1.0 or "min_p" not in names or params.min_keep > 1:
-        return None
-    if _removes_best(params) or "temperature" in names[: names.index("min_p")]:
-        return None
-    return _ROUNDING - math.log(params.min_p)
-
-
-def _removes_best(params: SamplingParams) -> bool:
-    """Whether a filter may remove the candidate with the highest logit."""
-    return (
-        params.has_xtc
-        or params.has_infill
-        or ("typ_p" in params.samplers and params.typical_p < 1.0)
-    )
-
-
 def _num_candidates(params: SamplingParams) -> int:
     """How many of the best logits suffice for the filters to be exact; 0 means all.
 
     Top-k keeps k, so k suffice if nothing before it needs more (penalties are accounted for by the
     caller). Greedy needs one, unless a filter can remove the best.
     """
-    if params.is_greedy and not _removes_best(params) and not params.has_dry:
+    if params.is_greedy and not params.removes_best and not params.has_dry:
         return 1
     if params.top_k <= 0 or "top_k" not in params.samplers:
         return 0
