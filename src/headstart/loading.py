@@ -21,7 +21,7 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.errors import ModelError
 from headstart.structures.state_batch import MERGED_ROWS
-from headstart.types import Engine, MemoryKind, SequenceMode
+from headstart.types import Engine, SequenceMode
 
 log = logging.getLogger(__name__)
 
@@ -187,17 +187,12 @@ def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
     """The draft model's engine.
 
     Raises:
-        ModelError: it cannot draft for this target; the server does not start without it.
+        ModelError: libllama cannot make it; the server does not start without it.
     """
     parallel = config.scheduler.parallel
     draft_config = config.draft_engine.applied_to(fitted.config, parallel)
-    drafter = LlamaEngine(Model(path, draft_config), draft_config, Limits(parallel, parallel, 0))
-    if drafter.memory is not MemoryKind.CUT:
-        raise ModelError(
-            f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected "
-            "tokens; choose a draft model with attention only"
-        )
-    return drafter
+    limits = Limits(parallel, parallel, 0, checkpoint_bytes=fitted.limits.checkpoint_bytes)
+    return LlamaEngine(Model(path, draft_config), draft_config, limits)
 
 
 def load_state_reader(
