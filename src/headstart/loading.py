@@ -112,7 +112,8 @@ def fit_models(
     limits = Limits(parallel, parallel * (1 + longest), longest)
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
     mtp = heads is not None and heads.is_in_target
-    part = Part(target, replace(config.engine, mtp=mtp), limits, is_asked)
+    reads_states = heads is not None or (draft is not None and drafters.reads_states(draft))
+    part = Part(target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
     assumed = (lambda: free_memory() | dict(free)) if free else None
     return fit(part, beside, free=assumed)
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.speculators.draft_progress import CachedSequence, DraftInProgress
+from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import (
     Batch,
