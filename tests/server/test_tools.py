@@ -27,9 +27,15 @@ def client() -> Iterator[httpx2.Client]:
         yield client
 
 
-@pytest.fixture
-def target() -> Iterator[ThreadingHTTPServer]:
+class Target(ThreadingHTTPServer):
     """A server behind the proxy; `seen` are the headers that reached it."""
+
+    seen: dict[str, str]
+    may_go_on: threading.Event
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -54,7 +60,7 @@ def target() -> Iterator[ThreadingHTTPServer]:
             pass
 
     may_go_on = threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Target(("127.0.0.1", 0), Handler)
     server.may_go_on = may_go_on
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
