@@ -115,6 +115,10 @@ class Controller:
         asking = self._asking.get(speculator)
         return asking is None or asking.wants(seq_id)
 
+    def may_sleep(self, texts: Sequence[str]) -> bool:
+        """Whether `sleeps` may say so: each of these speculators waits for some slot."""
+        return all(name in self._asking and self._asking[name].waits for name in texts)
+
     def sleeps(self, texts: Sequence[str], models: Sequence[str], seq_ids: Sequence[int]) -> bool:
         """Whether nobody is to be asked for any of these slots in this step, which then counts as
         one of the wait.
