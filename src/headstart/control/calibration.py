@@ -49,6 +49,7 @@ MODEL_PRIOR = 0.75  # of a draft model: somebody chose it, and its labels cost t
 SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
 CELL_FADE, PARENT_FADE = 0.997, 0.998
 LEAST, MOST = 0.002, 0.998
+_NO_TOKEN = -1  # nothing is known of it
 NEVER = 0.01  # tokens behind one that survives less often are as good as never accepted
 SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.001, 0.998, 4.0
 
@@ -180,8 +181,8 @@ class Calibration:
         odds = 1.0 if bias is None else bias.odds
         pair = self._token_pair(speculator, seq_id)
         by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
-        befores: Iterable[int | None] = tokens or repeat(None)  # of which no factor is known
-        drafted: Iterable[int | None] = tokens[1:] or repeat(None)
+        befores: Iterable[int] = tokens or repeat(_NO_TOKEN)
+        drafted: Iterable[int] = tokens[1:] or repeat(_NO_TOKEN)
         alive, survival = 1.0, list[float]()
         rates = self._table(speculator).rates(confidence)
         for rate, before, token in zip(rates, befores, drafted, strict=False):

@@ -143,12 +143,12 @@ class Controller:
         earned: (speculator, seq_id, milliseconds that its draft is expected to save).
         """
         each, slot_ms = milliseconds / len(earned), self._budget.slot_ms(step)
+        for speculator in dict.fromkeys(name for name, _, _ in earned):
+            if speculator not in self._asking:
+                self._asking[speculator] = Asking()
+            self._asking[speculator].took(each)
         for speculator, seq_id, saved in earned:
-            asking = self._asking.get(speculator)
-            if asking is None:
-                asking = self._asking[speculator] = Asking()
-            asking.took(each)
-            asking.earned(seq_id, saved, slot_ms)
+            self._asking[speculator].earned(seq_id, saved, slot_ms)
 
     def wants_model(self, speculator: str) -> bool:
         """Whether to plan for a draft model in this step; call it once a step."""
