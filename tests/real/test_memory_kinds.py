@@ -18,6 +18,7 @@ from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
+from headstart.engine.sequences import Held
 from headstart.errors import ConfigError
 from headstart.types import Batch, ContextFullError, MemoryKind
 
@@ -203,9 +204,12 @@ def test_prompts_beside_drafts_are_held_only_where_the_cache_may_be_too_full_for
     text = np.random.default_rng(4).integers(0, 256, 160).tolist()
     held = list[int]()
     hold = engine._sequences.hold
-    monkeypatch.setattr(
-        engine._sequences, "hold", lambda seq_id: held.append(seq_id) or hold(seq_id)
-    )
+
+    def noted(seq_id: int) -> Held:
+        held.append(seq_id)
+        return hold(seq_id)
+
+    monkeypatch.setattr(engine._sequences, "hold", noted)
     for seq_id in range(2):
         decode(engine, text[:100], 0, seq_id=seq_id)
 
