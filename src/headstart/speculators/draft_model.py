@@ -200,6 +200,43 @@ class DraftModelSpeculator(Speculator):
             sequence.num_caught_up * num_known // (num_known + num_catch_up - len(drafting.pending))
         )
 
+    def picks(self, request: DraftRequest, start: int) -> list[int] | None:
+        """Reads the text with an output for each row; it stays in the cache."""
+        if self._translator is not None or request.legality is not None:
+            return None
+        tokens, sequence = request.tokens, self._sequence(request.seq_id)
+        if sequence.is_new:
+            self._share(request.seq_id, sequence, tokens)
+        known = min(sequence.synced, len(sequence.tokens))
+        shared = min(common_prefix_length(sequence.tokens, list(tokens), known), start - 1)
+        if shared < len(sequence.tokens):
+            self.engine.truncate(request.seq_id, shared)
+        sequence.tokens = list(tokens[:shared])
+        end = min(len(tokens) - 1, shared + self.options.catch_up)
+        picks: list[int] = []
+        try:
+            while (at := len(sequence.tokens)) < end:
+                picks += self._read(request, at, min(end, max(start - 1, at)), end)
+        except ContextFullError:
+            return None
+        finally:
+            sequence.synced = sequence.num_caught_up = len(sequence.tokens)
+        return picks
+
+    def _read(self, request: DraftRequest, at: int, output: int, end: int) -> list[int]:
+        """One decode of tokens[at:], up to `end`; what it would pick behind each from `output`."""
+        batch, sequence = self._batch, self._sequence(request.seq_id)
+        end = min(end, at + batch.capacity, output + self.engine.max_outputs)
+        num_outputs = max(0, end - output)
+        batch.clear()
+        batch.add(request.seq_id, at, request.tokens[at:end], num_outputs)
+        logits = self.engine.decode(batch)
+        self.num_decoded += batch.num_rows
+        sequence.tokens += request.tokens[at:end]
+        pick = sequence.tokenizer.pick
+        picked = (pick(request, row, output + 1 + i) for i, row in enumerate(logits[:num_outputs]))
+        return [-1 if token is None else token for token in picked]
+
     def _decode(self, active: Sequence[_DraftInProgress]) -> NDArray[np.float32]:
         """Decode what is pending; one row of logits for each that is still drafting."""
         batch = self._batch
@@ -352,8 +389,11 @@ class _DraftInProgress:
         if self.builder is None or self.reason:
             return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.builder.finish()
+        stopped_at = self.builder.stopped_at
         if not tokens:
-            return NO_DRAFT if self.has_begun else Draft(reason="draft model is unsure")
+            if self.has_begun:
+                return NO_DRAFT
+            return Draft(reason="draft model is unsure", stopped_at=stopped_at)
         # of the draft all but the last, if they are accepted
         self.sequence.num_caught_up += len(tokens) - 1
-        return Draft(tokens, confidence, name)
+        return Draft(tokens, confidence, name, stopped_at=stopped_at)
