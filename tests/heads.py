@@ -21,10 +21,12 @@ WIDTH = 288  # of aligned models: a dimension for each token, and BIAS, which al
 BIAS = 287
 SURE = 40.0  # logit of an aligned model's next token; that of the others is about 0
 
+INDEXED_TOKENS = 64  # that sparse attention looks at
+
 _INDEXED: Settings = {
     "attention.indexer.head_count": 2,
     "attention.indexer.key_length": 128,
-    "attention.indexer.top_k": 64,
+    "attention.indexer.top_k": INDEXED_TOKENS,
 }
 # architecture: the most heads to test
 HEAD_ARCHITECTURES: dict[str, int] = {

@@ -6,6 +6,7 @@ Functions here are entry points: each imports the part of the world that it need
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -366,12 +367,15 @@ def serve(
     worker.on_change = parent.tell
     try:
         from headstart.server import listen
+        from headstart.server.extras import Extras
 
+        # a router takes its port and runs tools itself
         listen.serve(
             config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
             partial(_announce, parent, models.is_demo),
+            Extras() if parent.is_there else Extras.of(config.tools, os.environ),
         )
     finally:
         first.kill()  # where serving failed before it was used

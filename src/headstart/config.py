@@ -25,6 +25,7 @@ from headstart.config_fields import option as option
 from headstart.config_logs import LogConfig as LogConfig
 from headstart.config_router import RouterConfig as RouterConfig
 from headstart.config_sampling import SamplingConfig as SamplingConfig
+from headstart.config_tools import ToolsConfig as ToolsConfig
 from headstart.errors import ConfigError
 from headstart.types import SequenceMode
 
@@ -242,13 +243,18 @@ class ServerConfig:
     cors_origins: str | None = option(
         None,
         "origins, separated by commas, whose web pages may use the server; localhost for those of "
-        "this machine, * for any. Default: its own page only",
+        "this machine, * for any. Default: any if there is an API key, else its own page only; "
+        "localhost with --tools or MCP servers",
     )
     cors_methods: str = option(
         "GET, POST, DELETE, OPTIONS", "methods that pages of --cors-origins may use"
     )
     cors_headers: str = option(
         "*", "request headers that such pages may send, separated by commas; * for all"
+    )
+    cors_credentials: bool = option(
+        True,
+        "let such pages send credentials; without them the answer to any page (*) names no origin",
     )
     max_connections: int = option(
         1000, "open connections; beyond them the longest idle one is closed, or new ones get 503"
@@ -323,6 +329,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
     router: RouterConfig = field(default_factory=RouterConfig)
+    tools: ToolsConfig = field(default_factory=ToolsConfig)
 
     def __post_init__(self) -> None:
         draft_type = self.draft_engine.draft_cache_type_v

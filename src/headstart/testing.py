@@ -59,6 +59,8 @@ class ByteVocab:
 class FakeFilters:
     """Top-k and temperature in numpy: enough to test the rule without libllama."""
 
+    decisive_gap: float | None = None
+
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
 

@@ -158,3 +158,30 @@ def test_dry_breaks_a_repetition() -> None:
     dry.read(loop)
     assert plain.sample(logits, len(loop)) == letters[3]
     assert dry.sample(logits, len(loop)) == letters[4]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_candidate_that_is_far_ahead_is_what_the_filters_leave(seed: int) -> None:
+    """The sampler does not ask libllama then: it must leave what libllama leaves."""
+    params, logits = random_params(seed), logits_of(seed)
+    random = np.random.default_rng(seed)
+    best, second = random.choice(SIZE, 2, replace=False)
+    gap = random.choice([0.5, 1.2, 2.9, 3.1, 6.0])
+    logits[best] = logits.max() + 8.0
+    logits[second] = logits[best] - gap
+    for chosen in (params, SamplingParams(seed=seed), SamplingParams(top_p=1.0, seed=seed)):
+        fast = Sampler(chosen, Filtering(SIZE), MODEL.vocab.eog_ids)
+        slow = Sampler(chosen, Filtering(SIZE), MODEL.vocab.eog_ids)
+        slow._gap = None
+        for position in range(4):
+            assert fast.sample(logits, position) == slow.sample(logits, position)
+            ours, theirs = (one.probabilities(logits, position) for one in (fast, slow))
+            assert ours[0].tolist() == theirs[0].tolist()
+            assert np.allclose(ours[1], theirs[1], rtol=1e-6)
+
+
+def test_default_samplers_decide_most_tokens_without_libllama() -> None:
+    """Else the shortcut is never taken and the test above says nothing."""
+    assert Sampler(SamplingParams(), Filtering(SIZE), ())._gap is not None
+    assert Sampler(SamplingParams(repeat_penalty=1.2), Filtering(SIZE), ())._gap is None
+    assert Sampler(SamplingParams(logit_bias={3: 1.0}), Filtering(SIZE), ())._gap is None

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks.equality import Setting as BaseSetting
-from benchmarks.equality import different, generate, open_setting
+from benchmarks.equality import generate, open_setting
 from tests.heads import (
     HEAD_ARCHITECTURES,
+    INDEXED_TOKENS,
     WIDTH,
     aligned,
     continuation,
@@ -20,6 +22,7 @@ from tests.heads import (
     with_heads,
 )
 from tests.models import tiny_llama
+from tests.real.recorded_rows import NOT_DISCRETE, ROUNDING, RecordedRows
 from tests.real.support import byte_requests, without_draft
 
 from headstart.assemble import Models, build_scheduler
@@ -44,7 +47,7 @@ class Setting(BaseSetting):
 
 
 PLAIN = Setting(deterministic=False)
-MOST_TIES = 2  # of 15 texts: outside the deterministic mode near ties may fall either way
+RECURRENT = ("qwen35", "qwen35moe", "qwen3next", "nemotron_h_moe")
 # one head and several, a pre-norm and a post-norm state, windows, a hybrid, a mixture of experts
 ALIGNED = [("step35", 1), ("step35", 3), ("mimo2", 2), ("hy_v3", 1), ("qwen35", 1), ("glm4moe", 1)]
 
@@ -127,32 +130,42 @@ def test_a_mixture_with_text_speculators_is_right_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", HEAD_ARCHITECTURES)
-def test_the_text_is_the_same_with_heads_of_any_architecture(
+def test_only_rounding_differs_with_heads_of_any_architecture(
     architecture: str, tmp_path: Path
 ) -> None:
+    """Every token is the choice from a row that computed this very text, and with drafts those rows
+    are the same but for what the width of a batch rounds otherwise.
+    """
     path = with_heads(tmp_path / "a.gguf", architecture, HEAD_ARCHITECTURES[architecture])
-    plain = open_setting(PLAIN, without_draft(path))
-    scheduler = open_heads(path)
-    wrong: list[str] = []
+    plain, scheduler = open_setting(PLAIN, without_draft(path)), open_heads(path)
+    expected_rows, rows = RecordedRows(plain.engine), RecordedRows(scheduler.engine)
     for temperature in (0.0, 0.8, 1.5):
         requests = byte_requests(5, temperature)
-        expected = generate(plain, requests)
-        wrong += different(expected, generate(scheduler, requests))
-    assert len(wrong) <= MOST_TIES
+        generate(plain, requests)
+        results = generate(scheduler, requests)
+        for request in requests:
+            assert len(results[request.request_id].tokens) > 0
+            assert rows.unchosen(request, results[request.request_id].tokens) == []
+    differences = expected_rows.differences(rows)
+    assert len(differences) > 100
+    assert np.quantile(differences, NOT_DISCRETE) < ROUNDING
     guarded = scheduler.drafting.speculators["mtp"]
     assert not guarded.failure
     assert guarded.stats.num_drafted > 0
     assert guarded.describe()["missing_states"] == 0
 
 
-def test_the_text_is_the_same_in_the_deterministic_mode(tmp_path: Path) -> None:
-    models = without_draft(with_heads(tmp_path / "a.gguf", "mimo2", 1))
-    requests = byte_requests(6)
-    expected = generate(open_setting(Setting(), models), requests)
-    scheduler = open_setting(Setting("mtp", 3, 4), models)
+@pytest.mark.parametrize("architecture", [a for a in HEAD_ARCHITECTURES if a not in RECURRENT])
+def test_the_text_is_the_same_in_the_deterministic_mode(architecture: str, tmp_path: Path) -> None:
+    """Also behind prompts that are longer than what sparse attention looks at."""
+    path = with_heads(tmp_path / "a.gguf", architecture, HEAD_ARCHITECTURES[architecture])
+    requests = [*byte_requests(6, 0.0), *byte_requests(15, 1.5)[6:]]
+    assert len(requests[-1].prompt) > INDEXED_TOKENS
+    expected = generate(open_setting(Setting(), without_draft(path)), requests)
+    scheduler = open_heads(path, deterministic=True)
     results = generate(scheduler, requests)
     assert {k: r.key for k, r in results.items()} == {k: r.key for k, r in expected.items()}
-    assert scheduler.drafting.stats.num_drafted > 0
+    assert scheduler.drafting.stats.num_drafted > scheduler.drafting.stats.num_accepted > 0
 
 
 def config_of(**engine: object) -> Config:

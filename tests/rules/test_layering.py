@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "config_logs": {"errors", "config_fields"},
     "config_router": {"errors", "config_fields"},
     "config_sampling": {"errors", "config_fields"},
+    "config_tools": {"errors", "config_fields"},
     "config": {
         "types",
         "errors",
@@ -34,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
         "config_logs",
         "config_router",
         "config_sampling",
+        "config_tools",
     },
     "greeting": set(),
     "logs": BOTTOM,
@@ -50,7 +52,9 @@ ALLOWED: dict[str, set[str]] = {
     "speculation": BOTTOM | {"speculators"},
     "toolcalls": BOTTOM | {"structures", "text", "grammar"},
     "text": BOTTOM | {"structures", "vocabulary"},
-    "server": BOTTOM | {"structures", "text", "toolcalls", "sampling", "grammar", "scheduler"},
+    "tools": BOTTOM,
+    "server": BOTTOM
+    | {"structures", "text", "toolcalls", "sampling", "grammar", "scheduler", "tools"},
     "router": BOTTOM | {"structures", "server", "logs"},
     "fleet": BOTTOM | {"config_fields", "structures", "server", "router"},
     "cluster": BOTTOM | {"config_fields", "parent", "router", "fleet"},

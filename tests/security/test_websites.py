@@ -40,13 +40,14 @@ def test_a_page_of_another_origin_neither_reads_nor_generates(client, worker):
             headers=headers | {"Content-Type": "text/plain"},
         ),
         client.get("/slots", headers=headers),
-        client.options(
-            "/completion", headers=headers | {"Access-Control-Request-Headers": "content-type"}
-        ),
     ):
         assert response.status_code == 403
         assert "access-control-allow-origin" not in response.headers
         assert "--cors-origins" in response.json()["error"]["message"]
+    asked = headers | {"Access-Control-Request-Headers": "content-type"}
+    response = client.options("/completion", headers=asked)
+    assert response.status_code == 200  # which lets nobody in without its name in the answer
+    assert "access-control-allow-origin" not in response.headers
     assert worker.requests == []
 
 
@@ -125,9 +126,21 @@ def test_with_stars_everybody_is_let_in():
         )
 
 
-def test_with_a_key_any_name_may_be_used_but_no_origin_is_reflected():
+def test_with_a_key_any_name_and_any_page_may_ask_if_it_has_the_key():
     with serving(config=ServerConfig(api_key="k")) as client:
-        headers = {"Host": "llm.example", "Origin": PAGE, "Authorization": "Bearer k"}
-        response = client.get("/props", headers=headers)
+        headers = {"Host": "llm.example", "Origin": PAGE}
+        assert client.get("/props", headers=headers).status_code == 401
+        response = client.get("/props", headers=headers | {"Authorization": "Bearer k"})
         assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == PAGE
+    with serving(config=ServerConfig(api_key="k", cors_origins="http://other.example")) as client:
+        response = client.get("/props", headers=headers | {"Authorization": "Bearer k"})
         assert "access-control-allow-origin" not in response.headers
+
+
+def test_without_credentials_an_answer_for_all_names_no_origin():
+    config = ServerConfig(api_key="k", cors_credentials=False)
+    with serving(config=config) as client:
+        response = client.options("/completion", headers={"Origin": PAGE})
+        assert response.headers["access-control-allow-origin"] == "*"
+        assert response.headers["access-control-allow-credentials"] == "false"

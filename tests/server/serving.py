@@ -16,6 +16,7 @@ from headstart.scheduler.client import WorkerClient
 from headstart.scheduler.transport import ThreadTransport
 from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
+from headstart.server.extras import Extras
 from headstart.server.listen import address_of, take_port, uvicorn_config
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
@@ -34,12 +35,14 @@ def serving(
     config: ServerConfig | None = None,
     model: ServedModel | None = None,
     wait: bool = True,
+    extras: Extras | None = None,
 ) -> Iterator[httpx2.Client]:
     """A client of a running server; with `wait` only once it is ready."""
     served = model or served_model()
-    app = create_app(config or ServerConfig(), worker or FakeWorker(), lambda: served)
+    config = (extras or Extras()).applied(config or ServerConfig())
+    app = create_app(config, worker or FakeWorker(), lambda: served, extras=extras)
     listener = take_port(ServerConfig(port=0))
-    settings = uvicorn_config(app, config or ServerConfig())
+    settings = uvicorn_config(app, config)
     settings.log_level = "critical"
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -22,7 +22,9 @@ from headstart.router.presets import CACHE, DEFAULT_STOP_SECONDS, FOLDER, PRESET
 # the router's own, which its children do not get; the last ones it says to each itself
 RESERVED = (
     "host", "port", "reuse_port", "api_prefix", "ssl_key_file", "ssl_cert_file", "api_key",
-    "api_key_file", "allowed_hosts", "cors_origins", "path", "page", "models_dir", "models_preset",
+    "api_key_file", "allowed_hosts", "cors_origins", "cors_methods",
+    "cors_headers", "cors_credentials", "tools", "tools_runtime", "mcp_servers_config",
+    "mcp_servers_json", "ui_mcp_proxy", "agent", "path", "page", "models_dir", "models_preset",
     "models_max", "models_autoload", "models_memory", "tenant_header", "alias", "tags",
 )  # fmt: skip
 # what `headstart devices` takes, to say how much memory a model needs

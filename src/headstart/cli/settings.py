@@ -216,6 +216,7 @@ def part_title(part: str) -> str:
         "scheduler": "Scheduler",
         "speculation": "Speculation",
         "server": "Server",
+        "tools": "Tools that the server runs for clients (docs/security.md)",
     }.get(part, part.capitalize())
 
 

@@ -164,7 +164,7 @@ class Budget:
         """
         given, left = _fixed_lengths(slots, step.max_draft_rows)
         num_fixed = sum(given)
-        offers = [s for slot in slots if not slot.is_fixed for s in slot.survival]
+        offers = [s for slot in slots if not slot.is_fixed for s in slot.survival if s > 0.0]
         offers.sort(reverse=True)
         del offers[left:]
         base = step.num_base_rows + num_fixed

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
 from math import exp
 from typing import Any
 
@@ -49,6 +48,8 @@ MODEL_PRIOR = 0.75  # of a draft model: somebody chose it, and its labels cost t
 SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
 CELL_FADE, PARENT_FADE = 0.997, 0.998
 LEAST, MOST = 0.002, 0.998
+NEVER = 0.01  # tokens behind one that survives less often are as good as never accepted
+_CHUNK = 8  # tokens of a draft that are looked at together: most drafts are hopeless behind them
 SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.001, 0.998, 4.0
 
 
@@ -106,6 +107,7 @@ class LabelCounts:
         confidence_m, confidence_n = self.confidence_m, self.confidence_n
         position_m, position_n = self.position_m, self.position_n
         cell_m, cell_n = self.cell_m, self.cell_n
+        n, m = self.n, self.m
         for i, score in enumerate(confidence, start):
             accepted = 1.0 if i < num_matched else 0.0
             c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
@@ -116,8 +118,9 @@ class LabelCounts:
             confidence_m[c] = confidence_m[c] * PARENT_FADE + accepted
             position_n[p] = position_n[p] * PARENT_FADE + 1.0
             position_m[p] = position_m[p] * PARENT_FADE + accepted
-            self.n = self.n * PARENT_FADE + 1.0
-            self.m = self.m * PARENT_FADE + accepted
+            n = n * PARENT_FADE + 1.0
+            m = m * PARENT_FADE + accepted
+        self.n, self.m = n, m
 
 
 class RequestBias:
@@ -166,26 +169,33 @@ class Calibration:
     def survival(
         self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
     ) -> list[float]:
-        """Probability that draft tokens 0..i are all accepted, for each i. O(tokens).
+        """Probability that draft tokens 0..i are all accepted, for each i: 0 where it is next to
+        nothing. O(tokens).
 
         tokens: the one before the draft and the draft's; empty: not known.
         """
-        table = self._table(speculator)
-        shift = self._biases.get(seq_id, NO_BIAS).get(speculator)
-        odds = 1.0 if shift is None else shift.odds
-        alive, survival = 1.0, []
-        if not tokens:
-            for rate in table.rates(confidence):
-                alive *= rate * odds / (1.0 - rate + rate * odds)
-                survival.append(alive)
-            return survival
+        table, size = self._table(speculator), len(confidence)
+        bias = self._biases.get(seq_id, NO_BIAS).get(speculator)
+        odds = 1.0 if bias is None else bias.odds
         pair = self._token_pair(speculator, seq_id)
         by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
-        for (before, token), rate in zip(pairwise(tokens), table.rates(confidence), strict=True):
-            right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
-            alive *= right / (1.0 - rate + right)
-            survival.append(alive)
-        return survival
+        alive, survival = 1.0, list[float]()
+        for start in range(0, size, _CHUNK):
+            rates = table.rates(confidence[start : start + _CHUNK], start)
+            factors = [odds] * len(rates)
+            if tokens:
+                befores, drafted = tokens[start:], tokens[start + 1 : start + 1 + _CHUNK]
+                factors = [
+                    odds * by_before(before, 1.0) * by_drafted(token, 1.0)
+                    for before, token in zip(befores, drafted, strict=False)
+                ]
+            for rate, factor in zip(rates, factors, strict=True):
+                right = rate * factor
+                alive *= right / (1.0 - rate + right)
+                survival.append(alive)
+            if alive < NEVER:
+                break
+        return survival + [0.0] * (size - len(survival))
 
     def mean(self, speculator: str) -> float:
         """Conditional acceptance of an average token."""
@@ -197,9 +207,10 @@ class Calibration:
         if num_labelled <= num_known:
             return
         table = self._table(outcome.speculator)
-        shift = self._biases.setdefault(outcome.seq_id, {}).setdefault(
-            outcome.speculator, RequestBias()
-        )
+        biases = self._biases.setdefault(outcome.seq_id, {})
+        shift = biases.get(outcome.speculator)
+        if shift is None:
+            shift = biases[outcome.speculator] = RequestBias()
         confidence, num_matched = outcome.confidence[num_known:num_labelled], outcome.num_matched
         rates = table.rates(confidence, num_known)
         if outcome.tokens:

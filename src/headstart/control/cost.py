@@ -72,6 +72,7 @@ TOLD_APART = 16  # rows; up to here a width is known if it was seen, beyond if o
 # a wider step must take less than this to be taken instead: noise of the medians of two widths
 FILL_BELOW = 0.95
 CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
+_CURVE_BLOCK = 2 * LONGEST_DECODE  # rows; and as far as it is asked for, rounded up to this
 
 
 class CostTable:
@@ -89,9 +90,8 @@ class CostTable:
         self._contradicted: dict[int, float] = {}  # those seen since
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = self._longest = self._num_known = 0
-        self._weights: dict[
-            bool, NDArray[np.float64]
-        ] = {}  # milliseconds at no context, by optimism
+        # milliseconds at no context, by optimism
+        self._weights: dict[bool, NDArray[np.float64]] = {}
         # by optimism, whether steps may be filled, and grains of context
         self._curves: dict[tuple[bool, bool, int], list[float]] = {}
         self._known_widths: dict[int, list[int]] = {}  # by grains of context
@@ -133,11 +133,11 @@ class CostTable:
         self._count[knot] = seen + 1
         if knot in self._warm_up:  # from now on it counts as it is
             self._contradicted[knot] = self._warm_up.pop(knot)
-            self._weights.clear()
+            self._forget_curves()
         self._age += 1
         is_in_doubt = seen < GROWN or abs(self._surprises) >= MANY_SURPRISES  # either may move far
         if is_in_doubt or self._age >= REBUILD_EVERY:
-            self._weights.clear()
+            self._forget_curves()
 
     def calibrate(self, samples: Sequence[Sample]) -> None:
         """Learn from a warm-up, in which the context grows and single rows come first.
@@ -184,22 +184,26 @@ class CostTable:
         if self.is_empty:
             return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
         rows = max(rows, EACH)  # what a step may be filled up to
-        weights = self._weights.get(optimistic)
-        if weights is None or len(weights) <= rows:
-            weights = self._read_weights(rows, optimistic=optimistic)
         grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
         curve = self._curves.get((optimistic, can_fill, grain))
-        if curve is None:
-            row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
-            array = weights + row_ms * np.arange(len(weights))
-            array[LONGEST_DECODE + 1 :] = np.maximum(
-                array[: LONGEST_DECODE + 1][-1], weights[LONGEST_DECODE + 1 :]
-            )
-            curve = array.tolist()  # read item by item
+        if curve is None or len(curve) <= rows:
+            curve = self._read(rows, grain, optimistic=optimistic).tolist()  # read item by item
             if can_fill:
                 curve = [curve[width] for width in self._widths(curve)]
             self._curves[optimistic, can_fill, grain] = curve
         return curve
+
+    def _read(self, rows: int, grain: int, *, optimistic: bool) -> NDArray[np.float64]:
+        size = _CURVE_BLOCK * (rows // _CURVE_BLOCK + 1)
+        weights = self._weights.get(optimistic)
+        if weights is None or len(weights) < size:
+            self._longest = max(self._longest, size)
+            weights = self._weights[optimistic] = self._build(optimistic=optimistic)
+        weights, beyond = weights[:size], slice(LONGEST_DECODE + 1, None)
+        row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
+        array = weights + row_ms * np.arange(size)
+        array[beyond] = np.maximum(array[LONGEST_DECODE], weights[beyond])
+        return array
 
     def width(self, rows: int, context: int) -> int:
         """The number of rows, at least `rows`, that a step should have: more where that was
@@ -291,15 +295,12 @@ class CostTable:
             1.0 - by_attention * by_attention * attention / total
         )
 
-    def _read_weights(self, rows: int, *, optimistic: bool) -> NDArray[np.float64]:
+    def _forget_curves(self) -> None:
         self._age = 0
-        self._longest = max(self._longest, rows)
-        self._curves.clear()
-        self._known_widths.clear()
-        weights = self._weights[optimistic] = self._build(self._longest, optimistic=optimistic)
-        return weights
+        for known in (self._weights, self._curves, self._known_widths):
+            known.clear()
 
-    def _build(self, rows: int, *, optimistic: bool) -> NDArray[np.float64]:
+    def _build(self, *, optimistic: bool) -> NDArray[np.float64]:
         scale, points = exp(self._level), self._points(optimistic=optimistic)
         margin = OPTIMISTIC_MARGIN if optimistic else PRIOR_MARGIN
         first, last = points[0][0], points[-1][0]
@@ -312,10 +313,10 @@ class CostTable:
                 high = min(high, (1.0 - OPTIMISM) * high + OPTIMISM * known)
             at.append(knot)
             values.append(high)
-            if knot >= rows:
+            if knot >= self._longest:
                 break
         slope = max(0.0, (values[-1] - values[-2]) / (at[-1] - at[-2]))
-        widths = np.arange(max(rows, at[-1]) + 1)
+        widths = np.arange(max(self._longest, at[-1]) + 1)
         # and beyond the last knot
         return np.interp(widths, at, values) + slope * np.maximum(0, widths - at[-1])
 

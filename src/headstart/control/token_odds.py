@@ -30,14 +30,19 @@ class TokenOdds:
         self.factors: dict[int, float] = {}
         self._counts: dict[int, tuple[float, float, float]] = {}  # labels, accepted, expected
 
-    def learn(self, token: int, expected: float, accepted: float) -> None:
-        """Count a label for which the rest says `expected`."""
-        n, m, e = self._counts.get(token, (0.0, 0.0, 0.0))
-        n, m, e = n * FADE + 1.0, m * FADE + accepted, e * FADE + expected
+    def learn(self, token: int, expected: float, accepted: float) -> float:
+        """Count a label for which the rest says `expected`; returns the token's factor."""
+        known = self._counts.get(token)
+        if known is None:
+            n, m, e = 1.0, accepted, expected
+            if len(self._counts) >= MAX_TOKENS:
+                self._forget()
+        else:
+            n, m, e = known
+            n, m, e = n * FADE + 1.0, m * FADE + accepted, e * FADE + expected
         self._counts[token] = (n, m, e)
-        self.factors[token] = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
-        if len(self._counts) > MAX_TOKENS:
-            self._forget()
+        factor = self.factors[token] = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
+        return factor
 
     def _forget(self) -> None:
         """Drop the half of the tokens with the fewest labels."""
@@ -66,8 +71,7 @@ class TokenPair:
         """
         for i, ((before, token), rate) in enumerate(zip(pairwise(tokens), rates, strict=True)):
             accepted, right = float(i < num_matched), rate * odds
-            self.drafted.learn(token, right / (1.0 - rate + right), accepted)
-            right *= self.drafted.factors.get(token, 1.0)
+            right *= self.drafted.learn(token, right / (1.0 - rate + right), accepted)
             self.before.learn(before, right / (1.0 - rate + right), accepted)
 
 

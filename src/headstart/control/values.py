@@ -1,4 +1,7 @@
-"""What goes into control and what comes out: plain frozen values. Times in milliseconds."""
+"""What goes into control and what comes out: plain values. Times in milliseconds.
+
+They are never changed; why some are not frozen is said in `types`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """The batch that is being planned, before any draft row is added."""
 
@@ -23,7 +26,7 @@ class Step:
         return max(0, min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SlotDraft:
     """One slot's draft at the moment of verification.
 
@@ -38,7 +41,7 @@ class SlotDraft:
 NO_SLOT_DRAFT = SlotDraft()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchPlan:
     """What one decode of the target has besides the base rows."""
 
@@ -72,7 +75,7 @@ class Allowance:
 NO_ALLOWANCE = Allowance()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of a draft, verified or only compared with the text that followed.
 

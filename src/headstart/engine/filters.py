@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from headstart.sampling.params import SamplingParams
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 # XTC's own coin is never thrown: the sampler decides per position whether it applies
 _CERTAIN = 1.0
+_ROUNDING = 0.01  # of a logit; far more than float32 loses
 _MAX_DRY_SAMPLERS = 8  # kept for the next request with the same settings
 
 
@@ -24,6 +26,7 @@ class LlamaFilters:
 
     def __init__(self, vocab: LlamaVocab, context_size: int, params: SamplingParams) -> None:
         self._vocab = vocab
+        self.decisive_gap = _decisive_gap(params)
         self._readers: list[Any] = []  # samplers that look at the text
         self._chain = self._build(params, context_size, with_xtc=False)
         self._chain_xtc = (
@@ -169,3 +172,15 @@ def _window(last_n: int, context_size: int) -> int:
     context.
     """
     return context_size if last_n < 0 else min(last_n, context_size)
+
+
+def _decisive_gap(params: SamplingParams) -> float | None:
+    """How far ahead a logit must be so that min_p leaves it alone; None where another filter
+    changes the logits before, or may remove the best.
+    """
+    names = params.samplers
+    if not 0.0 < params.min_p <= 1.0 or "min_p" not in names or params.min_keep > 1:
+        return None
+    if params.removes_best or "temperature" in names[: names.index("min_p")]:
+        return None
+    return _ROUNDING - math.log(params.min_p)

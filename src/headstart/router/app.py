@@ -29,8 +29,9 @@ from headstart.router.proxy import (
     relay,
     unless_gone,
 )
-from headstart.server import errors
+from headstart.server import cors_proxy, errors, tools, vertex
 from headstart.server.errors import ApiError, log_failure
+from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Prefixed
@@ -44,6 +45,7 @@ def create_app(
     make_pool: Callable[[], Pool],
     read_presets: Callable[[], Sequence[ModelPreset]],
     settings: Sequence[Mapping[str, Any]] = (),
+    extras: Extras | None = None,
 ) -> Starlette:
     """Build the app. Models are started while it runs, and ended with it.
 
@@ -53,9 +55,10 @@ def create_app(
         settings: what /props shows.
 
     Raises:
-        ConfigError: the API key file cannot be used.
+        ConfigError: the API key file, or what `extras` name, cannot be used.
     """
     server = config.server
+    extras = extras or Extras()
     state = RouterState(config, read_presets, settings)
 
     @asynccontextmanager
@@ -67,19 +70,24 @@ def create_app(
             if model.preset.loads_on_startup:
                 state.pool.load(model)
         try:
-            yield
+            async with host.running(server):
+                yield
         finally:
             await state.pool.close()
             await forward.proxy.close()
 
     forward = Forward(state)
-    app = Starlette(routes=routes(), lifespan=lifespan)
+    own = [*routes(), *tools.router.routes(), *cors_proxy.router.routes()]
+    app = Starlette(routes=own, lifespan=lifespan)
+    host = tools.install(app, extras.tools)
     app.router.default = forward
     app.router.redirect_slashes = False
     app.state.router = state
     app.add_middleware(Guard, config=server, why_not_ready=lambda: None)
     policy = POLICY if server.path is None else None
     app.add_middleware(Page, files=page_files(server), policy=policy)
+    if extras.vertex is not None:
+        vertex.install(app, extras.vertex)
     if server.api_prefix:
         app.add_middleware(Prefixed, prefix=server.api_prefix.rstrip("/"))
     errors.install(app)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -20,6 +22,7 @@ from headstart.router.estimate import Estimator
 from headstart.router.memory import Room, parse_memory
 from headstart.router.pool import Pool
 from headstart.router.presets import ModelPreset
+from headstart.server.extras import Extras
 from headstart.server.listen import (
     SHUTDOWN_SECONDS,
     address_of,
@@ -27,6 +30,7 @@ from headstart.server.listen import (
     take_ports,
     uvicorn_config,
 )
+from headstart.server.tools import HostedTools, hosted
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +60,10 @@ def serve(
         pools.append(Pool(presets, room, ChildProcess, Estimator(memory)))
         return pools[0]
 
-    app = create_app(config, make_pool, read_presets, settings)
-    server = _RouterServer(pools, uvicorn_config(app, config.server))
+    extras = Extras.of(config.tools, os.environ)
+    config = replace(config, server=extras.applied(config.server))
+    app = create_app(config, make_pool, read_presets, settings, extras)
+    server = _RouterServer(pools, hosted(app), uvicorn_config(app, config.server))
     with ExitStack() as stack:
         listeners = take_ports(config.server, stack)
         stack.enter_context(sigterm_is_no_failure(server))
@@ -80,13 +86,15 @@ def _check_startup(presets: Sequence[ModelPreset], max_models: int) -> None:
 class _RouterServer(uvicorn.Server):
     """Ends the models while answers are still in flight, so that those end with an error."""
 
-    def __init__(self, pools: Sequence[Pool], config: uvicorn.Config) -> None:
+    def __init__(self, pools: Sequence[Pool], tools: HostedTools, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._pools = pools
+        self._tools = tools
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for pool in self._pools:
             pool.events.close()
+        await self._tools.close()
         closing = asyncio.create_task(self._close())
         await super().shutdown(sockets)
         closing.cancel()

@@ -120,6 +120,12 @@ class SamplingParams:
     def has_infill(self) -> bool:
         return "infill" in self.samplers
 
+    @property
+    def removes_best(self) -> bool:
+        """Whether a filter may remove the candidate with the highest logit (DRY not counted)."""
+        has_typical = "typ_p" in self.samplers and self.typical_p < 1.0
+        return self.has_xtc or self.has_infill or has_typical
+
     def _cuts_before_infill(self) -> bool:
         return (
             "top_k" in self.samplers[: self.samplers.index("infill")]

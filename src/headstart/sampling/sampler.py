@@ -57,9 +57,11 @@ class Sampler:
         self._window = _Window(params.repeat_last_n) if params.has_penalties else None
         self.reads_text = self._window is not None or params.has_dry
         self._num_candidates = _num_candidates(params)
-        self._is_argmax = self._num_candidates == 1 and not bias and not self.reads_text
+        is_untouched = not bias and not self.reads_text  # logits reach the filters as they are
+        self._is_argmax = self._num_candidates == 1 and is_untouched
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
+        self._gap = self._filters.decisive_gap if is_untouched else None
 
     def sample(
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
@@ -137,6 +139,8 @@ class Sampler:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
         ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
+        if self._gap is not None and len(ids) == 1:  # the filters would leave it
+            return ids, scores
         use_xtc = (
             self.params.has_xtc
             and uniform(self.params.seed, position + self.num_dropped, _XTC_SALT)
@@ -160,7 +164,7 @@ class Sampler:
         )
         if not count or count + 2 * len(touched) >= self.vocab_size:
             return self._everything(logits)
-        best, scores = top_k(logits, count + len(touched))
+        best, scores = top_k(logits, count + len(touched), self._gap)
         ids = best.astype(np.int32)
         if not len(touched):
             return ids, scores
@@ -271,12 +275,7 @@ def _num_candidates(params: SamplingParams) -> int:
     Top-k keeps k, so k suffice if nothing before it needs more (penalties are accounted for by the
     caller). Greedy needs one, unless a filter can remove the best.
     """
-    removes_best = (
-        params.has_xtc
-        or params.has_infill
-        or ("typ_p" in params.samplers and params.typical_p < 1.0)
-    )
-    if params.is_greedy and not removes_best and not params.has_dry:
+    if params.is_greedy and not params.removes_best and not params.has_dry:
         return 1
     if params.top_k <= 0 or "top_k" not in params.samplers:
         return 0

@@ -47,9 +47,13 @@ def emit(
     one too only if it is final or completes the text.
     """
     emitted: list[int] = []
-    legality = sampler.legality
+    legality, thoughts = sampler.legality, sampler.thoughts
+    is_free = legality is None and thoughts is None
     for row in range(len(draft) + 1):
-        token, legal = _choose(sampler, logits[row], position + row)
+        if is_free:
+            token, legal = sampler.sample(logits[row], position + row), None
+        else:
+            token, legal = _choose(sampler, logits[row], position + row)
         emitted.append(token)
         if note is not None:
             note(row, token, legal)
@@ -57,8 +61,8 @@ def emit(
             sampler.read((token,))
         if legality is not None:
             legality.read(token)
-        if sampler.thoughts is not None:
-            sampler.thoughts.read(token)
+        if thoughts is not None:
+            thoughts.read(token)
         if row == len(draft) or token != draft[row] or token in final:
             break
         if legality is not None and legality.is_over:

@@ -37,9 +37,12 @@ def draft_limits(
     )
     limits = []
     for active in generating:
-        left = DraftLimit(active.num_left - 1, "max_tokens reached")
-        context = DraftLimit(engine.context_size - len(active.tokens) - 1, "context full")
-        limits.append(min(share, left, context))
+        limit = share
+        if (room := engine.context_size - len(active.tokens) - 1) < limit.num_tokens:
+            limit = DraftLimit(room, "context full")
+        if (left := active.num_left - 1) < limit.num_tokens:
+            limit = DraftLimit(left, "max_tokens reached")
+        limits.append(limit)
     return limits
 
 
@@ -58,9 +61,8 @@ def build(
             if active.leader is None:
                 reading.append(active)
             continue
-        draft = active.proposal.tokens
-        active.num_rows = 1 + len(draft)
-        tokens = [active.tokens[-1], *draft]
+        tokens = [active.tokens[-1], *active.proposal.tokens]
+        active.num_rows = len(tokens)
         batch.add(active.slot_id, active.num_decoded, tokens, active.num_rows)
         included.append(active)
     if reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,6 +117,8 @@ class Committer:
     ) -> tuple[bytes, list[int]]:
         """Text that is certain to belong to the answer, and the tokens up to where it ends."""
         if not active.request.stop and not active.request.min_indent and not is_late:
+            if not active.request.shown_tokens:
+                return b"".join(map(self._vocab.token_bytes, emitted)), emitted
             return b"".join(self._shown(active, token) for token in emitted), emitted
         shown = []
         for index, token in enumerate(emitted):
@@ -161,7 +164,7 @@ def _is_late(active: ActiveRequest, now: float) -> bool:
     return limit is not None and active.first_token is not None and now - active.first_token > limit
 
 
-def _num_accepted(emitted: list[int], draft: list[int]) -> int:
+def _num_accepted(emitted: Sequence[int], draft: Sequence[int]) -> int:
     """Emitted tokens that were drafted: all but the last one, and that too if the turn ended inside
     the draft.
     """

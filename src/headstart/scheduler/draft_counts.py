@@ -46,14 +46,14 @@ class DraftCounts:
     def count_reasons(self, plans: Sequence[DraftPlan]) -> None:
         """Say of every request and speculator why nothing of it is verified in this step."""
         for plan in plans:
-            active, proposal = plan.active, plan.active.proposal
-            speculators = [self.speculators[name] for name in plan.policy.types]
-            if not proposal.drafts:
-                self.count_reason(active, plan.reason or plan.why_not(speculators[0]))
-            if not plan.policy.reason:
-                for speculator in speculators:
-                    if speculator.name not in proposal.speculators:
-                        self.count_miss(active, speculator.name, plan.why_not(speculator))
+            active, types = plan.active, plan.policy.types
+            drafted = active.proposal.speculators
+            if not drafted:
+                reason = plan.reason or plan.why_not(self.speculators[types[0]])
+                self.count_reason(active, reason)
+            for name in () if plan.policy.reason else types:
+                if name not in drafted:
+                    self.count_miss(active, name, plan.why_not(self.speculators[name]))
 
     def count_miss(self, active: ActiveRequest, speculator: str, reason: str) -> None:
         for stats in self._stats_of(active, speculator):

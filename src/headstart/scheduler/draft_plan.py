@@ -144,7 +144,7 @@ class DraftPlan:
             else:
                 name, line = self.control_name(draft.speculator), [previous, *draft.tokens]
                 own = controller.survival(name, draft.confidence, self.seq_id, line)
-                survival += [reached * s for s in own]
+                survival += own if reached == 1.0 else [reached * s for s in own]
             previous, reached = draft.tokens[-1], survival[-1]
         return survival
 
@@ -153,7 +153,8 @@ class DraftPlan:
         after = [*before]
         for draft in proposal.drafts:
             if draft.speculator != GRAMMAR:
-                known = replace(draft, speculator=self.control_name(draft.speculator))
+                name = self.control_name(draft.speculator)
+                known = draft if name == draft.speculator else replace(draft, speculator=name)
                 previous = after[-1] if after else self.active.tokens[-1]
                 self.active.tracker.watch(known, [previous, *draft.tokens], after)
                 return
@@ -189,6 +190,10 @@ class DraftPlan:
 
     def settle_on(self, length: int) -> None:
         """Verify the first `length` tokens of the proposal."""
+        if self.active.request.wants_provenance:  # with fixed lengths nobody asked control
+            self.active.chances = () if self.is_fixed else self.survival
+        if not self.survival:
+            return
         if length < len(self.survival) and not length:
             self.reason = (
                 "shorter than n_min"
@@ -199,8 +204,6 @@ class DraftPlan:
         for name in self.proposal.speculators if length else ():
             if name not in verified.speculators:
                 self.reasons[name] = BELOW_BREAK_EVEN
-        if self.active.request.wants_provenance:  # with fixed lengths nobody asked control
-            self.active.chances = () if self.is_fixed else self.survival
 
 
 @contextmanager

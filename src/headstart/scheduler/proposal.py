@@ -9,14 +9,16 @@ from headstart.control.values import Outcome
 from headstart.types import Draft
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Proposal:
     """What one slot verifies: drafts of one speculator or of several, one behind the other."""
 
     drafts: tuple[Draft, ...] = ()  # none empty
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> Sequence[int]:
+        if len(self.drafts) == 1:
+            return self.drafts[0].tokens
         return [token for draft in self.drafts for token in draft.tokens]
 
     @property
@@ -39,6 +41,8 @@ class Proposal:
 
     def cut(self, length: int) -> Proposal:
         """Only the first `length` tokens."""
+        if not length:
+            return NO_PROPOSAL
         kept = []
         for draft in self.drafts:
             if length > 0:

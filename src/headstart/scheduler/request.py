@@ -103,7 +103,7 @@ class VerifiedDraft:
     draft_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenEvent:
     """Tokens emitted by one step.
 

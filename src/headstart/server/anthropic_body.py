@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 from pydantic import ConfigDict, Field
 
+from headstart.server.body import Body, Int, make_body
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.schemas import Body, ChatBody, Int, make_body
+from headstart.server.schemas import ChatBody
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's, of a body that names none
 # of chat, taken as they are

@@ -22,6 +22,7 @@ from headstart.server import (
     chat,
     completions,
     corpus,
+    cors_proxy,
     embeddings,
     errors,
     events,
@@ -34,7 +35,10 @@ from headstart.server import (
     slots,
     status,
     text,
+    tools,
+    vertex,
 )
+from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
 from headstart.server.openapi import describe, page
@@ -46,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
-    ollama, text, metrics, slots, adapters, corpus,
+    ollama, text, metrics, slots, adapters, corpus, tools, cors_proxy,
 )  # fmt: skip
 
 
@@ -55,11 +59,13 @@ def create_app(
     worker: Worker,
     load_model: Callable[[], ServedModel],
     on_loaded: Callable[[Exception | None], None] | None = None,
+    extras: Extras | None = None,
 ) -> Starlette:
     """Build the app. It starts the worker when it starts, answers 503 until that is done, and
     closes it at the end.
 
     Args:
+        config: as `Extras.applied` gives it.
         load_model: gives what the routes need of the model; runs in a thread once the worker is
             ready.
         on_loaded: told when requests can be answered, or why worker or model could not be loaded;
@@ -67,8 +73,9 @@ def create_app(
             the app goes on saying it in /health.
 
     Raises:
-        ConfigError: the API key file cannot be used.
+        ConfigError: the API key file, or what `extras` name, cannot be used.
     """
+    extras = extras or Extras()
     service = Service(config, worker)
     timer = None
     if config.sleep_idle_seconds > 0:
@@ -78,7 +85,8 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load(service, load_model, on_loaded, timer))
         try:
-            yield
+            async with hosted.running(config):
+                yield
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
@@ -90,12 +98,15 @@ def create_app(
     app = Starlette(routes=[*routes, *_api_pages()], lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
+    hosted = tools.install(app, extras.tools)
     if timer is not None:
         app.add_middleware(Waking, timer=timer)
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
     # another page brings its own rules along
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
+    if extras.vertex is not None:
+        vertex.install(app, extras.vertex)
     if config.api_prefix:
         app.add_middleware(Prefixed, prefix=config.api_prefix.rstrip("/"))
     errors.install(app)

@@ -10,13 +10,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from headstart.server.answer import answer
+from headstart.server.body import read_body
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Choice, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
 from headstart.server.routing import Router, post
-from headstart.server.schemas import ChatBody, read_body
+from headstart.server.schemas import ChatBody
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, check_num_logprobs
 from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from headstart.scheduler.request import TokenLogprob
 from headstart.server.answer import answer
+from headstart.server.body import read_body
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Choice, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import ApiError, not_supported, shorten
@@ -18,7 +19,7 @@ from headstart.server.model import service_of
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs
 from headstart.server.routing import Router, post
-from headstart.server.schemas import CompletionBody, read_body
+from headstart.server.schemas import CompletionBody
 from headstart.server.translate import Call, check_num_logprobs
 
 router = Router()

@@ -48,6 +48,11 @@ ANSWERS = (
         "without an API key: a host name or a web page that `--allowed-hosts` or `--cors-origins` "
         "does not name",
     ),
+    (
+        403,
+        "feature_disabled",
+        "`/tools` without `--tools` or MCP servers, `/cors-proxy` without `--ui-mcp-proxy`",
+    ),
     (404, "not_found_error", "no such path or model"),
     (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
     (408, "invalid_request_error", "the head or the body of the request did not come in time"),

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headstart.config import ServerConfig
 from headstart.errors import ConfigError
 from headstart.server.errors import ApiError, error_response
-from headstart.server.websites import WebsitePolicy
+from headstart.server.websites import ANY, WebsitePolicy
 
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 # bodies up to this multiple of the limit are read (and dropped) so that the client sees the 413
@@ -35,7 +35,7 @@ class Guard:
         self._websites = WebsitePolicy(config, has_keys=bool(self._keys))
         self._tenant_header = config.tenant_header
         self._max_bytes = config.max_body_mb * 2**20
-        self._cors_methods, self._cors_headers = config.cors_methods, config.cors_headers
+        self._config = config
         self._why_not_ready = why_not_ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,8 +44,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        if origin is not None and self._websites.allows(origin):
-            send = _with_origin(send, origin)
+        if origin is not None and (reader := self._websites.reader(origin)):
+            send = _with_reader(send, reader)
         try:
             is_preflight = self._admit(scope, headers)
         except ApiError as error:
@@ -78,13 +78,13 @@ class Guard:
 
     def _preflight(self, headers: Headers) -> Response:
         """What browsers ask before a request of another origin; they send no key with it."""
-        allowed = self._cors_headers
-        if allowed == "*":  # which browsers take literally where credentials are allowed
-            allowed = headers.get("access-control-request-headers", "*")
+        allowed = self._config.cors_headers
+        if allowed == ANY:  # for browsers this leaves out Authorization, where the key is
+            allowed = headers.get("access-control-request-headers", ANY)
         return Response(
             headers={
-                "Access-Control-Allow-Credentials": "true",
-                "Access-Control-Allow-Methods": self._cors_methods,
+                "Access-Control-Allow-Credentials": str(self._config.cors_credentials).lower(),
+                "Access-Control-Allow-Methods": self._config.cors_methods,
                 "Access-Control-Allow-Headers": allowed,
             }
         )
@@ -158,14 +158,14 @@ def _offered_keys(headers: Headers) -> tuple[bytes, ...]:
     return text.encode("latin-1"), text.encode()
 
 
-def _with_origin(send: Send, origin: str) -> Send:
+def _with_reader(send: Send, reader: str) -> Send:
     """Let the page that asked read the answer."""
 
-    async def send_with_origin(message: Message) -> None:
+    async def send_with_reader(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            headers["Access-Control-Allow-Origin"] = origin
+            headers["Access-Control-Allow-Origin"] = reader
             headers.add_vary_header("Origin")
         await send(message)
 
-    return send_with_origin
+    return send_with_reader

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from headstart.errors import NotSupportedError
 from headstart.scheduler.report import WorkerInfo
 from headstart.server.answer import answer
+from headstart.server.body import read_body
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Dialect
 from headstart.server.limits import BYTES_PER_TOKEN
@@ -30,7 +31,7 @@ from headstart.server.model import service_of
 from headstart.server.native import NativeDialect, num_logprobs
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
 from headstart.server.routing import Router, post
-from headstart.server.schemas import InfillBody, InfillExtra, read_body
+from headstart.server.schemas import InfillBody, InfillExtra
 from headstart.types import Vocab
 
 REPOSITORY, FILE = "myproject\n", "filename\n"  # llama-server's; the request does not say

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from headstart.config import ServerConfig
@@ -25,8 +26,10 @@ from headstart.errors import ConfigError
 from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
 from headstart.server.connections import ConnectionLimits, LimitedProtocol
+from headstart.server.extras import Extras
 from headstart.server.header_names import HeaderNames
 from headstart.server.model import ServedModel, Service
+from headstart.server.tools import hosted
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ def serve(
     worker: Worker,
     load_model: Callable[[], ServedModel],
     announce: Callable[[str], None],
+    extras: Extras | None = None,
 ) -> None:
     """Serve until stopped; `announce` gets the first address once requests can be answered.
 
@@ -47,6 +51,8 @@ def serve(
         ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
     """
     failures: list[Exception] = []
+    extras = extras or Extras()
+    config = extras.applied(config)
 
     def on_loaded(error: Exception | None) -> None:
         if error is None:
@@ -59,8 +65,8 @@ def serve(
             failures.append(error)
             server.should_exit = True
 
-    app = create_app(config, worker, load_model, on_loaded)
-    server = _Server(worker, app.state.service, uvicorn_config(app, config))
+    app = create_app(config, worker, load_model, on_loaded, extras)
+    server = _Server(worker, app, uvicorn_config(app, config))
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
         stack.enter_context(sigterm_is_no_failure(server))
@@ -95,10 +101,11 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """Tells answers in flight that it ends, where uvicorn would cut their connections."""
 
-    def __init__(self, worker: Worker, service: Service, config: uvicorn.Config) -> None:
+    def __init__(self, worker: Worker, app: Starlette, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._worker = worker
-        self._service = service
+        self._service: Service = app.state.service
+        self._tools = hosted(app)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The second signal does not wait for a long step, as the first does."""
@@ -108,6 +115,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.is_stopping = True
+        await self._tools.close()
         closing = asyncio.create_task(self._close_worker())
         await super().shutdown(sockets)
         closing.cancel()

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer
+from headstart.server.body import read_body
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Choice, Dialect, Piece, SingleDialect
 from headstart.server.limits import MAX_NAMES, check_length
@@ -16,7 +17,7 @@ from headstart.server.model import service_of
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import read_prompts
 from headstart.server.routing import Router, post
-from headstart.server.schemas import NativeBody, read_body
+from headstart.server.schemas import NativeBody
 from headstart.server.translate import Call, check_num_logprobs
 from headstart.types import Vocab
 

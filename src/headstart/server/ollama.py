@@ -19,6 +19,7 @@ from headstart.errors import HeadstartError
 from headstart.scheduler.report import EmbeddingInfo
 from headstart.scheduler.request import EmbeddingEvent
 from headstart.server.answer import answer
+from headstart.server.body import make_body, read_body
 from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Dialect
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, tokenize_text
@@ -45,7 +46,7 @@ from headstart.server.ollama_dialect import (
 )
 from headstart.server.prompts import Prompt, read_chat, read_prompts, render_messages
 from headstart.server.routing import Handler, Router, get, post
-from headstart.server.schemas import ChatBody, NativeBody, make_body, read_body
+from headstart.server.schemas import ChatBody, NativeBody
 from headstart.server.threads import ClientGoneError
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call

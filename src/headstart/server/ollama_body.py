@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import Field
 
+from headstart.server.body import Body, Int, make_body
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.schemas import Body, ChatBody, Int, make_body
+from headstart.server.schemas import ChatBody
 
 # option of theirs -> field of chat
 OPTIONS = {

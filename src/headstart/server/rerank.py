@@ -16,12 +16,12 @@ from starlette.responses import Response
 from headstart.errors import NotSupportedError
 from headstart.scheduler.report import EmbeddingInfo
 from headstart.scheduler.request import EmbeddingEvent
+from headstart.server.body import Body, Int, read_body
 from headstart.server.embeddings import check_size, embed, tokenize_text
 from headstart.server.errors import CLIENT_GONE, ApiError, shorten
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import RerankForm, service_of
 from headstart.server.routing import Router, post
-from headstart.server.schemas import Body, Int, read_body
 from headstart.server.threads import ClientGoneError
 from headstart.types import Vocab
 

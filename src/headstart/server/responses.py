@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer
+from headstart.server.body import read_body
 from headstart.server.calls import make_choices, new_call
 from headstart.server.chat import num_logprobs
 from headstart.server.dialect import Dialect
@@ -21,7 +22,7 @@ from headstart.server.response_dialect import ResponseInput, ResponsesDialect
 from headstart.server.response_store import StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.routing import Router, delete, get, post
-from headstart.server.schemas import ChatBody, read_body
+from headstart.server.schemas import ChatBody
 from headstart.server.tool_use import prepare_reading
 
 router = Router()

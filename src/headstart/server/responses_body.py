@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from headstart.server.body import Body, Int, make_body
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.schemas import Body, ChatBody, Int, make_body
+from headstart.server.schemas import ChatBody
 
 Message = dict[str, Any]
 

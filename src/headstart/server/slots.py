@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from headstart.scheduler.request import SlotAction, SlotEvent
 from headstart.server.adapters import adapter_key
+from headstart.server.body import read_body
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
 from headstart.server.routing import Router, post
-from headstart.server.schemas import SlotBody, read_body
+from headstart.server.schemas import SlotBody
 from headstart.server.single_event import single_event
 
 ACTIONS = ("save", "restore", "erase")

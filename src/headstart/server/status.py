@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerReport
 from headstart.scheduler.request import Request
+from headstart.server.body import Body
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
 from headstart.server.results import draft_counts
 from headstart.server.routing import Router, get, post
-from headstart.server.schemas import Body
 from headstart.server.tool_use import describe
 from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo

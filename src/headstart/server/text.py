@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from headstart.server.body import read_body
 from headstart.server.errors import CLIENT_GONE, ApiError, shorten
 from headstart.server.limits import MIN_COUNTED_TOKENS, check_length
 from headstart.server.model import Service, service_of
@@ -19,7 +20,7 @@ from headstart.server.prompts import (
     tokens_text,
 )
 from headstart.server.routing import Router, post
-from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody, read_body
+from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.text.utf8 import text_or_bytes
 

@@ -4,7 +4,7 @@ Without an API key nothing else tells a page's request from the owner's, so it m
 of this server or of an origin that the owner named, under a host name that is ours (DNS rebinding
 gives a foreign name our address), and as JSON (a form can send text/plain without being asked
 about). Programs that are no browsers send neither Origin nor Sec-Fetch-Site and meet only the check
-of the host name.
+of the host name. With an API key any page may ask, as at llama-server: it has to know the key.
 """
 
 from __future__ import annotations
@@ -33,10 +33,15 @@ class WebsitePolicy:
         self._has_keys = has_keys
         own = (LOCALHOST, config.host, socket.gethostname())
         self._hosts = frozenset(map(_plain_host, (*own, *_split(config.allowed_hosts))))
-        self._origins = frozenset(_split(config.cors_origins))
+        origins = config.cors_origins or (ANY if has_keys else None)
+        self._origins = frozenset(_split(origins))
+        self._hides_origin = ANY in self._origins and not config.cors_credentials
 
     def check(self, method: str, headers: Headers) -> None:
         """Raise unless the request may go on.
+
+        What a browser asks before a request may always: that no origin is named in the answer
+        tells it all.
 
         Raises:
             ApiError: 403 for a name or page that is not known, 415 for a body that is not JSON.
@@ -44,7 +49,8 @@ class WebsitePolicy:
         origin = headers.get("origin")
         if not self._has_keys:
             self._check_host(headers.get("host"))
-            if origin is not None and not self._may_use(origin, headers.get("host")):
+            is_page = origin is not None and method != "OPTIONS"
+            if is_page and not self._may_use(origin or "", headers.get("host")):
                 raise ApiError(
                     403,
                     f"pages of {shorten(origin)} may not use this server; start it with "
@@ -63,6 +69,12 @@ class WebsitePolicy:
         if ANY in self._origins or origin in self._origins:
             return True
         return LOCALHOST in self._origins and _is_local(_host_of(origin))
+
+    def reader(self, origin: str) -> str | None:
+        """Whom an answer to a page of this origin names as its reader; None: nobody."""
+        if not self.allows(origin):
+            return None
+        return ANY if self._hides_origin else origin
 
     def _may_use(self, origin: str, host: str | None) -> bool:
         _, _, page = origin.partition("://")

@@ -9,9 +9,11 @@ _SMALL = 4096  # below this a plain partition is as fast
 _LARGE = 65_536  # from here on more columns would cost more than taller ones
 
 
-def top_k(values: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+def top_k(
+    values: NDArray[np.float32], k: int, gap: float | None = None
+) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
     """Indices and values of the min(k, size) largest entries, best first, the lower index first
-    among equals.
+    among equals. Of the best alone if it is more than `gap` above all others.
 
     The values are laid out in columns. The k largest of the columns' maxima are k of the entries,
     so no entry below the smallest of them is in the top k, and few others reach it: they are read
@@ -22,10 +24,12 @@ def top_k(values: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArra
     height = 64 if size >= _LARGE else 32
     width = size // height
     if size < _SMALL or 2 * k > width:
-        return _plain(values, min(k, size))
+        return _first(*_plain(values, min(k, size)), gap)
     body = height * width
     columns = values[:body].reshape(height, width)
     maxima = np.maximum.reduce(columns, axis=0)
+    if gap is not None and (lonely := _lonely(columns, maxima, values[body:], gap)) is not None:
+        return lonely
     bound = np.partition(maxima, width - k)[width - k]
     chosen = (maxima >= bound).nonzero()[0]
     num_chosen = len(chosen)
@@ -38,7 +42,36 @@ def top_k(values: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArra
     if body < size and (more := (values[body:] >= bound).nonzero()[0] + body).size:
         ids, scores = np.concatenate((ids, more)), np.concatenate((scores, values[more]))
     order = (-scores).argsort(kind="stable")[:k]
-    return ids[order], scores[order]
+    return _first(ids[order], scores[order], gap)
+
+
+def _first(
+    ids: NDArray[np.intp], scores: NDArray[np.float32], gap: float | None
+) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """The best alone if it is more than `gap` above the second, else all."""
+    if gap is None or len(ids) < 2 or not scores[1] < scores[0] - gap:
+        return ids, scores
+    return ids[:1], scores[:1]
+
+
+def _lonely(
+    columns: NDArray[np.float32],
+    maxima: NDArray[np.float32],
+    rest: NDArray[np.float32],
+    gap: float,
+) -> tuple[NDArray[np.intp], NDArray[np.float32]] | None:
+    """The best entry if it is more than `gap` above all others.
+
+    It takes a fraction of the time of the top k, and most tokens of a text are that certain.
+    """
+    column = int(maxima.argmax())
+    bound = maxima[column] - gap
+    if np.count_nonzero(maxima >= bound) != 1:  # a NaN compares as false
+        return None
+    rows = (columns[:, column] >= bound).nonzero()[0]
+    if len(rows) != 1 or np.count_nonzero(rest >= bound):
+        return None
+    return rows * len(maxima) + column, columns[rows, column]
 
 
 def _plain(values: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.float32]]:

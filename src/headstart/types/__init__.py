@@ -2,6 +2,9 @@
 
 A *row* is one token decoded at one position of one sequence. A *sequence* is a line of the
 KV cache. Token ids are plain ints; text is bytes, because a token may end inside a character.
+
+Values are never changed once they are made. Those that are made for each slot and step are not
+frozen dataclasses all the same: to make a frozen one takes a microsecond, seven times as long.
 """
 
 from __future__ import annotations

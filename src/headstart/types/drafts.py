@@ -47,7 +47,7 @@ class TokenChoice:
     argmax_probability: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftRequest:
     """One generating sequence that asks for draft tokens.
 
@@ -66,7 +66,7 @@ class DraftRequest:
     legality: DraftLegality | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Draft:
     """A guess: tokens that may follow, with a score for each.
 

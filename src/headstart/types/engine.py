@@ -30,7 +30,7 @@ class MemoryKind(Enum):
     CHECKPOINT = "checkpoint"  # recurrent: back to checkpoints only
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepStats:
     """What one scheduler step did; counts of rows and tokens, times in seconds."""
 
@@ -86,6 +86,10 @@ class Filters(Protocol):
 
     Stateless but for `accept`, which feeds samplers that look at the text (DRY).
     """
+
+    # a candidate whose logit is that far above all others is all that is left of them, unless
+    # the text or a bias changes logits; None: that is not said by the logits
+    decisive_gap: float | None
 
     def apply(
         self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool

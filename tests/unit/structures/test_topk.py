@@ -44,3 +44,33 @@ def test_numbers_come_before_nans_that_hide_whole_columns(size: int) -> None:
     check(values, 10)
     values[size // 3 : size // 3 + 20] = np.arange(20)
     check(values, 10)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_entry_far_above_all_others_is_returned_alone(size: int) -> None:
+    values = np.random.default_rng(size).normal(0, 1, size).astype(np.float32)
+    for place in {0, size // 2, size - 1}:
+        changed = values.copy()
+        changed[place] = 20.0
+        ids, scores = top_k(changed, 40, 3.0)
+        assert (ids.tolist(), scores.tolist()) == ([place], [20.0])
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
+def test_an_entry_with_another_close_to_it_is_not_alone(size: int) -> None:
+    values = np.random.default_rng(size).normal(0, 1, size).astype(np.float32)
+    width = max(1, size // 32)
+    for place, other in ((0, size - 1), (size - 1, 0), (0, width % size), (size // 2, 0)):
+        if place == other:
+            continue
+        changed = values.copy()
+        changed[place], changed[other] = 20.0, 17.5
+        assert top_k(changed, 40, 3.0)[0][:2].tolist() == [place, other]
+        assert len(top_k(changed, 40, 2.4)[0]) == 1
+
+
+def test_where_there_are_nans_no_entry_is_alone() -> None:
+    values = np.zeros(10_000, np.float32)
+    values[5], values[6] = 20.0, np.nan
+    values[7] = 19.0
+    assert top_k(values, 40, 3.0)[0].tolist()[:2] == [5, 7]

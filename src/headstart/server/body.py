@@ -1,0 +1,163 @@
+"""Reads the body of a request: JSON becomes an object of a class, or an error that says why not."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, TypeVar, get_args
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+
+from headstart.server.errors import ApiError, shorten
+from headstart.server.limits import (
+    ANY_LENGTH,
+    MAX_ENTRIES,
+    MAX_FIELDS,
+    check_length,
+    check_structure,
+)
+from headstart.server.threads import Threads
+
+
+def _whole(value: Any) -> Any:
+    """JavaScript and some JSON writers send 40 as 40.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# beyond it JSON's numbers are not exact, and what echoes them back cannot write them
+MAX_INT = 2**53
+Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
+Seed = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**64)]
+Count = Annotated[
+    Int, BeforeValidator(lambda value: int(value) if isinstance(value, bool) else value)
+]
+
+
+class Body(BaseModel):
+    """A JSON object in which null means absent.
+
+    The validator of a class is built when its first body comes: all together take a tenth of a
+    second that a start can do without.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="ignore", protected_namespaces=(), defer_build=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        return (
+            {key: value for key, value in data.items() if value is not None}
+            if isinstance(data, dict)
+            else data
+        )
+
+
+B = TypeVar("B", bound=Body)
+_parsing, _building = threading.Lock(), threading.Lock()
+MAX_DEPTH = 250
+SHORT_BODY = 1 << 16  # bytes that are parsed sooner than a thread takes over
+
+
+async def read_body(request: HttpRequest, schema: type[B]) -> B:
+    """Parse the body, whatever content type it claims; a long one off the event loop.
+
+    Raises:
+        ApiError: 400 for what is not JSON in UTF-8 or does not fit the schema.
+        CapacityError: too many bodies wait.
+    """
+    try:
+        data = await request.body()
+    except ClientDisconnect as error:
+        raise ApiError(400, "the client left before the body was complete") from error
+    if len(data) <= SHORT_BODY:
+        return parse_body(data, schema)
+    threads: Threads = request.app.state.service.prompt_threads
+    return await threads.run(lambda: _parse_long(data, schema))
+
+
+def _parse_long(body: bytes, schema: type[B]) -> B:
+    """One at a time, because each holds the interpreter's lock and takes memory, and without
+    looking for cycles: JSON has none, and the search takes ten times as long as the parsing.
+    """
+    with _parsing:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return parse_body(body, schema)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+
+def parse_body(body: bytes, schema: type[B]) -> B:
+    """Read a body of this class.
+
+    Raises:
+        ApiError: 400, as `read_body`.
+    """
+    check_structure(body)
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {type(data).__name__}")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        try:
+            orjson.dumps(data)  # which takes no more than that, as do templates and schemas
+        except TypeError as error:
+            raise ApiError(
+                400, f"the body is nested deeper than {MAX_DEPTH} levels; send a flatter one"
+            ) from error
+    check_length("the body", data, MAX_FIELDS, "fields")
+    for field, value in data.items():
+        if field not in ANY_LENGTH and isinstance(value, list):
+            check_length(field, value, MAX_ENTRIES)
+    return make_body(schema, data)
+
+
+def make_body(schema: type[B], data: dict[str, Any]) -> B:
+    """A body of these fields, which may come from one of another API.
+
+    Raises:
+        ApiError: 400 for what does not fit the schema.
+    """
+    if not schema.__pydantic_complete__:
+        with _building:
+            schema.model_rebuild()
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise ApiError(400, _explain(error, schema)) from error
+
+
+def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
+    """Say field, value and what it should be, for the first field that is wrong."""
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{field} is required"
+    if problem["type"] == "extra_forbidden":
+        return f"{field} does not exist; there are {', '.join(_members(schema, problem['loc']))}"
+    if problem["type"] == "model_type":
+        return f"{field} is {shorten(problem['input'])} but must be an object"
+    wanted = str(problem["msg"]).removeprefix("Input should be ")
+    return f"{field} is {shorten(problem['input'])} but must be {wanted}"
+
+
+def _members(schema: type[BaseModel], path: Sequence[object]) -> Iterable[str]:
+    """What fields the object has in which the last of a path does not exist."""
+    for part in path[:-1]:
+        hint = schema.model_fields[str(part)].annotation
+        schema = next(one for one in (hint, *get_args(hint)) if _is_body(one))
+    return schema.model_fields
+
+
+def _is_body(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, BaseModel)

@@ -1,0 +1,121 @@
+"""GET and POST /cors-proxy: passes a page's request on to any address (`--ui-mcp-proxy`).
+
+For pages that talk to MCP servers which answer no page of another origin. Only headers that the
+client marked are passed on, so that no key and no cookie leaves by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+
+from headstart.server.body import Body
+from headstart.server.errors import CLIENT_GONE, ApiError, shorten
+from headstart.server.routing import Router, get, post
+from headstart.server.threads import ClientGoneError, unless_left
+from headstart.server.tools import hosted
+from headstart.tools.switches import has_proxy
+
+if TYPE_CHECKING:
+    import httpx2
+
+router = Router()
+
+PREFIX = "x-llama-server-proxy-header-"  # of a header that is passed on without it
+SECONDS = 600.0  # of silence
+# of the connection that they came over, or what we say ourselves
+NOT_PASSED_ON = (
+    "connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "server", "date",
+    "proxy-authenticate", "set-cookie", "content-length",
+)  # fmt: skip
+CORS = "access-control-"
+
+
+class AnyBody(Body):
+    """Whatever is to be passed on."""
+
+
+@get(router, "/cors-proxy", answer="what the address of `url` answers")
+async def proxy_get(http: HttpRequest) -> Response:
+    """Pass a GET on."""
+    return await _pass_on(http)
+
+
+@post(router, "/cors-proxy", body=AnyBody, answer="what the address of `url` answers")
+async def proxy_post(http: HttpRequest) -> Response:
+    """Pass a POST on, with its body."""
+    return await _pass_on(http)
+
+
+async def _pass_on(http: HttpRequest) -> Response:
+    if not has_proxy(hosted(http.app).config):
+        raise ApiError(
+            403,
+            "this server passes no requests on; start it with --ui-mcp-proxy",
+            type="feature_disabled",
+        )
+    url = _checked(http.query_params.get("url", ""))
+    try:
+        body = await http.body()
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_GONE)
+    import httpx2  # only who switched the proxy on waits for it
+
+    headers = {
+        name[len(PREFIX) :]: value
+        for name, value in http.headers.items()
+        if name.startswith(PREFIX) and name != PREFIX
+    }
+    client = httpx2.AsyncClient(timeout=SECONDS, trust_env=False)
+    request = httpx2.Request(http.method, url, headers=headers, content=body)
+    try:
+        answer = await unless_left(http.receive, client.send(request, stream=True))
+    except httpx2.HTTPError as error:
+        await client.aclose()
+        raise ApiError(502, f"{shorten(url)} cannot be reached: {error}") from error
+    except ClientGoneError:
+        await client.aclose()
+        return Response(status_code=CLIENT_GONE)
+    except BaseException:
+        await client.aclose()
+        raise
+    passed = {
+        name: value
+        for name, value in answer.headers.items()
+        if name not in NOT_PASSED_ON and not name.startswith(CORS)
+    }
+    return StreamingResponse(_pieces(client, answer), answer.status_code, passed)
+
+
+async def _pieces(client: httpx2.AsyncClient, answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """The body as it comes, packed as it is."""
+    try:
+        async for piece in answer.aiter_raw():
+            yield piece
+    finally:
+        await answer.aclose()
+        await client.aclose()
+
+
+def _checked(url: str) -> str:
+    """The address, if one may be asked.
+
+    Raises:
+        ApiError: it is none.
+    """
+    try:
+        parts = urlsplit(url)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
+        has_password = parts.password is not None
+    except ValueError:
+        is_web, has_password = False, False
+    if not is_web:
+        raise ApiError(400, f"url is {shorten(url)} but must be an http or https address")
+    if has_password:
+        raise ApiError(400, f"url holds a password; send it in {PREFIX}authorization")
+    return url

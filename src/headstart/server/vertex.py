@@ -1,0 +1,188 @@
+"""Vertex AI's prediction protocol, where AIP_MODE is PREDICTION: one POST with several requests.
+
+Each instance names the route that answers it in `@requestFormat`: a path, or the words of one as
+`chatCompletions`. Google's description of the variables:
+https://docs.cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headstart.errors import ConfigError
+from headstart.server.errors import ApiError, error_body, log_failure, shorten
+
+MAX_INSTANCES = 128
+FORMAT = "@requestFormat"
+HEALTH = "/health"
+# what an instance may name; of two paths with the same words the first has them
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+    "/v1/messages/count_tokens", "/v1/chat/completions/input_tokens", "/v1/embeddings",
+    "/v1/rerank", "/completion", "/embedding", "/infill", "/tokenize", "/detokenize",
+    "/apply-template",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class VertexRoutes:
+    """Where Vertex AI expects us."""
+
+    port: int
+    predict: str
+    health: str = ""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> VertexRoutes | None:
+        """What the container's environment asks for; None outside of Vertex AI.
+
+        Raises:
+            ConfigError: the port is none.
+        """
+        if environment.get("AIP_MODE") != "PREDICTION":
+            return None
+        port = environment.get("AIP_HTTP_PORT") or "8080"
+        if not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"AIP_HTTP_PORT is {port!r} but must be from 0 to 65535")
+        return cls(
+            int(port),
+            _path(environment.get("AIP_PREDICT_ROUTE") or "/predict"),
+            _path(environment.get("AIP_HEALTH_ROUTE") or ""),
+        )
+
+
+class RenamedHealth:
+    """ASGI middleware: /health under the name that Vertex AI uses."""
+
+    def __init__(self, app: ASGIApp, *, path: str) -> None:
+        self._app = app
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == self._path:
+            scope = {**scope, "path": HEALTH}
+        await self._app(scope, receive, send)
+
+
+def install(app: Starlette, routes: VertexRoutes) -> None:
+    """Serve the protocol; call it when all other middleware is there.
+
+    Raises:
+        ConfigError: its path is one of ours.
+    """
+    taken = [route.path for route in app.router.routes if isinstance(route, Route)]
+    if routes.predict in (*PATHS, *taken):
+        raise ConfigError(f"AIP_PREDICT_ROUTE is {routes.predict}, which is another route here")
+    app.router.routes.append(Route(routes.predict, _predict, methods=["POST"]))
+    if routes.health:
+        app.add_middleware(RenamedHealth, path=routes.health)
+
+
+async def _predict(http: HttpRequest) -> Response:
+    """Answer all instances at the same time, in their order."""
+    instances = _instances(await http.body())
+    gone = asyncio.Event()
+    watcher = asyncio.ensure_future(_watch(http.receive, gone))
+    try:
+        predictions = await asyncio.gather(*(_answer(http, one, gone) for one in instances))
+    finally:
+        watcher.cancel()
+    return Response(orjson.dumps({"predictions": predictions}), media_type="application/json")
+
+
+def _instances(body: bytes) -> list[Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+    instances = data.get("instances") if isinstance(data, dict) else None
+    if not isinstance(instances, list):
+        raise ApiError(400, "the body must have a list named instances")
+    if len(instances) > MAX_INSTANCES:
+        raise ApiError(400, f"instances has {len(instances)} entries, more than {MAX_INSTANCES}")
+    return instances
+
+
+async def _watch(receive: Receive, gone: asyncio.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
+
+
+async def _answer(http: HttpRequest, instance: Any, gone: asyncio.Event) -> Any:
+    """What the route of an instance says; an error in its place if it cannot."""
+    try:
+        if not isinstance(instance, dict):
+            raise ApiError(400, f"an instance is {shorten(instance)} but must be an object")
+        wanted = instance.get(FORMAT)
+        path = _named_paths().get(wanted) if isinstance(wanted, str) else None
+        if path is None:
+            known = ", ".join(name for name in _named_paths() if "/" not in name)
+            raise ApiError(400, f"{FORMAT} is {shorten(wanted)} but must be one of {known}")
+        body = {key: value for key, value in instance.items() if key != FORMAT}
+        if "stream" in body:  # there is one answer for all
+            body["stream"] = False
+        answer = await _ask(http, path, orjson.dumps(body), gone)
+    except Exception as error:  # of a route: the others' answers stand
+        log_failure(error)
+        return {key: value for key, value in error_body(error).items() if key == "error"}
+    with suppress(ValueError):
+        return json.loads(answer)
+    return answer.decode("utf-8", "replace")
+
+
+async def _ask(http: HttpRequest, path: str, body: bytes, gone: asyncio.Event) -> bytes:
+    """The body of a route's answer, for the client of the whole request."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    pieces: list[bytes] = []
+
+    async def receive() -> Message:
+        if waiting:
+            return waiting.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        pieces.append(message.get("body", b""))
+
+    left_out = (b"content-length", b"transfer-encoding")
+    headers = [pair for pair in http.scope["headers"] if pair[0].lower() not in left_out]
+    headers.append((b"content-length", str(len(body)).encode()))
+    of_route = ("endpoint", "path_params", "route", "starlette.exception_handlers")
+    scope = {name: value for name, value in http.scope.items() if name not in of_route}
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
+    await http.app.router(scope, receive, send)
+    return b"".join(pieces)
+
+
+def _path(text: str) -> str:
+    return text if not text or text.startswith("/") else f"/{text}"
+
+
+@cache
+def _named_paths() -> Mapping[str, str]:
+    """What an instance may say -> the route's path."""
+    named: dict[str, str] = {}
+    for path in PATHS:
+        named.setdefault(_words(path), path)
+    return named | {path: path for path in PATHS}
+
+
+def _words(path: str) -> str:
+    """/v1/chat/completions -> chatCompletions."""
+    first, *others = re.split(r"[/_-]+", path.removeprefix("/v1").strip("/"))
+    return first + "".join(word[:1].upper() + word[1:] for word in others)

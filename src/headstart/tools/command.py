@@ -1,0 +1,131 @@
+"""Runs one program with a time limit and a limit of what is kept of its output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+PIECE_BYTES = 65536
+END_SECONDS = 1.0  # for a killed program to be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a program ended; `exit_code` is negative for a signal, None where it never ran."""
+
+    output: bytes
+    exit_code: int | None
+    has_timed_out: bool = False
+    is_cut: bool = False
+
+    @property
+    def is_success(self) -> bool:
+        return self.exit_code == 0 and not self.has_timed_out
+
+    @property
+    def text(self) -> str:
+        """The output as text; what was cut off is said."""
+        text = self.output.decode("utf-8", "replace")
+        return text + "\n[output truncated]" if self.is_cut else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLimits:
+    """What a program may take."""
+
+    seconds: float
+    output_bytes: int
+
+
+async def run_command(
+    arguments: Sequence[str],
+    limits: CommandLimits,
+    *,
+    folder: str | None = None,
+    given: bytes = b"",
+    merges_errors: bool = True,
+    on_output: Callable[[bytes], None] | None = None,
+) -> Finished:
+    """Run a program until it ends or its time is over; then, or when cancelled, it is killed with
+    all that it started.
+
+    Args:
+        given: what it reads.
+        merges_errors: what it writes to stderr is output as well; else it is dropped.
+        on_output: told each piece as it comes, up to the limit.
+    """
+    errors = asyncio.subprocess.STDOUT if merges_errors else asyncio.subprocess.DEVNULL
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            cwd=folder or None,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+        return Finished(f"cannot run {arguments[0]}: {error}".encode(), None)
+    output = _Output(limits.output_bytes, on_output)
+    has_timed_out = False
+    try:
+        await asyncio.wait_for(_talk(process, given, output), limits.seconds)
+    except TimeoutError:
+        has_timed_out = True
+    finally:
+        await end_process(process)
+    return Finished(bytes(output.kept), process.returncode, has_timed_out, output.is_cut)
+
+
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Kill what is left of a program and of what it started, and do not wait long for it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), END_SECONDS)
+
+
+class _Output:
+    """The first bytes of an output."""
+
+    def __init__(self, limit: int, on_output: Callable[[bytes], None] | None) -> None:
+        self.kept = bytearray()
+        self.is_cut = False
+        self._limit = limit
+        self._on_output = on_output
+
+    def add(self, piece: bytes) -> None:
+        piece, rest = self._split(piece)
+        self.is_cut = self.is_cut or bool(rest)
+        self.kept += piece
+        if piece and self._on_output is not None:
+            self._on_output(piece)
+
+    def _split(self, piece: bytes) -> tuple[bytes, bytes]:
+        room = self._limit - len(self.kept)
+        return piece[:room], piece[room:]
+
+
+async def _talk(process: asyncio.subprocess.Process, given: bytes, output: _Output) -> None:
+    assert process.stdout is not None
+    writing = asyncio.ensure_future(_write(process, given))
+    try:
+        # what is beyond the limit is read too, else the program waits for ever
+        while piece := await process.stdout.read(PIECE_BYTES):
+            output.add(piece)
+        await process.wait()
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
+async def _write(process: asyncio.subprocess.Process, given: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(given)
+        await process.stdin.drain()
+    process.stdin.close()

@@ -1,0 +1,68 @@
+"""Patterns of paths as llama-server reads them: ** any text, * and ? within a name, [abc] a class.
+
+Matched in time that grows with pattern times path, whatever the pattern: it comes from a model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+Accepts = Callable[[str], bool]
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a relative path fits; a pattern without a slash is about its name alone."""
+    if "/" not in pattern:
+        return _fits(_read(pattern), path.rpartition("/")[2])
+    is_anchored = pattern.startswith(("**/", "/"))
+    return _fits(_read(pattern if is_anchored else f"**/{pattern}"), path)
+
+
+def _fits(parts: tuple[tuple[Accepts, bool], ...], text: str) -> bool:
+    """Follow all ways through the pattern at once."""
+    places = _skip(parts, {0})
+    for character in text:
+        following = set()
+        for place in places:
+            if place < len(parts) and parts[place][0](character):
+                following.add(place if parts[place][1] else place + 1)
+        places = _skip(parts, following)
+        if not places:
+            return False
+    return len(parts) in places
+
+
+def _skip(parts: tuple[tuple[Accepts, bool], ...], places: set[int]) -> set[int]:
+    """Stars may stand for nothing."""
+    result = set(places)
+    for place in places:
+        while place < len(parts) and parts[place][1]:
+            place += 1
+            result.add(place)
+    return result
+
+
+@lru_cache(maxsize=64)
+def _read(pattern: str) -> tuple[tuple[Accepts, bool], ...]:
+    """What each part accepts, and whether it repeats."""
+    parts: list[tuple[Accepts, bool]] = []
+    for part in re.findall(r"\*\*|\[[\]-]?[^\]]*\]|.", pattern, re.DOTALL):
+        if part == "**":
+            parts.append((lambda character: True, True))
+        elif part in ("*", "?"):
+            parts.append((lambda character: character != "/", part == "*"))
+        elif len(part) > 1:
+            members = re.sub(r"([\\\[\]^&~|])", r"\\\1", part[1:-1])
+            try:
+                parts.append((_accepts(re.compile(f"[{members}]")), False))
+            except re.error:  # a range that runs backwards
+                parts.append((lambda character: False, False))
+        else:
+            parts.append((part.__eq__, False))
+    return tuple(parts)
+
+
+def _accepts(members: re.Pattern[str]) -> Accepts:
+    return lambda character: members.fullmatch(character) is not None

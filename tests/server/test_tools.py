@@ -1,0 +1,182 @@
+"""/tools and /cors-proxy over HTTP: off by default, behind the key, in streams."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx2
+import pytest
+from tests.server.serving import serving
+
+from headstart.config import ServerConfig, ToolsConfig
+from headstart.server.extras import Extras
+
+KEY = {"Authorization": "Bearer k"}
+READ = {"tool": "read_file", "params": {"path": "a"}}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx2.Client]:
+    extras = Extras(ToolsConfig(agent=True))
+    with serving(config=ServerConfig(api_key="k"), extras=extras) as client:
+        client.headers.update(KEY)
+        yield client
+
+
+class Target(ThreadingHTTPServer):
+    """A server behind the proxy; `seen` are the headers that reached it."""
+
+    seen: dict[str, str]
+    may_go_on: threading.Event
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.seen = {name.lower(): value for name, value in self.headers.items()}
+            self.send_response(404)
+            for name, value in {
+                "Mcp-Session-Id": "1",
+                "Set-Cookie": "a=b",
+                "Access-Control-Allow-Origin": "http://target",
+                "Content-Type": "text/event-stream",
+            }.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(b"data: 1\n\n")
+            self.wfile.flush()
+            may_go_on.wait(10)
+            self.wfile.write(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    may_go_on = threading.Event()
+    server = Target(("127.0.0.1", 0), Handler)
+    server.may_go_on = may_go_on
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    may_go_on.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_without_flags_there_are_no_tools_and_no_proxy():
+    with serving() as client:
+        for response in (
+            client.get("/tools"),
+            client.post("/tools", json=READ),
+            client.get("/cors-proxy?url=http://127.0.0.1:1/"),
+            client.post("/cors-proxy?url=http://127.0.0.1:1/", json={}),
+        ):
+            assert response.status_code == 403
+            assert response.json()["error"]["type"] == "feature_disabled"
+
+
+def test_tools_are_for_those_with_the_key(client):
+    for headers in ({"Authorization": ""}, {"Authorization": "Bearer x"}):
+        assert client.get("/tools", headers=headers).status_code == 401
+        assert client.post("/tools", json=READ, headers=headers).status_code == 401
+        assert client.get("/cors-proxy?url=http://a/", headers=headers).status_code == 401
+    assert client.get("/tools").json()[0]["tool"] == "read_file"
+
+
+def test_where_tools_run_pages_of_other_machines_may_not_ask_even_with_a_key(client):
+    for origin, is_named in (("http://localhost:8080", True), ("http://evil.example", False)):
+        response = client.options("/tools", headers={"Origin": origin})
+        assert ("access-control-allow-origin" in response.headers) == is_named
+
+
+def test_a_call_works_where_the_client_says_and_never_where_the_model_does(client, tmp_path):
+    (tmp_path / "a").write_text("text")
+    here = {"x-tool-cwd": str(tmp_path)}
+    elsewhere = READ | {"params": {"path": "a", "cwd": "/", "runtime": "ssh:other"}}
+    assert client.post("/tools", json=elsewhere, headers=here).json() == {
+        "plain_text_response": "text\n"
+    }
+    encoded = client.post("/tools", json=READ, headers=here | {"x-resp-type": "base64"}).json()
+    assert encoded == {"base64": "dGV4dA==", "size_bytes": 4}
+    wrong = client.post("/tools", json=READ, headers={"x-tool-runtime": "moon:1"})
+    assert wrong.status_code == 500
+    assert "unknown tool runtime" in wrong.json()["error"]["message"]
+
+
+def test_a_tool_that_is_not_there_is_404_and_one_that_has_no_stream_400(client):
+    assert client.post("/tools", json={"tool": "x"}).status_code == 404
+    assert client.post("/tools", json=READ | {"stream": True}).status_code == 400
+    assert client.post("/tools", json={"params": {}}).status_code == 400
+
+
+def test_a_stream_shows_output_as_it_comes(client):
+    body = {
+        "tool": "exec_shell_command",
+        "params": {"command": "printf 'a\\303'; sleep 1; printf '\\244b'; exit 2"},
+        "stream": True,
+    }
+    begin, came = time.monotonic(), []
+    with client.stream("POST", "/tools", json=body) as response:
+        for line in response.iter_lines():
+            if line:
+                came.append((json.loads(line[6:]), time.monotonic() - begin))
+    events = [event for event, _ in came]
+    assert events == [
+        {"chunk": "a"},
+        {"chunk": "äb"},
+        {"chunk": "\n[exit code: 2]"},
+        {"done": True},
+    ]
+    assert came[0][1] < 0.9
+
+
+def test_the_proxy_passes_on_only_what_was_marked_and_streams(client, target):
+    headers = KEY | {
+        "Cookie": "c=1",
+        "X-Llama-Server-Proxy-Header-Authorization": "Bearer other",
+        "X-Llama-Server-Proxy-Header-Accept": "text/event-stream",
+    }
+    url = f"/cors-proxy?url=http://127.0.0.1:{target.server_port}/mcp?a=1"
+    with client.stream("POST", url, content=b"question", headers=headers) as response:
+        pieces = response.iter_raw()
+        assert next(pieces) == b"data: 1\n\n"  # before the rest is there
+        target.may_go_on.set()
+        assert b"".join(pieces) == b"question"
+    assert response.status_code == 404
+    assert response.headers["mcp-session-id"] == "1"
+    assert "set-cookie" not in response.headers
+    assert response.headers.get("access-control-allow-origin") is None
+    assert target.seen["authorization"] == "Bearer other"
+    assert target.seen["accept"] == "text/event-stream"
+    assert not {"cookie", "x-api-key", "user-agent"} & target.seen.keys()
+
+
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [
+        ("", 400),
+        ("file:///etc/passwd", 400),
+        ("http://", 400),
+        ("http://user:secret@127.0.0.1/", 400),
+        ("http://[", 400),
+        ("http://127.0.0.1:1/", 502),
+    ],
+)
+def test_what_cannot_be_asked_is_told(client, url, status):
+    assert client.get("/cors-proxy", params={"url": url}).status_code == status
+
+
+def test_strangers_are_warned_of(caplog):
+    config = ServerConfig(host="0.0.0.0", port=0)
+    with serving(config=config, extras=Extras(ToolsConfig(tools="get_info"))):
+        assert "WITHOUT an API key" in caplog.text
+    caplog.clear()
+    with serving(extras=Extras(ToolsConfig(tools="get_info"))):
+        assert "built-in tools" in caplog.text
+        assert "WITHOUT" not in caplog.text

@@ -1,0 +1,211 @@
+"""The built-in tools, on this machine and through a program that stands in for docker and ssh."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.config import ToolsConfig
+from headstart.errors import ConfigError
+from headstart.tools import glob, search
+from headstart.tools.command import CommandLimits
+from headstart.tools.edit import normalize, replace_texts
+from headstart.tools.isolate import RuntimeNameError
+from headstart.tools.tool import ToolError
+from headstart.tools.toolbox import CallPlace, Toolbox
+
+# `docker run --rm -i --cidfile FILE IMAGE sh` and `docker exec -i ID COMMAND...`
+FAKE_ENGINE = """#!/bin/sh
+if [ "$1" = run ]; then echo c0ffee > "$5"; exec sh; fi
+[ "$3" = c0ffee ] || exit 1
+shift 3; exec "$@"
+"""
+
+
+def run_tool(
+    name: str, _place: CallPlace | None = None, _runtime: str = "", **arguments: Any
+) -> Any:
+    told: list[str] = []
+
+    async def use() -> Any:
+        box = Toolbox(ToolsConfig(tools="all", tools_runtime=_runtime or None))
+        try:
+            tool = (await box.tools())[name]
+            return await box.call(tool, arguments, _place or CallPlace(), told.append)
+        finally:
+            await box.close()
+
+    return asyncio.run(use())
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """What `docker` runs; gives the name of a runtime that it starts."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "docker").write_text(FAKE_ENGINE)
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return "docker:image"
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_files_are_written_read_edited_and_found(tmp_path, engine, is_remote):
+    place, runtime = CallPlace(folder=str(tmp_path / "work")), engine if is_remote else ""
+    (tmp_path / "work").mkdir()
+
+    def use(name: str, **arguments: Any) -> Any:
+        return run_tool(name, place, runtime, **arguments)
+
+    written = use("write_file", path="a/b.txt", content="one\ntwo\nthree\n")
+    assert written == {"result": "file written successfully", "path": "a/b.txt", "bytes": 14}
+    assert (tmp_path / "work/a/b.txt").read_text() == "one\ntwo\nthree\n"
+    assert use("read_file", path="a/b.txt", start_line=2, end_line=2) == {
+        "plain_text_response": "two\n"
+    }
+    edits = [{"old_text": "two", "new_text": "2"}]
+    assert use("edit_file", path="a/b.txt", edits=edits)["edits_applied"] == 1
+    found = use("grep_search", path=".", pattern="^2|thr", return_line_numbers=True)
+    assert found["plain_text_response"].splitlines()[:2] == ["a/b.txt:2:2", "a/b.txt:3:three"]
+    listed = use("file_glob_search", path=".", type="all")
+    assert listed["entries"] == [
+        {"path": "a", "type": "dir"},
+        {"path": "a/b.txt", "type": "file"},
+    ]
+    command = use("exec_shell_command", command="cat a/b.txt; exit 3")
+    assert command == {"plain_text_response": "one\n2\nthree\n\n[exit code: 3]"}
+    assert "Linux" in use("get_info")["os"]
+
+
+def test_a_command_that_takes_too_long_is_killed_with_what_it_started(tmp_path):
+    command = f"(sleep 20; touch {tmp_path}/late) & echo begun; sleep 20"
+    begin = time.monotonic()
+    answer = run_tool("exec_shell_command", command=command, timeout=1)["plain_text_response"]
+    assert time.monotonic() - begin < 10
+    assert "begun" in answer
+    assert "[exit due to timed out]" in answer
+
+
+def test_output_beyond_the_limit_is_cut_and_the_command_goes_on(tmp_path):
+    command = f"head -c 300000 /dev/zero | tr '\\0' x; touch {tmp_path}/done"
+    answer = run_tool("exec_shell_command", command=command)["plain_text_response"]
+    assert len(answer) < 17000
+    assert "[output truncated]" in answer
+    assert (tmp_path / "done").exists()
+
+
+def test_a_pattern_without_end_ends(monkeypatch, tmp_path):
+    (tmp_path / "a").write_text("a" * 60)
+    monkeypatch.setattr(search, "GREP_LIMITS", CommandLimits(seconds=1, output_bytes=1000))
+    failed = run_tool("grep_search", path=str(tmp_path), pattern="(a+)+$x")
+    assert "narrow" in failed["error"]
+
+
+def test_a_large_file_is_read_in_parts_and_whole_in_base64(tmp_path):
+    file = tmp_path / "a"
+    file.write_text("line\n" * 5000)
+    assert "start_line" in run_tool("read_file", path=str(file))["error"]
+    lines = run_tool("read_file", path=str(file), start_line=4999, end_line=6000, append_loc=True)
+    assert lines == {"plain_text_response": "4999→line\n5000→line\n"}
+    whole = run_tool("read_file", CallPlace(wants_base64=True), path=str(file))
+    assert whole["size_bytes"] == 25000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({}, "path is missing"),
+        ({"path": 1}, "must be of type str"),
+        ({"path": "/no/such/file"}, "no such file"),
+        ({"path": "/dev/zero"}, "no such file"),
+        ({"path": "a\0b"}, "no such file"),
+    ],
+)
+def test_what_cannot_be_read_is_told(arguments, reason):
+    assert reason in run_tool("read_file", **arguments)["error"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "reason"),
+    [
+        ("ssh:-oProxyCommand=touch x", "invalid ssh target"),
+        ("ssh:", "invalid ssh target"),
+        ("docker-container:--privileged", "invalid container id"),
+        ("docker:image", "container that runs"),
+        ("elsewhere:a", "unknown tool runtime"),
+    ],
+)
+def test_a_runtime_is_never_an_option_and_never_this_machine_instead(tmp_path, runtime, reason):
+    command = f"touch {tmp_path}/escaped"
+    with pytest.raises(RuntimeNameError, match=reason):
+        run_tool("exec_shell_command", CallPlace(runtime=runtime), command=command)
+    assert not (tmp_path / "escaped").exists()
+    if runtime != "docker:image":
+        with pytest.raises(ConfigError, match=reason):
+            Toolbox(ToolsConfig(tools_runtime=runtime))
+
+
+def test_only_tools_that_were_named_are_there():
+    async def names(config: ToolsConfig) -> list[str]:
+        return list(await Toolbox(config).tools())
+
+    assert asyncio.run(names(ToolsConfig(tools="read_file, get_info"))) == ["read_file", "get_info"]
+    assert len(asyncio.run(names(ToolsConfig(agent=True)))) == 7
+    with pytest.raises(ConfigError, match="use read_file"):
+        Toolbox(ToolsConfig(tools="read_files"))
+
+
+def test_edits_are_found_in_the_text_as_it_was():
+    assert replace_texts("a b c", [("c", "a"), ("a", "x")]) == "x b a"
+    for edits, reason in (
+        ([("d", "x")], "could not find"),
+        ([("a ", "x"), (" b", "y")], "overlap"),
+    ):
+        with pytest.raises(ToolError, match=reason):
+            replace_texts("a b c", edits)
+    with pytest.raises(ToolError, match="unique"):
+        replace_texts("a a", [("a", "x")])
+
+
+def test_an_inexact_edit_leaves_other_lines_as_they_are():
+    text = "“one”  \nsay “two”\t\n“three”  \n"
+    edited = replace_texts(text, [('say "two"', "2")])
+    assert edited == "“one”  \n2\n“three”  \n"
+    joined = replace_texts(text, [('"one"\nsay', "1"), ('"two"\n"three"', "23")])
+    assert joined == "1 23\n"
+
+
+@given(st.text("ab “”\t\n", max_size=40), st.integers(0, 40), st.integers(1, 10))
+def test_an_edit_changes_nothing_else(text, start, length):
+    old = text[start : start + length]
+    if not normalize(old) or normalize(text).count(normalize(old)) != 1:
+        return
+    assert replace_texts(text, [(old, "NEW")]) == text.replace(old, "NEW", 1)
+
+
+@given(st.text("ab*?/[].-", max_size=6), st.text("ab/.-", max_size=8))
+def test_globs_agree_with_a_regular_expression(pattern, path):
+    parts = re.findall(r"\*\*|\[[\]-]?[^\]]*\]|.", pattern)
+    named = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    if any(len(part) > 1 and part != "**" for part in parts):
+        return
+    regex = "".join(named.get(part, re.escape(part)) for part in parts)
+    if "/" not in pattern:
+        path = path.rpartition("/")[2]
+    elif not pattern.startswith(("**/", "/")):
+        regex = f".*/{regex}"
+    assert glob.matches(pattern, path) == bool(re.fullmatch(regex, path, re.DOTALL))
+
+
+def test_a_glob_of_many_stars_takes_no_time():
+    begin = time.monotonic()
+    assert not glob.matches("*a" * 30 + "b", "a" * 2000)
+    assert glob.matches("[a-c]*.[!x]p?", "b.!pp")
+    assert time.monotonic() - begin < 2

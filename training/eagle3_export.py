@@ -1,0 +1,92 @@
+"""A target from its GGUF to PyTorch, and its EAGLE-3 head from PyTorch to GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, TokenType, dequantize, quantize
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+from training.eagle3_head import LAYERS, Head
+from training.export import CONTEXT, Q8_0
+from training.model import EPSILON, ROPE_BASE, LanguageModel, Shape
+
+
+def load_target(reader: GGUFReader) -> LanguageModel:
+    """Return the model of a GGUF, with the weights as the GGUF has them."""
+    weights = {
+        t.name.replace("blk.", "blocks."): torch.from_numpy(
+            dequantize(t.data, t.tensor_type).astype(np.float32)
+        )
+        for t in reader.tensors
+    }
+
+    def number(key: str) -> int:
+        return int(reader.fields[f"llama.{key}"].contents())
+
+    vocab_size, width = weights["token_embd.weight"].shape
+    shape = Shape(
+        vocab_size,
+        width,
+        number("block_count"),
+        number("attention.head_count"),
+        number("attention.head_count_kv"),
+        number("feed_forward_length"),
+    )
+    model = LanguageModel(shape, CONTEXT)
+    model.load_state_dict(weights)
+    return model.requires_grad_(False)
+
+
+def load_tokenizer(reader: GGUFReader) -> Tokenizer:
+    """Return the tokenizer of a GGUF, so that the text is cut as the model knows it."""
+    tokens, merges, types = (
+        reader.fields[f"tokenizer.ggml.{name}"].contents()
+        for name in ("tokens", "merges", "token_type")
+    )
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    made.decoder = decoders.ByteLevel()
+    special = [t for t, kind in zip(tokens, types, strict=True) if kind != TokenType.NORMAL]
+    made.add_special_tokens([AddedToken(token, special=True) for token in special])
+    return made
+
+
+def export(head: Head, ids: Tensor, target: GGUFReader, output: Path) -> None:
+    """Write the head: matrices Q8_0, and which of the target's ids its own ids are."""
+    shape, writer = head.shape, GGUFWriter(output, "eagle3")
+    writer.add_name(output.stem)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(shape.target.width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(shape.ff_width)
+    writer.add_head_count(shape.target.num_heads)
+    writer.add_head_count_kv(shape.target.num_kv_heads)
+    writer.add_key_length(shape.target.head_size)
+    writer.add_value_length(shape.target.head_size)
+    writer.add_rope_dimension_count(shape.target.head_size)
+    writer.add_rope_freq_base(ROPE_BASE)
+    writer.add_layer_norm_rms_eps(EPSILON)
+    writer.add_array("eagle3.target_layers", list(LAYERS))
+    writer.add_uint32("eagle3.target_hidden_size", shape.target.width)
+    for field in target.fields.values():
+        if field.name.startswith("tokenizer."):
+            kinds = field.types
+            writer.add_key_value(field.name, field.contents(), kinds[0], *kinds[1:2])
+    for name, tensor in head.state_dict().items():
+        full = name if name.startswith(("fc", "output")) else f"blk.0.{name}"
+        values = tensor.float().cpu().numpy()
+        if values.ndim == 2:
+            writer.add_tensor(full, quantize(values, Q8_0), raw_dtype=Q8_0)
+        else:
+            writer.add_tensor(full, values)
+    map_to_target = ids.cpu().numpy().astype(np.int64)
+    writer.add_tensor("d2t", map_to_target, raw_dtype=GGMLQuantizationType.I64)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
