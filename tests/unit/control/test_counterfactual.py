@@ -108,10 +108,7 @@ def test_what_a_model_was_not_asked_about_is_filled_in() -> None:
         told = counterfactual({"model": guesses}, WrittenText(TEXT), {"model": price})
         assert told.num_seen["model"] < 0.6 * TEXT
         ratios.append(
-            [
-                told.by_speculator["model"][str(k)].speed / run(text, k, price)[0]
-                for k in (2, 4, 8)
-            ]
+            [told.by_speculator["model"][str(k)].speed / run(text, k, price)[0] for k in (2, 4, 8)]
         )
     for of_length in zip(*ratios, strict=True):
         assert sum(of_length) / len(of_length) == pytest.approx(1.0, abs=0.06)
