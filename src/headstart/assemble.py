@@ -357,7 +357,9 @@ def serve(
     prepare.logging.start()
     parent = parent or Parent()
     parent.follow()
-    check(config)
+    is_fetched = bool(config.model.hf_repo or config.model.draft_hf_repo)
+    if is_fetched:  # nothing is downloaded for settings that cannot work
+        check(config)
     models = find_models(config)
     build = partial(build_scheduler, config, models, warms_up_later=True)
     first = ProcessTransport(build, prepare)
@@ -366,6 +368,8 @@ def serve(
     worker = WorkerClient(lambda: next(transports, None) or ProcessTransport(build, prepare))
     worker.on_change = parent.tell
     try:
+        if not is_fetched:
+            check(config)
         from headstart.server import listen
         from headstart.server.extras import Extras
 
