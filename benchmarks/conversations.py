@@ -29,9 +29,9 @@ from typing import Any
 
 from tests.architectures import Settings, write_model
 
-from headstart.config import EngineConfig
-from headstart.engine.memory import HOST, measure
-from headstart.engine.parameters import Limits
+from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.engine.memory import HOST
+from headstart.loading import fit_models
 
 MODELS = {
     "qwen35": "recurrent layers with snapshots",
@@ -43,7 +43,44 @@ TURNS = 10
 CONTEXT, SLOTS = 32768, 4
 WINDOW = 128  # tokens; less than a turn's answer, as where thoughts are long
 ANSWER = 160  # tokens
-DRAFT = 8  # draft tokens a step, for memory
+DRAFT = 8  # draft tokens a step at llama-server, for memory
+# Layers, heads and states as in models of these names; widths and vocabulary are small, because
+# caches do not depend on them.
+_GATED: Settings = {
+    "context_length": CONTEXT,
+    "embedding_length": 256,
+    "feed_forward_length": 64,
+    "full_attention_interval": 4,
+    "attention.head_count": 4,
+    "attention.key_length": 256,
+    "attention.value_length": 256,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 128,
+    "ssm.group_count": 16,
+}
+SHAPES: dict[str, Settings] = {
+    "Qwen3.5-4B": _GATED
+    | {
+        "block_count": 32,
+        "attention.head_count_kv": 4,
+        "ssm.time_step_rank": 32,
+        "ssm.inner_size": 4096,
+    },
+    "Qwen3-Next-80B-A3B": _GATED
+    | {
+        "block_count": 48,
+        "attention.head_count_kv": 2,
+        "ssm.time_step_rank": 32,
+        "ssm.inner_size": 4096,
+    },
+    "Qwen3.5-0.8B": _GATED
+    | {
+        "block_count": 24,
+        "attention.head_count_kv": 2,
+        "ssm.time_step_rank": 16,
+        "ssm.inner_size": 2048,
+    },
+}
 HEADSTART = (sys.executable, "-m", "headstart", "serve", "--spec-state", "none")
 LONG = "Explain it step by step, with all that one has to know of it before. "
 
@@ -68,11 +105,13 @@ def main() -> int:
                 print(f"| {name} ({MODELS[name]}) | {server} | {cells} |", flush=True)
             for drafts in (0, DRAFT):
                 their = _their_memory(theirs, path, drafts)
-                memory.append((name, drafts, _our_memory(path, drafts), their))
+                memory.append((name, drafts, our_memory(path, drafts=drafts > 0)[0], their))
     print("\n| model | drafts | Headstart, MiB | llama-server, MiB | ratio |")
     print("| --- | --- | --- | --- | --- |")
     for name, drafts, ours, their in memory:
         print(f"| {name} | {drafts} | {ours:.2f} | {their:.2f} | {ours / their:.3f} |")
+    with tempfile.TemporaryDirectory() as folder:
+        print_shapes(Path(folder))
     return 0
 
 
@@ -91,14 +130,31 @@ def _talk(command: Sequence[str], path: Path) -> list[int]:
     return read
 
 
-def _our_memory(path: Path, max_draft: int) -> float:
-    """MiB of cache and computing, with drafts up to a length."""
-    config = EngineConfig(context=CONTEXT, gpu_layers=0)
-    limits = Limits(SLOTS, SLOTS * (1 + max_draft), max_draft)
-    measured = measure(path, config, limits, CONTEXT)
-    assert measured is not None, "this platform does not tell"
-    use = measured.uses[HOST]
-    return (use.cache + use.compute) / 2**20
+def our_memory(path: Path, *, drafts: bool, parallel: int = SLOTS) -> tuple[float, int]:
+    """MiB of cache and computing as a server takes them by default, and its snapshots."""
+    config = Config(
+        engine=EngineConfig(context=CONTEXT, gpu_layers=0),
+        scheduler=SchedulerConfig(parallel=parallel),
+        speculation=SpeculationConfig(spec="auto" if drafts else "off"),
+    )
+    fitted = fit_models(config, path, None, free={HOST: 2**40})
+    use = fitted.uses[HOST]
+    return (use.cache + use.compute) / 2**20, fitted.limits.max_draft
+
+
+def print_shapes(folder: Path) -> None:
+    """What snapshots take of models whose caches have the sizes of real ones."""
+    print("\n| caches like | slots | without snapshots, MiB | with | snapshots | ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, changes in SHAPES.items():
+        path = write_model(folder / "shape.gguf", "qwen35", changes=changes)
+        for parallel in (1, SLOTS):
+            without, _ = our_memory(path, drafts=False, parallel=parallel)
+            mib, snapshots = our_memory(path, drafts=True, parallel=parallel)
+            print(
+                f"| {name} | {parallel} | {without:.0f} | {mib:.0f} | {snapshots} "
+                f"| {mib / without:.3f} |"
+            )
 
 
 def _their_memory(command: Sequence[str], path: Path, max_draft: int) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFWriter
 from numpy.typing import NDArray
-from tests.models import MERGES, Writer
+from tests.models import MERGES, Merges, Writer
 
 from headstart.engine import library
 from headstart.engine.library import api, ggml_base_library, prototype
@@ -137,13 +137,14 @@ def write_model(
     changes: Settings | None = None,
     values: Values | None = None,
     keeps: Callable[[str], bool] = lambda name: True,
+    merges: Merges = MERGES,
 ) -> Path:
     """Write a tiny model of this architecture; equal seeds give equal files.
 
     `values` may give tensors other than random values, `keeps` leaves tensors out.
     """
     settings = sizes(architecture, changes or {})
-    probe = Writer(path, architecture, merges=MERGES, seed=seed)
+    probe = Writer(path, architecture, merges=merges, seed=seed)
     _add(probe.gguf, architecture, settings | {"vocab_size": probe.vocab_size})
     probe.save()
     shapes = _tensors_of(path)
@@ -151,7 +152,7 @@ def write_model(
         # libllama counts the scales of heads as missing where it is told to leave heads out
         shapes = {n: s for n, s in shapes.items() if not n.endswith((".scale", ".input_scale"))}
         shapes = _fused(shapes) if architecture == "mimo2" else shapes
-    writer = Writer(path, architecture, merges=MERGES, seed=seed)
+    writer = Writer(path, architecture, merges=merges, seed=seed)
     _add(writer.gguf, architecture, settings | {"vocab_size": writer.vocab_size})
     for name, shape in shapes.items():
         random = _values(name, shape, writer.random)

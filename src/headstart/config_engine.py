@@ -299,7 +299,7 @@ class DraftEngineConfig:
             batch=512,
             deterministic=False,
             swa_full=True,  # it takes back the tokens of many decodes
-            ctx_checkpoints=0,
+            ctx_checkpoints=8,  # of recurrent layers: states to go back to after a rejection
             mtp=False,
             cpu_moe=self.draft_cpu_moe,
             n_cpu_moe=self.draft_n_cpu_moe,

@@ -21,7 +21,7 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.errors import ModelError
 from headstart.structures.state_batch import MERGED_ROWS
-from headstart.types import Engine, MemoryKind, SequenceMode
+from headstart.types import Engine, SequenceMode
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ def fit_models(
     limits = Limits(parallel, parallel * (1 + longest), longest)
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
     mtp = heads is not None and heads.is_in_target
-    part = Part(target, replace(config.engine, mtp=mtp), limits, is_asked)
+    reads_states = heads is not None or (draft is not None and drafters.reads_states(draft))
+    part = Part(target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
     assumed = (lambda: free_memory() | dict(free)) if free else None
     return fit(part, beside, free=assumed)
 
@@ -187,17 +188,12 @@ def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
     """The draft model's engine.
 
     Raises:
-        ModelError: it cannot draft for this target; the server does not start without it.
+        ModelError: libllama cannot make it; the server does not start without it.
     """
     parallel = config.scheduler.parallel
     draft_config = config.draft_engine.applied_to(fitted.config, parallel)
-    drafter = LlamaEngine(Model(path, draft_config), draft_config, Limits(parallel, parallel, 0))
-    if drafter.memory is not MemoryKind.CUT:
-        raise ModelError(
-            f"{path} cannot draft: its memory ({drafter.memory.value}) cannot take back rejected "
-            "tokens; choose a draft model with attention only"
-        )
-    return drafter
+    limits = Limits(parallel, parallel, 0, checkpoint_bytes=fitted.limits.checkpoint_bytes)
+    return LlamaEngine(Model(path, draft_config), draft_config, limits)
 
 
 def load_state_reader(

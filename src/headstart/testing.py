@@ -256,7 +256,7 @@ class FakeEngine:
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         self.clear(target)
-        if not self.checkpoints.has(source, length) and not self._can_copy(source, length):
+        if self.reusable(source, length, by_copy=True) != length:
             return False
         self.cache[target] = self.cache.get(source, [])[:length]
         self._last_rows[target] = 0

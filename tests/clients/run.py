@@ -4,7 +4,8 @@
 
 Each client gets an environment of its own in build/clients, made once, and a script of
 tests/clients/checks, which finds the server's address in SERVER_URL. The server is Headstart with
-the embedded demo model, or what --command names. Exit code 1 if a check fails; clients that cannot
+the embedded demo model, or what --command names; one with a chat template that shows calls of tools
+and thoughts is at TOOLS_URL. Exit code 1 if a check fails; clients that cannot
 be installed (no network, no npm) are told apart.
 """
 
@@ -20,7 +21,7 @@ import sys
 import time
 import urllib.request
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,7 +35,8 @@ CLIENTS: dict[str, tuple[str, ...]] = {
     "anthropic": ("anthropic==2.12.0",),
     "ollama": ("ollama==0.6.3",),
     "litellm": ("litellm==1.106.2",),
-    "langchain": ("langchain-openai==1.7.3",),
+    "langchain": ("langchain==1.4.7", "langchain-core==1.7.2", "langchain-openai==1.7.3"),
+    "pydantic_ai": ("pydantic-ai-slim[openai]==2.68.0",),
     "instructor": ("instructor==1.17.0",),
     "llm": ("llm==0.36", "llm-llama-server==0.2"),
     "openai_agents": ("openai-agents==0.24.0",),
@@ -42,6 +44,7 @@ CLIENTS: dict[str, tuple[str, ...]] = {
     "recorded": (),
 }
 FLAGS = ("-c", "4096", "--alias", "demo", "--no-webui", "--log-level", "warning")
+TEMPLATE = Path(__file__).parent / "tools.jinja"
 
 
 class MissingError(Exception):
@@ -55,20 +58,21 @@ def main() -> int:
     parser.add_argument("--command", default=f"{sys.executable} -m headstart serve")
     options = parser.parse_args()
     outcomes = []
-    with server(shlex.split(options.command)) as url:
+    command = shlex.split(options.command)
+    with server(command) as url, server([*command, "--chat-template-file", str(TEMPLATE)]) as tools:
         for name in options.names or CLIENTS:
-            outcomes.append(outcome := check(name, url))
+            outcomes.append(outcome := check(name, {"SERVER_URL": url, "TOOLS_URL": tools}))
             print(f"{name:14} {outcome}", flush=True)
     return int("failed" in outcomes)
 
 
-def check(name: str, url: str) -> str:
+def check(name: str, urls: Mapping[str, str]) -> str:
     """Install one client and run its check."""
     try:
         command = install(name)
     except MissingError as error:
         return f"not installed: {error}"
-    environment = os.environ | {"SERVER_URL": url, "OPENAI_API_KEY": "-", "NO_PROXY": "127.0.0.1"}
+    environment = os.environ | urls | {"OPENAI_API_KEY": "-", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=CHECK_SECONDS
     )

@@ -13,7 +13,6 @@ from tests.models import (
     Broken,
     broken,
     tiny_llama,
-    tiny_recurrent,
 )
 
 from headstart import demo
@@ -49,15 +48,6 @@ def test_a_missing_draft_file_stops_the_start(tmp_path: Path) -> None:
     config = Config(model=ModelConfig(draft_model=str(tmp_path / "nowhere.gguf")))
     with pytest.raises(HeadstartError, match=r"nowhere\.gguf"):
         open_setting(Setting("draft-model"), find_models(config))
-
-
-def test_a_draft_model_that_cannot_take_back_tokens_is_refused_with_the_reason(
-    tmp_path: Path,
-) -> None:
-    draft = tiny_recurrent(tmp_path / "mamba.gguf")
-    target = tiny_llama(tmp_path / "target.gguf")
-    with pytest.raises(ModelError, match=r"mamba\.gguf cannot draft.*take back"):
-        open_setting(Setting("draft-model"), Models(target, draft, is_demo=False))
 
 
 def test_a_draft_of_another_vocabulary_is_used_and_the_way_is_named(tmp_path: Path) -> None:

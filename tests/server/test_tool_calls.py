@@ -11,7 +11,7 @@ from tests.server.serving import serving
 from tests.server.test_wrong_input import error_of
 from tests.templates.conversations import TOOLS
 
-from headstart.grammar import ConstraintKind
+from headstart.grammar import ConstraintKind, ThoughtMarks
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
@@ -34,6 +34,7 @@ ANSWER = (
     b'ments": {"city": "P',
     b'aris"}}</tool_call><tool_call>{"name": "send", "arguments": {}}</tool_call>',
 )
+OPEN = ThoughtMarks(b"<think>", b"</think>", is_open=True)
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +137,15 @@ def test_calls_are_constrained_from_their_marker_on(client, worker):
     found = constraint(client, worker)
     assert (found.kind, found.triggers) == (ConstraintKind.LARK, (b"<tool_call>",))
     assert not found.is_required
+    assert found.thoughts == OPEN
     assert '"send' in found.text
+    assert constraint(client, worker, reasoning_format="none").thoughts is None
     assert constraint(client, worker, tool_choice="none") is None
 
 
 def test_required_calls_follow_the_thoughts(client, worker):
     found = constraint(client, worker, tool_choice="required")
-    assert (found.triggers, found.is_required) == ((b"</think>",), True)
+    assert (found.triggers, found.thoughts) == ((), OPEN)
     named = {"type": "function", "function": {"name": "send"}}
     found = constraint(client, worker, tool_choice=named)
     assert "get_weather" not in found.text
@@ -151,14 +154,42 @@ def test_required_calls_follow_the_thoughts(client, worker):
     assert ")*" not in single.text
     fields = {"chat_template_kwargs": {"enable_thinking": False}, "tool_choice": "required"}
     found = constraint(client, worker, **fields)
-    assert found.triggers == ()
-    assert "<think>" not in found.text
+    assert (found.triggers, found.thoughts) == ((), None)
 
 
 def test_a_schema_holds_for_what_follows_the_thoughts(client, worker):
     fields = {"json_schema": {"type": "object"}, "tools": []}
     found = constraint(client, worker, **fields)
-    assert (found.triggers, found.is_required) == ((b"</think>",), True)
+    assert (found.triggers, found.thoughts) == ((), OPEN)
+
+
+def test_a_lazy_grammar_does_not_begin_inside_thoughts(client, worker):
+    lazy = {
+        "grammar": 'root ::= "x" [0-9]',
+        "grammar_lazy": True,
+        "grammar_triggers": [{"type": 1, "value": "x"}],
+        "tools": [],
+    }
+    found = constraint(client, worker, **lazy)
+    assert (found.triggers, found.thoughts) == ((b"x",), OPEN)
+
+
+def test_an_answer_that_may_begin_with_thoughts_is_constrained_behind_them():
+    source = TEMPLATE.replace("<think>{% endif %}{% endif %}", "{% endif %}{% endif %}")
+    model = ServedModel(alias="m", vocab=ByteVocab(), template=ChatTemplate(source))
+    worker = FakeWorker(lambda request: say(request, b"{}"))
+    marks = ThoughtMarks(b"<think>", b"</think>", is_open=False, opening=tuple(b"<think>"))
+    with serving(worker, model=model) as client:
+        for fields in (
+            {"json_schema": {"type": "object"}, "tools": []},
+            {"tool_choice": "required"},
+        ):
+            found = constraint(client, worker, **fields)
+            assert (found.thoughts, found.allows_space) == (marks, True)
+        without = {"json_schema": {"type": "object"}, "tools": []}
+        assert constraint(client, worker, reasoning_format="none", **without).thoughts is None
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        assert constraint(client, worker, **off, **without).thoughts is None
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from headstart.control.cost_samples import (
     Sample,
     attention_of,
 )
+from headstart.control.warm_up_prices import WIDTH_DOUBT, WarmUpPrices
 
 EACH = 32  # up to so many rows each width is kept as it is
 WIDE = (40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -62,10 +63,6 @@ REBUILD_EVERY = 16  # steps between two readings of the shape
 MOST_ATTENTION = 1e-2
 LONGEST_DECODE = 64  # rows; longer batches read prompts
 LEAST_RATIO = 0.1  # of a warm-up's decode to its reference
-# Rows of a warm-up may be dearer or cheaper than rows of a text, which wake the same experts more
-# or less often. What the widths seen since say of the price of a further row holds for the others.
-# Where rows cost little, their price is mostly noise: squared, in single rows.
-MARGIN_DOUBT, LEAST_MARGIN = 0.05, 0.3
 # attention is believed to be no more of the first steps with some number of rows
 MOST_OF_STEP = 0.5
 TOLD_APART = 16  # rows; up to here a width is known if it was seen, beyond if one near it was
@@ -86,8 +83,7 @@ class CostTable:
         self._variance = [NOISE] * len(KNOTS)
         self._count = [0] * len(KNOTS)  # 0: never seen
         self._attention, self._attention_variance = ATTENTION, ATTENTION_VARIANCE
-        self._warm_up: dict[int, float] = {}  # knot -> shape; those not seen since
-        self._contradicted: dict[int, float] = {}  # those seen since
+        self._warm_up = WarmUpPrices()
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = self._longest = self._num_known = 0
         # milliseconds at no context, by optimism
@@ -110,6 +106,8 @@ class CostTable:
         if self._is_fresh and not seen and not self.is_empty:
             # a loaded table would take its level from a number of rows that it does not know
             return
+        if self._warm_up.is_unseen(knot):
+            self._believe_text(knot)
         at_knot = expected = self._shape[knot]
         if not self.is_empty and (not seen or rows != KNOTS[knot]):
             points = self._points(optimistic=False)
@@ -130,10 +128,8 @@ class CostTable:
             self._note_surprise(innovation)
             innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
             self._follow(knot, innovation, 1.0 - attention / total, lever / total)
+            self._warm_up.observe(knot, at_knot + innovation, self._shape[0])
         self._count[knot] = seen + 1
-        if knot in self._warm_up:  # from now on it counts as it is
-            self._contradicted[knot] = self._warm_up.pop(knot)
-            self._forget_curves()
         self._age += 1
         is_in_doubt = seen < GROWN or abs(self._surprises) >= MANY_SURPRISES  # either may move far
         if is_in_doubt or self._age >= REBUILD_EVERY:
@@ -163,8 +159,7 @@ class CostTable:
             min(MOST_ATTENTION, attention * scale),
             variance * scale * scale,
         )
-        self._warm_up = {k: self._shape[k] for k, count in enumerate(self._count) if count}
-        self._contradicted.clear()
+        self._warm_up = WarmUpPrices({k: self._shape[k] for k, n in enumerate(self._count) if n})
 
     def milliseconds(self, rows: int, context: int) -> float | None:
         """Expected time of a decode; None before anything was observed."""
@@ -320,19 +315,13 @@ class CostTable:
         # and beyond the last knot
         return np.interp(widths, at, values) + slope * np.maximum(0, widths - at[-1])
 
-    def _margin_since_warm_up(self) -> float:
-        """What further rows cost now, relative to the warm-up; from the widths seen since."""
-        single = self._contradicted.get(0)
-        if single is None:
-            return 1.0
-        before = [exp(warm) - exp(single) for k, warm in self._contradicted.items() if k]
-        now = [exp(self._shape[k]) - exp(self._shape[0]) for k in self._contradicted if k]
-        doubt = MARGIN_DOUBT * exp(2.0 * single)
-        products = sum(a * b for a, b in zip(before, now, strict=True))
-        return max(
-            LEAST_MARGIN,
-            min(1.0 / LEAST_MARGIN, (products + doubt) / (sum(a * a for a in before) + doubt)),
-        )
+    def _believe_text(self, knot: int) -> None:
+        """A width is timed for the first time since the warm-up: it may be far from there."""
+        prices = self._warm_up
+        self._shape[knot] = prices.shape(knot, self._shape[knot], self._shape[0], prices.margin)
+        self._variance[knot] = max(self._variance[knot], WIDTH_DOUBT)
+        prices.see(knot)
+        self._forget_curves()
 
     def _points(self, *, optimistic: bool) -> list[tuple[int, float]]:
         """(rows, ms / level) at the knots seen; young ones lower by their doubt if optimistic.
@@ -340,12 +329,10 @@ class CostTable:
         Kernels like some widths, so narrow steps are as they are; wide ones never fall.
         """
         points, most = [], -inf
-        margin = self._margin_since_warm_up()
+        margin = self._warm_up.margin
         for k, count in enumerate(self._count):
             if count:
-                value = self._shape[k]
-                if margin != 1.0 and k and k in self._warm_up:
-                    value = log(exp(self._shape[0]) * (1.0 - margin) + exp(value) * margin)
+                value = self._warm_up.shape(k, self._shape[k], self._shape[0], margin)
                 if optimistic and count < GROWN:
                     value -= sqrt(self._variance[k])
                 if KNOTS[k] > EACH:

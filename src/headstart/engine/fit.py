@@ -22,10 +22,14 @@ log = logging.getLogger(__name__)
 
 _MIB = 2**20
 _STEP = 256  # tokens; libllama's own granularity
-# Of recurrent layers, where nobody asked for longer drafts: a snapshot of all slots may take as
-# much as thousands of tokens of context, and few drafts are accepted further than this.
-_SNAPSHOTS = 8
-_SNAPSHOT_SHARE = 8  # snapshots take at most this part of the memory that is free
+# Snapshots of recurrent layers, where nobody asked for longer drafts. A snapshot of all slots may
+# take as much as thousands of tokens of context, so they take at most 1/20 of what cache and
+# computing take without them, and few drafts are accepted further than 8 tokens. Fewer than 4 are
+# worth less than copies of the state (`benchmarks.control_simulation --snapshots`), so then there
+# are none. Drafters that read the target's states make short drafts all the time, which need 3.
+_SNAPSHOTS, _LEAST_SNAPSHOTS, _OF_STATE_READERS = 8, 4, 3
+_SNAPSHOT_BUDGET = 20
+_SNAPSHOT_SHARE = 8  # those that were asked for take at most this part of the memory that is free
 _CHECKPOINT_SHARE = 4  # and checkpoints this part of the main memory that the rest leaves
 
 
@@ -37,6 +41,7 @@ class Part:
     config: EngineConfig
     limits: Limits
     is_draft_asked: bool = False  # the length of drafts in `limits` is the user's own
+    has_state_reader: bool = False  # something drafts for it from its hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ def fit(
     first = measure(target.path, config, replace(limits, max_draft=0), config.context or 512)
     if first is None:
         context = config.context or config.fit_ctx
-        limits = replace(limits, max_draft=min(limits.max_draft, _SNAPSHOTS))
+        most = limits.max_draft if target.is_draft_asked else _least_snapshots(target)
+        limits = replace(limits, max_draft=min(limits.max_draft, most))
         return Fitted(replace(config, context=context), limits)
     work = _Fitting(target, drafters, first, measure, (free or free_memory)())
     return work.run()
@@ -159,7 +165,9 @@ class _Fitting:
         return max(min(margin, free // 4), free // 8)
 
     def _limit_snapshots(self) -> None:
-        """As many snapshots of recurrent states as an eighth of free memory holds, at least one."""
+        """As many snapshots of recurrent states as are asked for and an eighth of free memory
+        holds, at least one; else as many as pay and take little.
+        """
         if not self.max_draft or not self.first.facts.is_recurrent:
             return
         path, limits = self.target.path, self.target.limits
@@ -168,12 +176,16 @@ class _Fitting:
         none = self._measure(path, small, replace(limits, max_draft=0), 512)
         if one is None or none is None:
             return
-        most = self.max_draft
+        states = {
+            name: use.cache - none.uses.get(name, Use()).cache for name, use in one.uses.items()
+        }
+        if sum(states.values()) <= 0:
+            return  # this architecture has none
         if not self.target.is_draft_asked:
-            most = self.max_draft = min(most, _SNAPSHOTS)
-        for name, use in one.uses.items():
-            each = use.cache - none.uses.get(name, Use()).cache
-            if each > 0:
+            self.max_draft = min(self.max_draft, self._wanted_snapshots())
+        most = self.max_draft
+        for name, each in states.items():
+            if each > 0 and most:
                 free = self.free.get(name, self.free[HOST])
                 left = free - none.uses.get(name, Use()).total
                 most = min(most, max(1, left // _SNAPSHOT_SHARE // each))
@@ -183,6 +195,23 @@ class _Fitting:
                 "snapshots of the recurrent layers; lower --parallel for longer ones"
             )
         self.max_draft = most
+
+    def _wanted_snapshots(self) -> int:
+        """Snapshots that pay and take little."""
+        count = _least_snapshots(self.target)
+        most = self._without_weights(0) * (_SNAPSHOT_BUDGET + 1) // _SNAPSHOT_BUDGET
+        for more in range(max(_LEAST_SNAPSHOTS, count + 1), _SNAPSHOTS + 1):
+            if self._without_weights(more) > most:
+                break
+            count = more
+        return count
+
+    def _without_weights(self, num_snapshots: int) -> int:
+        """Bytes of caches and computing."""
+        limits = replace(self.target.limits, max_draft=num_snapshots)
+        context = self.config.context
+        measured = self._measure(self.target.path, self.config, limits, context)
+        return sum(use.cache + use.compute for use in measured.uses.values()) if measured else 0
 
     def _shrink_context(self) -> None:
         """The largest context that fits, between --fit-ctx and the one that was too large."""
@@ -251,6 +280,13 @@ class _Fitting:
                     f"the weights are read from disk again and again: {_shown(use)} of "
                     f"{_size(free)} that are free"
                 )
+
+
+def _least_snapshots(target: Part) -> int:
+    """Snapshots that are made whatever they take, where nobody asked for a number."""
+    if target.has_state_reader:
+        return _OF_STATE_READERS
+    return 0 if target.config.ctx_checkpoints else 1  # without copies there is no other way
 
 
 def _advice(use: Use, config: EngineConfig) -> str:

@@ -1,5 +1,5 @@
 """Constraints on an answer: what a request may ask for, and which tokens that leaves."""
 
-from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.grammar.constraint import Constraint, ConstraintKind, ThoughtMarks
 
-__all__ = ["Constraint", "ConstraintKind"]
+__all__ = ["Constraint", "ConstraintKind", "ThoughtMarks"]

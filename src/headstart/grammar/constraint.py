@@ -22,15 +22,26 @@ class ConstraintKind(Enum):
     REGEX = "regex"  # Rust's regex syntax; the whole text has to match
 
 
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """What stands around thoughts, control tokens spelled out."""
+
+    start: bytes  # empty: thoughts only stand at the beginning of the answer
+    end: bytes
+    is_open: bool  # the answer begins inside thoughts
+    opening: tuple[int, ...] = ()  # the tokens of `start`, where an answer may begin with thoughts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
     """Which texts a request's answer may have.
 
-    Without triggers it holds from the first token to the end of the answer. With triggers the text
+    Without triggers it holds from the first token to the end of the answer, or from the end of the
+    thoughts that the answer begins with, if `thoughts` says how. With triggers the text
     is free until one of them appears in it, and what follows has to match. Triggers are looked for
     in the text with special tokens spelled out (`Vocab.token_text`), so `</think>` is found whether
     it is one token or several; it is also found when it ends inside a token, whose remaining bytes
-    then belong to the constrained text.
+    then belong to the constrained text. Inside `thoughts` they do not count.
     """
 
     kind: ConstraintKind
@@ -40,9 +51,11 @@ class Constraint:
     is_required: bool = False  # the answer must not end before a trigger has appeared
     repeats: bool = False  # after the constrained text comes free text, and maybe a trigger again
     allows_space: bool = False  # up to four characters of white space may come before it
+    before: str = ""  # rules in Lark; their `before` may stand before the constrained text
+    thoughts: ThoughtMarks | None = None  # in which the text is free
 
     def __post_init__(self) -> None:
-        size = len(self.text.encode("utf-8", "replace"))
+        size = len((self.text + self.before).encode("utf-8", "replace"))
         if size > MAX_TEXT_BYTES:
             raise InvalidParameterError(
                 f"the {self.kind.value} has {size} bytes but at most {MAX_TEXT_BYTES} are taken"
@@ -57,6 +70,8 @@ class Constraint:
                 raise InvalidParameterError(
                     f"a trigger has {len(trigger)} bytes but must have 1 to {MAX_TRIGGER_BYTES}"
                 )
+        if self.thoughts and not self.thoughts.end:
+            raise InvalidParameterError("thoughts need a mark that ends them")
         if not self.triggers and (self.is_required or self.repeats or self.includes_trigger):
             raise InvalidParameterError(
                 "is_required, repeats and includes_trigger say something about triggers, but there "

@@ -29,11 +29,11 @@ SCHEMA_OPTIONS: JsonCompileOptions = {
 OBJECT_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,20}"}
 # llguidance would accept these and do nothing, or could not take a token back any more
 _UNUSABLE = re.compile(r"\[[^\]\"/]*\b(temperature|max_tokens|stop)\s*=")
-_SPACE = "start: SPACE? @body\nSPACE: /[ \\t\\r\\n]{1,4}/\n"
+_SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
 
 
 def grammar_text(constraint: Constraint) -> str:
-    """llguidance's JSON form of the constraint.
+    """llguidance's form of the constraint: Lark, or JSON that holds grammars.
 
     Raises:
         InvalidParameterError: it is not well-formed, or asks for what cannot be honoured.
@@ -48,10 +48,14 @@ def grammar_text(constraint: Constraint) -> str:
         raise InvalidParameterError(
             f"the {constraint.kind.value} cannot be used: {_reason(error)}"
         ) from error
-    if not constraint.allows_space:
+    before = "before? " * bool(constraint.before) + "SPACE? " * constraint.allows_space
+    if not before:
         return text
-    (grammar,) = json.loads(text)["grammars"]
-    return json.dumps({"grammars": [{"lark_grammar": _SPACE}, {**grammar, "name": "body"}]})
+    is_lark = constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF)
+    (grammar,) = [{"lark_grammar": text}] if is_lark else json.loads(text)["grammars"]
+    lines = [f"start: {before}@body", _SPACE * constraint.allows_space, constraint.before]
+    whole = {"lark_grammar": "\n".join(filter(None, lines))}
+    return json.dumps({"grammars": [whole, {**grammar, "name": "body"}]})
 
 
 def _convert(constraint: Constraint) -> str:

@@ -6,6 +6,7 @@ function of the constraint and the emitted tokens: not of drafts, and not of wha
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -18,7 +19,8 @@ from headstart.errors import InvalidParameterError
 from headstart.grammar.constraint import Constraint
 from headstart.grammar.source import one_line
 from headstart.grammar.tokens import GrammarTokens
-from headstart.grammar.triggers import Triggers
+from headstart.grammar.triggers import FreeText, Triggers
+from headstart.structures.prefix import common_prefix_length
 
 R = TypeVar("R")
 
@@ -26,7 +28,9 @@ R = TypeVar("R")
 class GrammarState:
     """`Legality` of one answer.
 
-    free       before a trigger; `_matcher` is None
+    opening    the answer may be constrained text or begin with the mark of thoughts; `_opening`
+               holds what is missing of the mark, `_matcher` is None once only that is possible
+    free       before a trigger, or inside thoughts; `_matcher` is None
     matching   `_matcher` has read `_read`, the tokens of the constrained text so far
     over       the text is complete and nothing can follow
     """
@@ -37,10 +41,14 @@ class GrammarState:
         self._constraint = constraint
         self._tokens = tokens
         self._make = make
-        self._triggers = Triggers(constraint, tokens) if constraint.triggers else None
-        self._matcher = None if self._triggers else make()
+        awaited = _awaited(constraint)
+        self._is_required = awaited is not None and awaited.is_required
+        self._triggers = Triggers(awaited, tokens) if awaited else None
+        marks = constraint.thoughts
+        self._opening = () if constraint.triggers or not marks or marks.is_open else marks.opening
+        self._matcher = make() if self._opening or not self._triggers else None
         self._read: list[int] = []
-        self._tail = b""  # the end of a free text that may begin a trigger
+        self._free = self._triggers.begin() if self._triggers else FreeText()
         self._forced: list[int] | None = None
         self._has_looked = False  # since the matcher was made
         self.is_over = False
@@ -48,13 +56,15 @@ class GrammarState:
     @property
     def is_active(self) -> bool:
         """Whether the text is constrained now."""
-        return self._matcher is not None
+        return self._matcher is not None and not self._opening
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
+        if self._opening and token == self._opening[0]:
+            return True
         if self._matcher is None:
-            return self._allows_free(token)
-        if forced := self.forced():
+            return not self._opening and self._allows_free(token)
+        if forced := self._matcher_forced():
             return token == forced[0]
         return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
 
@@ -64,10 +74,19 @@ class GrammarState:
         Raises:
             InvalidParameterError: none may, or the grammar is too complex here.
         """
+        if not self._opening:
+            return self._legal_free() if self._matcher is None else self._legal_matching()
+        mask = (
+            np.zeros(self._tokens.size, np.bool_)
+            if self._matcher is None
+            else (self._legal_matching())
+        )
+        mask[self._opening[0]] = True
+        return mask
+
+    def _legal_matching(self) -> NDArray[np.bool_]:
         size = self._tokens.size
-        if self._matcher is None:
-            return self._legal_free()
-        if forced := self.forced():
+        if forced := self._matcher_forced():
             mask = np.zeros(size, np.bool_)
             mask[forced[0]] = True
             return mask
@@ -80,6 +99,11 @@ class GrammarState:
         The text is certain further than that, but its last bytes may share a token with what comes
         behind. Empty if there is a choice.
         """
+        if self._opening:
+            return list(self._opening) if self._matcher is None else []
+        return self._matcher_forced()
+
+    def _matcher_forced(self) -> list[int]:
         if self._matcher is None or self.is_over:
             return []
         if self._forced is None:
@@ -92,15 +116,17 @@ class GrammarState:
         Raises:
             InvalidParameterError: the grammar is too complex for this text.
         """
-        if self._matcher is None:
+        if self._opening:
+            self._read_opening(token)
+        elif self._matcher is None:
             self._read_free(token)
-            return
-        self._consume([token])
+        else:
+            self._consume([token])
 
     @contextmanager
     def lookahead(self) -> Iterator[Lookahead]:
         """Follow tokens that were not emitted; afterwards all is as before."""
-        if self._matcher is None or self.is_over:
+        if self._matcher is None or self._opening or self.is_over:
             yield Lookahead(self, None)
             return
         ahead = Lookahead(self, self._matcher)
@@ -114,7 +140,9 @@ class GrammarState:
 
     def fork(self) -> LLMatcher | None:
         """A matcher of its own that stands here; None where the text is not constrained now."""
-        return None if self._matcher is None or self.is_over else self._matcher.deep_copy()
+        if self._matcher is None or self._opening or self.is_over:
+            return None
+        return self._matcher.deep_copy()
 
     def _consume(self, tokens: Sequence[int]) -> None:
         assert self._matcher is not None
@@ -125,7 +153,7 @@ class GrammarState:
         self._read += tokens
         if self._matcher.is_stopped():
             if self._constraint.repeats:
-                self._matcher, self._read, self._tail = None, [], b""
+                self._matcher, self._read, self._free = None, [], FreeText()
             else:
                 self.is_over = True
 
@@ -157,23 +185,35 @@ class GrammarState:
     def _allows_free(self, token: int) -> bool:
         assert self._triggers is not None
         if token in self._tokens.eog_ids:
-            return not self._constraint.is_required
-        found = self._triggers.find(self._tail, token)
+            return not self._is_required
+        found, _ = self._triggers.follow(self._free, token)
         return found is None or self._triggers.is_legal(found, self._make)
 
     def _legal_free(self) -> NDArray[np.bool_]:
         assert self._triggers is not None
         mask = np.ones(self._tokens.size, np.bool_)
-        mask[self._triggers.illegal_ids(self._tail, self._make)] = False
-        if self._constraint.is_required:
+        mask[self._triggers.illegal_ids(self._free, self._make)] = False
+        if self._is_required:
             mask[list(self._tokens.eog_ids)] = False
         return mask
 
+    def _read_opening(self, token: int) -> None:
+        """The mark of thoughts goes on, or there are none; at first the text may be both."""
+        if token != self._opening[0]:
+            self._opening = ()
+            self._consume([token])
+            return
+        self._opening = self._opening[1:]
+        is_thinking = not self._opening
+        if is_thinking or self._matcher is None or self._matcher.validate_tokens([token]) != 1:
+            self._matcher, self._read, self._forced = None, [], None
+        else:
+            self._consume([token])
+
     def _read_free(self, token: int) -> None:
         assert self._triggers is not None
-        found = self._triggers.find(self._tail, token)
+        found, self._free = self._triggers.follow(self._free, token)
         if found is None:
-            self._tail = self._triggers.tail(self._tail, token)
             return
         self._matcher, self._forced, self._has_looked = self._make(), None, False
         if found:
@@ -221,14 +261,24 @@ class Lookahead:
         state = self._state
         if state.is_over or state._triggers is None:
             return 0
-        tail = state._tail
+        num_opening = common_prefix_length(tokens, state._opening)
+        if num_opening < len(state._opening):
+            if num_opening == len(tokens) or state._matcher is None:
+                return num_opening
+            num_matched = state._matcher.deep_copy().validate_tokens(list(tokens))
+            return max(num_opening, num_matched)
+        return num_opening + self._count_behind_opening(tokens[num_opening:])
+
+    def _count_behind_opening(self, tokens: Sequence[int]) -> int:
+        state = self._state
+        assert state._triggers is not None
+        text = state._free
         for index, token in enumerate(tokens):
             if token in state._tokens.eog_ids:
-                return index + (not state._constraint.is_required)
-            found = state._triggers.find(tail, token)
+                return index + (not state._is_required)
+            found, text = state._triggers.follow(text, token)
             if found is not None:
                 return index + self._count_behind(found, tokens[index + 1 :])
-            tail = state._triggers.tail(tail, token)
         return len(tokens)
 
     def _count_behind(self, found: bytes, tokens: Sequence[int]) -> int:
@@ -239,6 +289,16 @@ class Lookahead:
         matcher = state._make()
         matcher.consume_tokens(state._tokens.encode(found))
         return 1 + max(0, matcher.validate_tokens(list(tokens)))
+
+
+def _awaited(constraint: Constraint) -> Constraint | None:
+    """What a free text is searched for: triggers, or the end of the thoughts before the text."""
+    marks = constraint.thoughts
+    if constraint.triggers:
+        return constraint
+    if marks is None or not (marks.is_open or marks.opening):
+        return None
+    return dataclasses.replace(constraint, triggers=(marks.end,), thoughts=None, is_required=True)
 
 
 def explain(matcher: LLMatcher) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from headstart.types import Vocab
@@ -29,12 +32,20 @@ class GrammarTokens:
             for token, piece in enumerate(table.pieces)
         ]
         wrapped = TokenizerWrapper(_Tokenizer(pieces, self._encoder, vocab))
+        spellings = [table.spelling(token) for token in range(table.size)]
+        self._spelled = np.frombuffer(b"".join(spellings), np.uint8)
+        self._owner = np.repeat(np.arange(table.size, dtype=np.int32), list(map(len, spellings)))
         # a vocabulary without such a token gets an id that it does not have
         self.native = LLTokenizer(wrapped, eos_token=sorted(self.eog_ids) or None)
 
     def encode(self, text: bytes) -> list[int]:
         """Tokens that stand for these very bytes, as the model's own tokenizer makes them."""
         return list(self._encoder.encode(text))
+
+    def with_bytes(self, wanted: Iterable[int]) -> list[int]:
+        """Tokens whose spelling has one of these bytes."""
+        found = np.isin(self._spelled, np.fromiter(wanted, np.uint8))
+        return [int(token) for token in np.unique(self._owner[found])]
 
     def spelling(self, token: int) -> bytes:
         """A token's text, control tokens spelled out."""

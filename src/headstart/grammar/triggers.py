@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
@@ -12,61 +13,97 @@ from headstart.grammar.constraint import Constraint
 from headstart.grammar.tokens import GrammarTokens
 
 
+class FreeText(NamedTuple):
+    """What has to be known of a text that is not constrained yet."""
+
+    tail: bytes = b""  # its end, as far as it may begin a trigger or a mark of thoughts
+    is_thinking: bool = False  # it ends inside thoughts, where triggers do not count
+
+
 class Triggers:
-    """The triggers of one constraint. `tail` is the end of a text that may begin one of them."""
+    """The triggers of one constraint."""
 
     def __init__(self, constraint: Constraint, tokens: GrammarTokens) -> None:
         self._triggers = constraint.triggers
+        self._thoughts = constraint.thoughts
         self._includes_trigger = constraint.includes_trigger
         self._tokens = tokens
-        self._longest = max(map(len, constraint.triggers))
-        self._illegal: dict[bytes, NDArray[np.int32]] = {}
+        start = self._thoughts.start if self._thoughts else b""
+        self._outside = (*constraint.triggers, *([start] if start else []))
+        self._illegal: dict[FreeText, NDArray[np.int32]] = {}
 
-    def find(self, tail: bytes, token: int) -> bytes | None:
-        """The bytes with which the constrained text begins if this token completes a trigger.
+    def begin(self) -> FreeText:
+        """The beginning of an answer."""
+        return FreeText(is_thinking=self._thoughts is not None and self._thoughts.is_open)
 
-        The trigger that is complete first counts; of two that end together, the longer one.
+    def follow(self, text: FreeText, token: int) -> tuple[bytes | None, FreeText]:
+        """The bytes with which the constrained text begins if this token completes a trigger, else
+        None; and the text behind the token.
+
+        The trigger that is complete first counts; of two that end together, the longer one. The
+        mark that ends thoughts may be a trigger, or begin one.
         """
-        text = tail + self._tokens.spelling(token)
-        ends = [
-            (at + len(trigger), -len(trigger))
-            for trigger in self._triggers
-            if (at := text.find(trigger)) >= 0
-        ]
-        if not ends:
-            return None
-        end, length = min(ends)
-        return text[end + length :] if self._includes_trigger else text[end:]
-
-    def tail(self, tail: bytes, token: int) -> bytes:
-        """The longest end of the text that may begin a trigger."""
-        text = (
-            (tail + self._tokens.spelling(token))[1 - self._longest :] if self._longest > 1 else b""
-        )
-        for start in range(len(text)):
-            if any(trigger.startswith(text[start:]) for trigger in self._triggers):
-                return text[start:]
-        return b""
+        left, is_thinking = text.tail + self._tokens.spelling(token), text.is_thinking
+        while True:
+            if is_thinking:
+                assert self._thoughts is not None
+                at = left.find(self._thoughts.end)
+                if at < 0:
+                    return None, FreeText(_beginning(left, (self._thoughts.end,)), True)
+                left = left[at:]
+            found = min(self._ends(left), default=None)
+            thoughts_at = self._begin_of_thoughts(left)
+            if thoughts_at is not None and (found is None or thoughts_at < found[0]):
+                left, is_thinking = left[thoughts_at:], True
+                continue
+            if found is None:
+                return None, FreeText(_beginning(left, self._outside))
+            end, length = found
+            return left[end + length if self._includes_trigger else end :], FreeText()
 
     def is_legal(self, found: bytes, make: Callable[[], LLMatcher]) -> bool:
         """Whether a constrained text may begin like this."""
         pieces = self._tokens.encode(found)
         return not pieces or make().validate_tokens(pieces) == len(pieces)
 
-    def illegal_ids(self, tail: bytes, make: Callable[[], LLMatcher]) -> NDArray[np.int32]:
+    def illegal_ids(self, text: FreeText, make: Callable[[], LLMatcher]) -> NDArray[np.int32]:
         """Tokens that complete a trigger and go on in a way that is not legal.
 
-        Reads the whole vocabulary at the first call for each tail; there are few.
+        Reads a part of the vocabulary at the first call for each text; there are few.
         """
-        known = self._illegal.get(tail)
+        known = self._illegal.get(text)
         if known is None:
+            lasts = {trigger[-1] for trigger in self._triggers}
             known = np.array(
                 [
                     token
-                    for token in range(self._tokens.size)
-                    if (found := self.find(tail, token)) and not self.is_legal(found, make)
+                    for token in self._tokens.with_bytes(lasts)
+                    if (found := self.follow(text, token)[0]) and not self.is_legal(found, make)
                 ],
                 np.int32,
             )
-            self._illegal[tail] = known
+            self._illegal[text] = known
         return known
+
+    def _ends(self, text: bytes) -> list[tuple[int, int]]:
+        """Where triggers end, with the length of each taken off zero: the least one counts."""
+        return [
+            (at + len(trigger), -len(trigger))
+            for trigger in self._triggers
+            if (at := text.find(trigger)) >= 0
+        ]
+
+    def _begin_of_thoughts(self, text: bytes) -> int | None:
+        """Where the text goes on behind the first mark that begins thoughts."""
+        if self._thoughts is None or not self._thoughts.start:
+            return None
+        at = text.find(self._thoughts.start)
+        return None if at < 0 else at + len(self._thoughts.start)
+
+
+def _beginning(text: bytes, marks: Sequence[bytes]) -> bytes:
+    """The longest end of the text that may begin one of the marks."""
+    for start in range(max(0, len(text) + 1 - max(map(len, marks))), len(text)):
+        if any(mark.startswith(text[start:]) for mark in marks):
+            return text[start:]
+    return b""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.grammar import Constraint
+from headstart.grammar import Constraint, ThoughtMarks
 from headstart.sampling.thoughts import ThoughtLimit
 from headstart.server.conversation import RenderedChat, read_tools, reasoning_budget
 from headstart.server.dialect import Choice
@@ -14,7 +14,12 @@ from headstart.server.errors import ApiError, shorten
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.toolcalls.answer_format import AnswerFormat, ReadOptions
-from headstart.toolcalls.constraint import CallRules, calls_at_a_trigger, required_calls
+from headstart.toolcalls.constraint import (
+    CallRules,
+    before_rules,
+    calls_at_a_trigger,
+    required_calls,
+)
 from headstart.toolcalls.formats import JsonCall, MarkedCalls
 from headstart.toolcalls.parser import AnswerParser
 from headstart.toolcalls.tools import Tools
@@ -42,7 +47,12 @@ def prepare_reading(
     constraint = None
     if tools and wish != "none":
         rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
-        constraint = _call_constraint(answer_format, rules, chat, is_required=wish == "required")
+        if wish == "required":
+            constraint = _required_calls(answer_format, rules, chat, model.vocab)
+        else:
+            constraint = _calls_at_a_trigger(answer_format, rules, chat, model.vocab)
+            if constraint and not options.splits_thoughts:  # then calls are read there too
+                constraint = dataclasses.replace(constraint, thoughts=None)
     shown = _marker_tokens(answer_format, model.vocab)
     limit = _thought_limit(body, model, chat)
     for choice in choices:
@@ -54,7 +64,7 @@ def prepare_reading(
             )
         choice.request = dataclasses.replace(
             choice.request,
-            constraint=_after_thoughts(wanted, answer_format, chat) if wanted else constraint,
+            constraint=_of_the_body(wanted, model, chat, options) if wanted else constraint,
             shown_tokens=shown,
             thoughts=limit,
         )
@@ -104,36 +114,64 @@ def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
     return wish
 
 
-def _call_constraint(
-    answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, *, is_required: bool
+def _required_calls(
+    answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, vocab: Vocab
+) -> Constraint:
+    assert answer_format.constrained_calls is not None
+    constraint = required_calls(answer_format.constrained_calls, rules)
+    before = before_rules(answer_format.after_thoughts, "", rules.token_of)
+    thoughts = _thought_marks(answer_format, chat, vocab)
+    return _behind_thoughts(constraint, thoughts, before if thoughts else "")
+
+
+def _calls_at_a_trigger(
+    answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, vocab: Vocab
 ) -> Constraint | None:
     calls = answer_format.constrained_calls
-    if calls is None or not is_required:
-        return calls_at_a_trigger(calls, rules) if calls else None
-    thinking = answer_format.thinking
-    if chat.start != "thoughts" and (chat.start == "content" or not chat.may_think):
-        thinking = None
-    return required_calls(
-        calls,
-        rules,
-        thinking,
-        is_thinking=chat.start == "thoughts",
-        after_thoughts=answer_format.after_thoughts,
-    )
-
-
-def _after_thoughts(
-    constraint: Constraint, answer_format: AnswerFormat, chat: RenderedChat
-) -> Constraint:
-    """A body's own constraint holds for what comes after the thoughts that the prompt opens."""
-    if constraint.triggers or chat.start != "thoughts" or answer_format.thinking is None:
+    constraint = calls_at_a_trigger(calls, rules) if calls else None
+    if constraint is None or answer_format.calls_end_thoughts:
         return constraint
-    return dataclasses.replace(
-        constraint,
-        triggers=(answer_format.thinking.end.strip().encode(),),
-        is_required=True,
-        allows_space=True,
-    )
+    return dataclasses.replace(constraint, thoughts=_thought_marks(answer_format, chat, vocab))
+
+
+def _of_the_body(
+    constraint: Constraint, model: ServedModel, chat: RenderedChat, options: ReadOptions
+) -> Constraint:
+    """A body's own constraint holds for what comes after the thoughts."""
+    answer_format, vocab = model.answer_format, model.vocab
+    thoughts = _thought_marks(answer_format, chat, vocab)
+    if constraint.triggers:
+        return dataclasses.replace(constraint, thoughts=thoughts)
+    if answer_format.thinking is None or chat.start == "content":
+        return constraint
+    if thoughts and not thoughts.is_open and not options.splits_thoughts:
+        thoughts = None  # they would be content
+    after = answer_format.after_thoughts
+    header = answer_format.thinking.answer.removeprefix(after)
+    return _behind_thoughts(constraint, thoughts, before_rules(after, header, _token_finder(vocab)))
+
+
+def _behind_thoughts(
+    constraint: Constraint, thoughts: ThoughtMarks | None, before: str
+) -> Constraint:
+    if thoughts and not (thoughts.is_open or thoughts.opening):
+        thoughts = None  # the answer does not begin with any
+    has_space = bool(thoughts or before)
+    return dataclasses.replace(constraint, thoughts=thoughts, before=before, allows_space=has_space)
+
+
+def _thought_marks(
+    answer_format: AnswerFormat, chat: RenderedChat, vocab: Vocab
+) -> ThoughtMarks | None:
+    """How thoughts are marked; None where the answer has none."""
+    thinking = answer_format.thinking
+    is_open = chat.start == "thoughts"
+    if thinking is None or not thinking.end.strip() or not (is_open or chat.may_think):
+        return None
+    start = thinking.start.strip()
+    is_first = chat.start == "answer" and bool(start)
+    tokens = vocab.tokenize(start, add_special=False, parse_special=True) if is_first else ()
+    return ThoughtMarks(start.encode(), thinking.end.strip().encode(), is_open, tuple(tokens))
 
 
 def _thought_limit(body: ChatBody, model: ServedModel, chat: RenderedChat) -> ThoughtLimit | None:

@@ -4,6 +4,9 @@ It may draft with the request's own random numbers ("coupled": when the two mode
 they draw the same token) or its likeliest token ("argmax"); the one that is accepted more is used.
 A model of another vocabulary drafts through a `VocabularyTranslator`.
 
+Recurrent layers take nothing back, so the state is kept where the history ends, before the draft's
+own tokens are decoded. After a rejection the cache goes back to it and reads what was accepted.
+
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192 (draft models);
 Daliri et al. 2024, https://arxiv.org/abs/2408.07978 (coupling);
 Timor et al. 2025, https://arxiv.org/abs/2502.05202 (other vocabularies).
@@ -12,7 +15,7 @@ Timor et al. 2025, https://arxiv.org/abs/2502.05202 (other vocabularies).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -22,35 +25,25 @@ from numpy.typing import NDArray
 from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import NO_DRAFT, Batch, ContextFullError, Draft, DraftRequest, Engine
-from headstart.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer, make_draft_tokenizer
+from headstart.types import (
+    Batch,
+    ContextFullError,
+    Draft,
+    DraftRequest,
+    Engine,
+    MemoryKind,
+)
+from headstart.vocabulary.draft_tokenizer import make_draft_tokenizer
 from headstart.vocabulary.vocabulary_translator import VocabularyTranslator
 
 _SAMPLE, _SAMPLES = 64, 2  # tokens read to time reading, and how often ...
 _SAMPLE_SECONDS = 1.5  # ... unless that takes longer
-
-
-@dataclass(slots=True)
-class _CachedSequence:
-    """One sequence in the draft model's cache, in the draft model's own tokens.
-
-    tokens[0 : synced]       equal the history
-    tokens[synced : ]        drafted earlier; compared with the history before they are used
-    """
-
-    tokenizer: DraftTokenizer
-    tokens: list[int] = field(default_factory=list)
-    synced: int = 0
-    num_history: int = 0  # target tokens of the history, as far as accepted
-    # of them, given to the tokenizer; what it was given beyond may be a rejected draft
-    num_translated: int = 0
-    num_caught_up: int = 0  # of them, in the cache; an estimate where the vocabularies differ
-    is_new: bool = True  # nothing was drafted for this request yet
-    last_used: int = 0  # number of the call
-    start: int = 0  # where the last draft began: beyond the history if it continued another's draft
-    last: DraftBuilder | None = None  # the last draft
-    is_open: bool = False
+# of memory that takes nothing back: most settled tokens that are read again rather than decoded
+# apart to keep the state behind them; the fewest that are worth a checkpoint, and how many of them
+# at the end come after it: another request may have others there
+_AGAIN, _LONG, _OPEN_END = 16, 64, 4
 
 
 @register
@@ -94,7 +87,8 @@ class DraftModelSpeculator(Speculator):
         self.num_decoded = 0  # rows
         self._translator = translator
         self._make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
-        self._sequences: dict[int, _CachedSequence] = {}
+        self._sequences: dict[int, CachedSequence] = {}
+        self._keeps_states = engine.memory is not MemoryKind.CUT
         self._num_calls = 0
         self._batch = Batch(engine.max_batch_tokens)
 
@@ -103,25 +97,34 @@ class DraftModelSpeculator(Speculator):
         sequence = self._sequence(seq_id)
         sequence.is_open, sequence.is_new, sequence.num_history = True, True, len(prompt)
         sequence.num_caught_up = max(
-            min(
-                other.num_caught_up,
-                common_prefix_length(other.tokenizer.to_target_tokens(other.tokens), prompt),
+            self._reusable(
+                other_id,
+                seq_id,
+                min(
+                    other.num_caught_up,
+                    common_prefix_length(other.tokenizer.to_target_tokens(other.tokens), prompt),
+                ),
             )
-            for other in self._sequences.values()
+            for other_id, other in self._sequences.items()
         )
 
-    def _share(self, seq_id: int, sequence: _CachedSequence, history: Sequence[int]) -> None:
+    def _reusable(self, source: int, seq_id: int, length: int) -> int:
+        """How many of the first `length` tokens of one sequence another can begin with."""
+        return self.engine.reusable(source, length, by_copy=source != seq_id)
+
+    def _share(self, seq_id: int, sequence: CachedSequence, history: Sequence[int]) -> None:
         """Take over what another sequence already decoded of this history, if it is more."""
         sequence.is_new = False
         sequence.synced = common_prefix_length(sequence.tokens, history)
         for other_id, other in self._sequences.items():
+            if other_id == seq_id:
+                continue
             shared = common_prefix_length(other.tokens, history)
-            if (
-                other_id != seq_id
-                and shared > sequence.synced
-                and self.engine.copy_prefix(other_id, seq_id, shared)
-            ):
-                sequence.tokens, sequence.synced = other.tokens[:shared], shared
+            shared = self._reusable(other_id, seq_id, shared)
+            if shared > self._reusable(seq_id, seq_id, sequence.synced):
+                is_here = self.engine.copy_prefix(other_id, seq_id, shared)
+                sequence.tokens = other.tokens[:shared] if is_here else []
+                sequence.synced = len(sequence.tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One decode per draft token for all requests together."""
@@ -136,7 +139,7 @@ class DraftModelSpeculator(Speculator):
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._num_calls += 1
-        drafts = [_DraftInProgress(r, self._sequence(r.seq_id)) for r in requests]
+        drafts = [DraftInProgress(r, self._sequence(r.seq_id)) for r in requests]
         room = max(self.options.catch_up, 2 * len(requests))
         for drafting in drafts:
             self._prepare(drafting, room)
@@ -144,12 +147,16 @@ class DraftModelSpeculator(Speculator):
         for drafting in sorted(drafts, key=lambda s: s.num_catch_up):
             self._catch_up(drafting, room)
             room -= len(drafting.pending)
+        if self._keeps_states:
+            self._read_settled([s for s in drafts if s.is_active])
         while active := [s for s in drafts if s.is_active]:
             for drafting, logits in zip(active, self._decode(active), strict=True):
                 drafting.extend(logits)
+            if self._keeps_states:
+                self._keep_settled(active)
         return [s.finish(self.name) for s in drafts]
 
-    def _prepare(self, drafting: _DraftInProgress, room: int) -> None:
+    def _prepare(self, drafting: DraftInProgress, room: int) -> None:
         """Cut the cache to what it shares with the history; of the rest, up to `room` tokens are
         pending.
         """
@@ -169,8 +176,9 @@ class DraftModelSpeculator(Speculator):
             drafting.reason = "draft model has no text to continue"
             return
         if shared < len(sequence.tokens):
-            self.engine.truncate(request.seq_id, shared)
+            shared = self.engine.rewind(request.seq_id, shared)
             del sequence.tokens[shared:]
+            sequence.kept = min(sequence.kept, shared)
         sequence.synced = (
             shared if len(request.tokens) == sequence.num_history else min(sequence.synced, shared)
         )
@@ -183,10 +191,12 @@ class DraftModelSpeculator(Speculator):
             return
         drafting.builder = sequence.last = sequence.tokenizer.begin(request, limit)
         drafting.num_catch_up = len(history) - shared
+        num_new = len(request.tokens) - sequence.num_history
+        drafting.num_settled = sequence.tokenizer.num_settled(history, num_new)
         drafting.pending = list(history[shared : shared + room])
         sequence.num_caught_up = len(request.tokens)
 
-    def _catch_up(self, drafting: _DraftInProgress, room: int) -> None:
+    def _catch_up(self, drafting: DraftInProgress, room: int) -> None:
         """If not all that is pending fits into this call, read a part and draft another time."""
         sequence, num_catch_up = drafting.sequence, drafting.num_catch_up
         if num_catch_up <= room:
@@ -195,12 +205,48 @@ class DraftModelSpeculator(Speculator):
         del drafting.pending[max(0, room) :]
         if drafting.pending:
             self._decode([drafting])
+            self.engine.checkpoint(drafting.request.seq_id)
         num_known = len(sequence.tokens)
         sequence.num_caught_up = (
             sequence.num_caught_up * num_known // (num_known + num_catch_up - len(drafting.pending))
         )
 
-    def _decode(self, active: Sequence[_DraftInProgress]) -> NDArray[np.float32]:
+    def _read_settled(self, active: Sequence[DraftInProgress]) -> None:
+        """Keep the state before the end of a history that may change yet, if the last one kept is
+        too far back; of a long one also where another request may begin alike.
+        """
+        ahead: list[tuple[DraftInProgress, list[int]]] = []
+        for drafting in active:
+            sequence = drafting.sequence
+            settled = drafting.num_settled - _OPEN_END * (drafting.num_catch_up >= _LONG)
+            num_known = settled - len(sequence.tokens)
+            if 0 < num_known < len(drafting.pending) and settled - sequence.kept > _AGAIN:
+                ahead.append((drafting, drafting.pending[num_known:]))
+                del drafting.pending[num_known:]
+        if ahead:
+            self._decode([drafting for drafting, _ in ahead])
+        for drafting, pending in ahead:
+            self._keep(drafting)
+            if drafting.num_catch_up >= _LONG:
+                self.engine.checkpoint(drafting.request.seq_id)
+            drafting.pending = pending
+
+    def _keep_settled(self, active: Sequence[DraftInProgress]) -> None:
+        """Keep the states of those that stand at the end of what is settled and go on."""
+        for drafting in active:
+            is_there = len(drafting.sequence.tokens) == drafting.num_settled
+            if is_there and drafting.is_active and not self._keep(drafting):
+                drafting.pending = []
+
+    def _keep(self, drafting: DraftInProgress) -> bool:
+        """Keep the present state; False where there is no memory for it."""
+        sequence = drafting.sequence
+        if not self.engine.keep_for_draft(drafting.request.seq_id):
+            return False
+        sequence.kept, sequence.num_kept = len(sequence.tokens), sequence.num_history
+        return True
+
+    def _decode(self, active: Sequence[DraftInProgress]) -> NDArray[np.float32]:
         """Decode what is pending; one row of logits for each that is still drafting."""
         batch = self._batch
         batch.clear()
@@ -232,7 +278,10 @@ class DraftModelSpeculator(Speculator):
         num_right = num_accepted  # of what was read; others may have drafted what was accepted
         if sequence.last is not None and offset <= num_accepted:
             num_right = min(num_right, offset + sequence.last.num_right(emitted[offset:]))
-        sequence.num_caught_up = min(sequence.num_caught_up, sequence.num_history + num_right)
+        num_known = min(sequence.num_caught_up, sequence.num_history + num_right)
+        if self._keeps_states and num_known < sequence.num_caught_up:
+            num_known = min(num_known, sequence.num_kept)
+        sequence.num_caught_up = num_known
         sequence.num_history += len(emitted)
         if sequence.last is not None and offset <= num_accepted:
             sequence.last.learn(emitted[offset:])
@@ -261,10 +310,10 @@ class DraftModelSpeculator(Speculator):
         if sequence := self._sequences.get(seq_id):
             sequence.is_open, sequence.last = False, None
 
-    def _sequence(self, seq_id: int) -> _CachedSequence:
+    def _sequence(self, seq_id: int) -> CachedSequence:
         sequence = self._sequences.get(seq_id)
         if sequence is None:
-            sequence = self._sequences[seq_id] = _CachedSequence(self._make_tokenizer())
+            sequence = self._sequences[seq_id] = CachedSequence(self._make_tokenizer())
         return sequence
 
     def _make_room(self, busy: set[int]) -> None:
@@ -311,49 +360,3 @@ class DraftModelSpeculator(Speculator):
             "mode": mode,
             "vocabulary": vocabulary,
         }
-
-
-@dataclass(slots=True)
-class _DraftInProgress:
-    """One request's draft while it grows."""
-
-    request: DraftRequest
-    sequence: _CachedSequence
-    builder: DraftBuilder | None = None  # of this draft; None where there can be none
-    num_catch_up: int = 0  # tokens of the history that the cache does not have
-    pending: list[int] = field(default_factory=list)  # to decode next
-    reason: str = ""  # why there is no draft
-
-    @property
-    def is_active(self) -> bool:
-        builder = self.builder
-        return (
-            builder is not None
-            and not self.reason
-            and bool(self.pending)
-            and len(builder.tokens) < builder.limit
-        )
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it has a token."""
-        return self.builder is not None and bool(self.builder.tokens)
-
-    def extend(self, logits: NDArray[np.float32]) -> None:
-        """Pick the next token from the row after the last one; none ends the draft."""
-        token = (
-            None
-            if self.builder is None
-            else self.builder.extend(logits, self.request.min_confidence)
-        )
-        self.pending = [] if token is None else [token]
-
-    def finish(self, name: str) -> Draft:
-        if self.builder is None or self.reason:
-            return Draft(reason=self.reason, is_ready=False)
-        tokens, confidence = self.builder.finish()
-        if not tokens:
-            return NO_DRAFT if self.has_begun else Draft(reason="draft model is unsure")
-        # of the draft all but the last, if they are accepted
-        self.sequence.num_caught_up += len(tokens) - 1
-        return Draft(tokens, confidence, name)

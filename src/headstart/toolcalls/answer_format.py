@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headstart.text.thinking import Thinking
-from headstart.toolcalls.formats import CallFormat, JsonCall, MarkedCalls, NamedCall
+from headstart.toolcalls.formats import (
+    CallFormat,
+    DemandableBody,
+    JsonCall,
+    MarkedCalls,
+    NamedCall,
+)
 from headstart.toolcalls.reader import Reading, TextReader
 
 
@@ -55,7 +61,11 @@ class AnswerFormat:
         """The form in which calls can be demanded."""
         if self.required_calls or not isinstance(self.calls, MarkedCalls):
             return self.required_calls
-        return self.calls if isinstance(self.calls.body, JsonCall | NamedCall) else None
+        return (
+            self.calls
+            if isinstance(self.calls.body, JsonCall | NamedCall | DemandableBody)
+            else None
+        )
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read an answer from its beginning to its end."""

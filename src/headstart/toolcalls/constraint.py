@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.grammar import Constraint, ConstraintKind
-from headstart.text.thinking import Thinking
 from headstart.toolcalls.formats import (
+    DemandableBody,
     JsonArguments,
     JsonCall,
     MarkedCalls,
@@ -21,11 +21,10 @@ from headstart.toolcalls.formats import (
     TaggedArguments,
 )
 from headstart.toolcalls.tools import Tools
+from headstart.toolcalls.value_rules import SchemaRules, as_json, quoted
 
-_PIECES = re.compile(r"(<[^<>]*>|\[/?[A-Z_]+\]|\s+)")
+_PIECES = re.compile(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)")
 _TYPES = ("number", "array", "object", "boolean", "null")  # of values that are no text
-# objects are written as Python's json.dumps does, which is what models mostly learned
-_LAYOUT = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 TokenOf = Callable[[str], int | None]
 """The id of the special token with this spelling, if there is one."""
 
@@ -40,34 +39,11 @@ class CallRules:
     token_of: TokenOf
 
 
-def required_calls(
-    calls: MarkedCalls,
-    rules: CallRules,
-    thinking: Thinking | None,
-    *,
-    is_thinking: bool,
-    after_thoughts: str = "",
-) -> Constraint:
-    """The answer is calls, after thoughts if the model thinks.
-
-    Args:
-        is_thinking: the prompt has opened the thoughts.
-        after_thoughts: what stands between thoughts and calls.
-    """
+def required_calls(calls: MarkedCalls, rules: CallRules) -> Constraint:
+    """The answer is calls."""
     grammar = _Grammar(rules)
     grammar.add_section(calls, with_trigger=True)
-    if thinking is None:
-        return Constraint(kind=ConstraintKind.LARK, text=grammar.text("section"))
-    if is_thinking:
-        return Constraint(
-            kind=ConstraintKind.LARK,
-            text=grammar.text("section"),
-            triggers=(thinking.end.strip().encode(),),
-            is_required=True,
-            allows_space=True,
-        )
-    grammar.add_thoughts(thinking, after_thoughts)
-    return Constraint(kind=ConstraintKind.LARK, text=grammar.text("thoughts? SPACE? section"))
+    return Constraint(kind=ConstraintKind.LARK, text=grammar.text("section"))
 
 
 def calls_at_a_trigger(calls: MarkedCalls, rules: CallRules) -> Constraint | None:
@@ -83,6 +59,20 @@ def calls_at_a_trigger(calls: MarkedCalls, rules: CallRules) -> Constraint | Non
     )
 
 
+def before_rules(after_thoughts: str, header: str, token_of: TokenOf) -> str:
+    """What may stand before what is demanded, as `Constraint.before` wants it.
+
+    Args:
+        after_thoughts: stands between thoughts and whatever follows them.
+        header: stands before that which is demanded.
+    """
+    if not after_thoughts and not header:
+        return ""
+    grammar = _Grammar(CallRules(Tools([]), (), False, token_of))
+    first, second = grammar.spelled(after_thoughts), grammar.spelled(header)
+    return f"before: ({first})? {second}" if first and second else f"before: {first}{second}"
+
+
 class _Grammar:
     """Rules of a Lark grammar, written one by one."""
 
@@ -93,18 +83,6 @@ class _Grammar:
     def text(self, start: str) -> str:
         space = "SPACE: /[ \\t\\r\\n]{1,4}/"
         return "\n".join([f"start: {start}", space, *self._lines])
-
-    def add_thoughts(self, thinking: Thinking, after: str) -> None:
-        """Thoughts between their markers."""
-        start, end = self._spelled(thinking.start), thinking.end.strip()
-        then = self._spelled(after)
-        if self._rules.token_of(end) is None:
-            self._lines += [
-                f"thoughts: {start} thought_text {then}",
-                f"thought_text[suffix={_quoted(end)}]: /(?s:.*)/",
-            ]
-        else:
-            self._lines += [f"thoughts: {start} /(?s:.*)/ {self._spelled(end)} {then}"]
 
     def add_section(self, calls: MarkedCalls, *, with_trigger: bool) -> None:
         """All calls with what is around them; without the trigger if that was written already."""
@@ -119,62 +97,77 @@ class _Grammar:
         for index, body in enumerate(bodies):
             self._lines.append(f"call_{index}: {body}")
         self._lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(bodies))))
+        if with_trigger and calls.header:
+            self._add_sections_with_headers(calls)
+            return
         more = ""
         if self._rules.is_parallel and calls.is_parallel:
-            before = self._spelled(calls.separator + calls.call_start)
-            more = f"({before} call {self._spelled(calls.call_end)})*"
+            before = self.spelled(calls.separator + calls.call_start)
+            more = f"({before} call {self.spelled(calls.call_end)})*"
         parts = [
-            self._spelled(opening),
-            self._spelled(first_start),
+            self.spelled(opening),
+            self.spelled(first_start),
             "call",
-            self._spelled(calls.call_end),
+            self.spelled(calls.call_end),
             more,
-            self._spelled(calls.section_end),
+            self.spelled(calls.section_end),
         ]
         self._lines.append("section: " + " ".join(filter(None, parts)))
 
+    def _add_sections_with_headers(self, calls: MarkedCalls) -> None:
+        end = self.spelled(calls.call_end + calls.section_end)
+        sections = []
+        for index, name in enumerate(self._rules.names):
+            start = calls.header.format(name=name) + calls.section_start + calls.call_start
+            sections.append(f"{self.spelled(start)} call_{index} {end}")
+        self._lines.append("section: " + " | ".join(sections))
+
     def _call(self, calls: MarkedCalls, name: str) -> str:
         # arguments that the tool does not declare would be of no use
-        schema = {"type": "object", "additionalProperties": False}
-        schema |= self._rules.tools.parameters(name)
+        tools = self._rules.tools
+        schema = {"type": "object", "additionalProperties": False, **tools.parameters(name)}
+        if not tools.is_strict(name):  # what is not supported is not demanded
+            schema["x-guidance"] = {"lenient": True, "coerce_one_of": True}
         match calls.body:
             case JsonCall():
                 return self._json_call(calls.body, name, schema)
             case NamedCall():
                 return self._named_call(calls.body, name, schema)
+            case DemandableBody():
+                return calls.body.rule(name, SchemaRules(schema, self._lines, self.spelled))
         raise TypeError(f"no grammar for {calls.body!r}")
 
     def _json_call(self, body: JsonCall, name: str, schema: Mapping[str, Any]) -> str:
-        arguments = _json(schema)
+        arguments = as_json(schema)
         if body.is_name_key:
-            return f'{_quoted("{" + json.dumps(name) + ": ")} {arguments} "}}"'
+            return f'{quoted("{" + json.dumps(name) + ": ")} {arguments} "}}"'
         key, written = json.dumps(body.name_key), json.dumps(name)
         fields = f"{key}: {written}, {json.dumps(body.arguments_key)}: "
         id_field = json.dumps(body.id_key) + ': "'
         if body.id_key and body.is_id_last:
-            last = f"{_quoted(', ' + id_field)} /[a-zA-Z0-9]{{9}}/ {_quoted(chr(34))}"
-            return f'{_quoted("{" + fields)} {arguments} {last} "}}"'
+            last = f"{quoted(', ' + id_field)} /[a-zA-Z0-9]{{9}}/ {quoted(chr(34))}"
+            return f'{quoted("{" + fields)} {arguments} {last} "}}"'
         if body.id_key:
-            first = f"{_quoted('{' + id_field)} /[0-9]{{1,4}}/ {_quoted(chr(34) + ', ' + fields)}"
+            first = f"{quoted('{' + id_field)} /[0-9]{{1,4}}/ {quoted(chr(34) + ', ' + fields)}"
             return f'{first} {arguments} "}}"'
-        return f'{_quoted("{" + fields)} {arguments} "}}"'
+        return f'{quoted("{" + fields)} {arguments} "}}"'
 
     def _named_call(self, body: NamedCall, name: str, schema: Mapping[str, Any]) -> str:
         parts = []
         if body.is_id_first:
-            parts += ["/[a-zA-Z0-9]{9}/", self._spelled(body.name_start)]
+            parts += ["/[a-zA-Z0-9]{9}/", self.spelled(body.name_start)]
         if body.is_name_id:
-            parts += [_quoted(f"functions.{name}:"), "/[0-9]{1,4}/"]
+            parts += [quoted(f"functions.{name}:"), "/[0-9]{1,4}/"]
         else:
-            parts.append(_quoted(name))
+            parts.append(quoted(name))
         if body.id_start:
-            parts += [self._spelled(body.id_start), "/[a-zA-Z0-9]{9}/"]
-        parts.append(self._spelled(body.name_end))
+            parts += [self.spelled(body.id_start), "/[a-zA-Z0-9]{9}/"]
+        parts.append(self.spelled(body.name_end))
         if body.number_end:
-            parts += ["/[0-9]{1,3}/", self._spelled(body.number_end)]
+            parts += ["/[0-9]{1,3}/", self.spelled(body.number_end)]
         match body.arguments:
             case JsonArguments():
-                parts.append(_json(schema))
+                parts.append(as_json(schema))
             case TaggedArguments():
                 parts += self._tagged(body.arguments, name, schema)
         return " ".join(filter(None, parts))
@@ -187,33 +180,37 @@ class _Grammar:
         parts = []
         for key, value in (properties if isinstance(properties, Mapping) else {}).items():
             is_text = self._rules.tools.is_text(name, key)
-            written = self._argument(arguments, key, value, is_text=is_text)
+            written = self._argument(arguments, key, value, None if is_text else schema)
             parts.append(f"({written})" if key in required else f"({written})?")
         return parts
 
-    def _argument(self, form: TaggedArguments, key: str, schema: Any, *, is_text: bool) -> str:
+    def _argument(
+        self, form: TaggedArguments, key: str, schema: Any, root: Mapping[str, Any] | None
+    ) -> str:
+        """Key and value; `root` is the schema of all arguments, or None if the value is text."""
+        is_text = root is None
         has_values = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
-        parts = [self._spelled(form.key_start), _quoted(key), self._spelled(form.key_end)]
+        parts = [self.spelled(form.key_start), quoted(key), self.spelled(form.key_end)]
         if form.attribute_end:
             others = ("false",) if form.text_attribute == "true" else _TYPES
             words = (form.text_attribute,) if is_text else others
-            parts.append(f"({' | '.join(map(_quoted, words))})")
-            parts.append(self._spelled(form.attribute_end))
+            parts.append(f"({' | '.join(map(quoted, words))})")
+            parts.append(self.spelled(form.attribute_end))
         opening = " ".join(parts)
         if is_text and has_values:
             values = schema.get("enum") or [schema["const"]]
-            choices = " | ".join(_quoted(str(value)) for value in values)
-            return f"{opening} ({choices}) {self._spelled(form.value_end)}"
+            choices = " | ".join(quoted(str(value)) for value in values)
+            return f"{opening} ({choices}) {self.spelled(form.value_end)}"
         if not is_text:
-            return f"{opening} {_json(schema)} {self._spelled(form.value_end)}"
+            return f"{opening} {as_json(schema, root)} {self.spelled(form.value_end)}"
         end = form.value_end
         if self._rules.token_of(end.strip()) is not None:
-            return f"{opening} /(?s:.*)/ {self._spelled(end)}"
+            return f"{opening} /(?s:.*)/ {self.spelled(end)}"
         name = f"text_{len(self._lines)}_{len(opening)}"
-        self._lines.append(f"{name}[suffix={_quoted(end)}]: /(?s:.*)/")
+        self._lines.append(f"{name}[suffix={quoted(end)}]: /(?s:.*)/")
         return f"{opening} {name}"
 
-    def _spelled(self, marker: str) -> str:
+    def spelled(self, marker: str) -> str:
         """A marker as text and ids of special tokens.
 
         White space is a piece of its own: what may follow it is decided behind it.
@@ -221,15 +218,5 @@ class _Grammar:
         parts = []
         for part in filter(None, _PIECES.split(marker)):
             token = self._rules.token_of(part)
-            parts.append(_quoted(part) if token is None else f"<[{token}]>")
+            parts.append(quoted(part) if token is None else f"<[{token}]>")
         return " ".join(parts)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _json(schema: Any) -> str:
-    """A value of this schema."""
-    whole = dict(schema) if isinstance(schema, Mapping) else {}
-    return "%json " + json.dumps({**whole, "x-guidance": _LAYOUT}, ensure_ascii=False)

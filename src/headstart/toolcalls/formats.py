@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headstart.toolcalls.json_text import (
     dump,
@@ -18,6 +18,7 @@ from headstart.toolcalls.json_text import (
     value_or_text,
 )
 from headstart.toolcalls.reader import Reading, TextReader
+from headstart.toolcalls.value_rules import SchemaRules
 
 _PIECE = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|\S")
 _NAME_CHARS = frozenset("._-:/")
@@ -56,6 +57,14 @@ class CallBody(Protocol):
         """
 
 
+@runtime_checkable
+class DemandableBody(CallBody, Protocol):
+    """A call whose form is its own, and for which there is a grammar."""
+
+    def rule(self, name: str, rules: SchemaRules) -> str:
+        """A call of this tool, as text of a grammar."""
+
+
 @dataclass(frozen=True, slots=True)
 class MarkedCalls:
     """Calls between markers: around all of them, around each, and between two."""
@@ -69,6 +78,7 @@ class MarkedCalls:
     separator: str = ""
     further_triggers: tuple[str, ...] = ()  # instead of the start of the section
     is_parallel: bool = True  # the template shows several calls
+    header: str = ""  # before the section where calls are demanded; {name} is the tool's
 
     @property
     def triggers(self) -> tuple[str, ...]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class Tools:
     """Names of functions, and which of their arguments are text."""
 
-    def __init__(self, tools: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Take OpenAI's `tools`."""
         self._parameters = {
             tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
+        }
+        self._strict = {
+            tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True
         }
 
     def __contains__(self, name: str) -> bool:
@@ -29,6 +32,10 @@ class Tools:
         """The JSON schema of a function's arguments."""
         schema = self._parameters.get(name)
         return schema if isinstance(schema, Mapping) else {}
+
+    def is_strict(self, name: str) -> bool:
+        """Whether what cannot be demanded of the arguments is an error."""
+        return name in self._strict
 
     def is_text(self, name: str, argument: str) -> bool:
         """Whether an argument is text, so that what looks like another value is text too."""

@@ -95,6 +95,12 @@ class DraftTokenizer(ABC):
         """Draft-model tokens that make about so many target tokens."""
         return num_target_tokens
 
+    @abstractmethod
+    def num_settled(self, history: Sequence[int], num_open: int) -> int:
+        """Leading tokens of the last history that stay, whatever comes in place of its last
+        `num_open` target tokens.
+        """
+
 
 def make_draft_tokenizer(
     translator: VocabularyTranslator | None, sampling: str
@@ -118,6 +124,9 @@ class DirectTokenizer(DraftTokenizer):
 
     def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
         return read
+
+    def num_settled(self, history: Sequence[int], num_open: int) -> int:
+        return len(history) - num_open
 
     def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         return DirectBuilder(request, limit, self._preference)
@@ -204,6 +213,10 @@ class TranslatingTokenizer(DraftTokenizer):
 
     def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
         return self.sequence.target_tokens
+
+    def num_settled(self, history: Sequence[int], num_open: int) -> int:
+        """Of open tokens an estimate: that each takes no more than four of the draft's."""
+        return max(0, min(self.sequence.num_final, len(history) - 4 * num_open))
 
     def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         return TranslatingBuilder(request, limit, self)

@@ -59,6 +59,11 @@ class Retokenizer:
         self._base = 0
         self._window = b""
 
+    @property
+    def num_final(self) -> int:
+        """Leading tokens that nothing that is appended changes."""
+        return self._start
+
     def append(self, data: bytes) -> None:
         """The stream grew by `data`. O(window + data)."""
         window = self._window

@@ -65,6 +65,11 @@ class ToDraft:
         """What the draft model should have in its cache. Live: read, do not keep."""
         return self._stream.tokens
 
+    @property
+    def num_final(self) -> int:
+        """Leading tokens that no longer history changes."""
+        return min(self._stream.num_final, len(self.tokens))
+
     def reset(self) -> None:
         """Forget the history."""
         self._stream = Retokenizer(self._encoder)

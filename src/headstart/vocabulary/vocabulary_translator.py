@@ -64,6 +64,11 @@ class TranslatedSequence(ABC):
         """False while the history ends inside a marker that is to be replaced."""
         return True
 
+    @property
+    def num_final(self) -> int:
+        """Leading draft tokens that no longer history changes."""
+        return len(self.draft_history)
+
     @abstractmethod
     def extend(self, tokens: Sequence[int]) -> None:
         """The target's history grew by these tokens. O(new tokens)."""
@@ -173,6 +178,10 @@ class TextSequence(TranslatedSequence):
     @property
     def can_draft(self) -> bool:
         return self._to_draft.can_draft
+
+    @property
+    def num_final(self) -> int:
+        return self._to_draft.num_final
 
     def extend(self, tokens: Sequence[int]) -> None:
         num_stable = len(self.draft_history)

@@ -13,7 +13,7 @@ from headstart.engine.memory import HOST, Measured, Use
 from headstart.engine.parameters import Facts, Limits
 from headstart.errors import ConfigError
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 LAYERS = 10
 TRAIN = 32768
 MODEL = Path("big.gguf")
@@ -120,9 +120,39 @@ def test_a_mapped_file_may_be_larger_than_main_memory() -> None:
         )
 
 
-def test_snapshots_take_an_eighth_of_free_memory_at_most() -> None:
-    measure = machine(is_recurrent=True, state=GIB // 16)
-    result = fitted(20, max_draft=32, measure=measure)
+def with_snapshots(
+    state: int, *, context: int = TRAIN, max_draft: int = 32, **of_target: bool
+) -> Fitted:
+    """Of a recurrent model with states of so many bytes."""
+    config = EngineConfig(context=context, ctx_checkpoints=0 if "no_copies" in of_target else 32)
+    of_target.pop("no_copies", None)
+    return fit(
+        Part(MODEL, config, Limits(4, 4, max_draft), **of_target),
+        measure=machine(is_recurrent=True, state=state),
+        free=lambda: {"CUDA0": 40 * GIB, HOST: 64 * GIB},
+    )
+
+
+def test_snapshots_that_were_asked_for_take_an_eighth_of_free_memory_at_most() -> None:
+    result = with_snapshots(GIB // 4, is_draft_asked=True)
     assert 1 <= result.limits.max_draft <= 5
     assert f"at most {result.limits.max_draft} tokens" in result.remarks[0]
     assert fitted(20, max_draft=32).limits.max_draft == 32
+
+
+@pytest.mark.parametrize("mib", [1, 4, 16, 20, 25, 64])
+def test_snapshots_that_nobody_asked_for_take_a_twentieth_of_the_caches_at_most(mib: int) -> None:
+    """A few of them are worth less than copies of the state, so then there are none."""
+    most = with_snapshots(mib * MIB).limits.max_draft
+    assert most == 0 or 4 <= most <= 8
+    caches = TRAIN * 256 * 1024 + GIB // 4 + 4 * mib * MIB
+    assert 4 * mib * MIB * most <= caches / 20
+    assert (most == 8) == (8 * 4 * mib * MIB <= caches / 20)
+    assert (most == 0) == (4 * 4 * mib * MIB > caches / 20)
+
+
+def test_drafters_that_need_snapshots_have_them() -> None:
+    assert with_snapshots(GIB // 8, has_state_reader=True).limits.max_draft == 3
+    assert with_snapshots(MIB, has_state_reader=True).limits.max_draft == 8
+    assert with_snapshots(GIB // 8, no_copies=True).limits.max_draft == 1
+    assert with_snapshots(GIB // 8, max_draft=0).limits.max_draft == 0

@@ -12,7 +12,7 @@ from llguidance import LLParserLimits
 from headstart.errors import InvalidParameterError
 from headstart.grammar import compiler
 from headstart.grammar.compiler import Compiled
-from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.grammar.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.grammar.state import GrammarState
 from headstart.grammar.tokens import GrammarTokens
 from headstart.testing import ByteVocab
@@ -179,6 +179,24 @@ class TestTriggers:
         state = begin("json_schema", SCHEMA, triggers=(b"</think>",), allows_space=True)
         read(state, b'x</think>\n\n{"name": "')
 
+    @pytest.mark.parametrize(
+        ("kind", "text", "value"),
+        [
+            ("json_object", "", b"{}"),
+            ("json_schema", {"const": 1}, b"1"),
+            ("regex", "ab", b"ab"),
+            ("lark", 'start: "a" B\nB: "b"', b"ab"),
+            ("gbnf", 'root ::= "a" b\nb ::= "b"', b"ab"),
+        ],
+    )
+    def test_space_and_more_may_come_before_every_kind(
+        self, kind: str, text: Any, value: bytes
+    ) -> None:
+        before = 'before: "final" B?\nB: "!"'
+        for first in (b"", b"\n\n", b"final", b"final!\n"):
+            read(begin(kind, text, before=before, allows_space=True), first + value)
+        read(begin(kind, text, before=before), b"final!" + value)
+
     def test_of_two_triggers_the_one_that_is_complete_first_counts(self) -> None:
         state = begin("regex", "b>c", triggers=(b"<ab>", b"<a"))
         read(state, b"<a")
@@ -191,6 +209,85 @@ class TestTriggers:
             assert ahead.read_legal(b"x</think>12a") == len(b"x</think>12")
         assert not state.is_active
         read(state, b"x</think>12")
+
+
+THINK = ThoughtMarks(b"<think>", b"</think>", is_open=False, opening=tuple(b"<think>"))
+OPEN = ThoughtMarks(b"<think>", b"</think>", is_open=True)
+
+
+class TestThoughts:
+    """Where the model thinks its text is free, and triggers do not count."""
+
+    @pytest.mark.parametrize("marks", [THINK, OPEN])
+    def test_a_trigger_inside_thoughts_does_not_begin_the_constraint(
+        self, marks: ThoughtMarks
+    ) -> None:
+        state = begin("regex", "[0-9]+", triggers=(b"<tool>",), thoughts=marks)
+        opening = b"" if marks.is_open else b"Well <think>"
+        read(state, opening + b"I may call <tool> so")
+        assert not state.is_active
+        assert legal(state) == set(range(TOKENS.size))
+        read(state, b"</think> now <tool>")
+        assert legal(state) == set(b"0123456789")
+
+    def test_a_draft_is_followed_across_the_end_of_thoughts(self) -> None:
+        state = begin("regex", "[0-9]+", triggers=(b"<tool>",), thoughts=OPEN)
+        for text in (b"a<tool>b</think><tool>12a", b"a<tool>bc</think>no<tool>12a"):
+            with state.lookahead() as ahead:
+                assert ahead.read_legal(text) == len(text) - 1
+        read(state, b"a<tool>b")
+        with state.lookahead() as ahead:
+            assert ahead.read_legal(b"</think><tool>x") == len(b"</think><tool>")
+
+    def test_the_end_of_thoughts_may_be_the_trigger(self) -> None:
+        state = begin("regex", "[0-9]+", triggers=(b"</think>\n",), thoughts=OPEN)
+        read(state, b"x\n</think>\n")
+        assert legal(state) == set(b"0123456789")
+
+    def test_an_answer_is_constrained_text_or_begins_with_thoughts(self) -> None:
+        state = begin("regex", "[0-9]+", thoughts=THINK, allows_space=True)
+        assert legal(state) == set(b"0123456789< \t\r\n")
+        assert state.forced() == []
+        read(state, b"<")
+        assert legal(state) == set(b"t")
+        assert bytes(state.forced()) == b"think>"
+        read(state, b"think>")
+        assert legal(state) == set(range(TOKENS.size)) - {EOS}
+        read(state, b"free <think> text</think>\n")
+        assert legal(state) == set(b"0123456789 \t\r\n")
+        read(state, b"12")
+        assert legal(state) == {*b"0123456789", EOS}
+
+    def test_without_thoughts_the_text_is_constrained_from_its_first_token_on(self) -> None:
+        state = read(begin("regex", "ab", thoughts=THINK), b"a")
+        assert bytes(state.forced()) == b"b"
+
+    def test_the_mark_and_the_text_may_begin_alike(self) -> None:
+        marks = ThoughtMarks(b"<a>", b"</a>", is_open=False, opening=tuple(b"<a>"))
+        state = read(begin("regex", "<x>[0-9]", thoughts=marks), b"<")
+        assert legal(state) == set(b"ax")
+        read(state, b"x>1")
+        assert state.is_over
+        state = read(begin("regex", "<x>[0-9]", thoughts=marks), b"<a>free</a>")
+        assert bytes(state.forced()) == b"<x>"
+
+    def test_a_draft_is_followed_through_thoughts_that_it_begins(self) -> None:
+        state = begin("regex", "[0-9]+", thoughts=THINK)
+        for before in (b"", b"<th"):
+            read(state, before)
+            for text, num_legal in (
+                (b"<think>x</think>12a", 18), (b"<think>x", 8), (b"<thinx", 5), (b"12a", 2)
+            ):  # fmt: skip
+                if not text.startswith(before):
+                    continue
+                with state.lookahead() as ahead:
+                    assert ahead.read_legal(text[len(before) :]) == num_legal - len(before)
+        read(state, b"ink>x</think>12")
+
+    def test_an_answer_that_begins_inside_thoughts_is_constrained_behind_them(self) -> None:
+        state = begin("regex", "[0-9]+", thoughts=OPEN, allows_space=True)
+        assert legal(state) == set(range(TOKENS.size)) - {EOS}
+        read(state, b"hm</think>\n\n12")
 
 
 class PairVocab(ByteVocab):

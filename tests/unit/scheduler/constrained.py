@@ -11,7 +11,7 @@ from tests.harness import Answer, Clock, fixed, play
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.grammar.compiler import Compiled, GrammarCompiler
-from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.grammar.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.grammar.tokens import GrammarTokens
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
@@ -58,6 +58,18 @@ CONSTRAINTS = {
         triggers=(b"a", b"{", b"!"),
         is_required=True,
         allows_space=True,
+    ),
+    "thoughts before": Constraint(
+        kind=ConstraintKind.JSON_SCHEMA,
+        text=json.dumps(PERSON),
+        thoughts=ThoughtMarks(b"s", b"e", is_open=False, opening=tuple(b"s")),
+        allows_space=True,
+    ),
+    "no trigger in thoughts": Constraint(
+        kind=ConstraintKind.REGEX,
+        text="[0-9]{3};",
+        triggers=(b"a", b"b", b"c", b"{", b"!"),
+        thoughts=ThoughtMarks(b"s", b"e", is_open=True),
     ),
     "again and again": Constraint(
         kind=ConstraintKind.REGEX, text="[0-9]{3};", triggers=(b"a", b"b", b"c"), repeats=True

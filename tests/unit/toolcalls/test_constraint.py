@@ -9,11 +9,16 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.templates.conversations import FIXTURE, TOOLS
 
+from headstart.grammar import Constraint, ConstraintKind
 from headstart.grammar.source import grammar_text
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.thinking import Thinking
 from headstart.toolcalls.answer_format import ReadOptions
-from headstart.toolcalls.constraint import CallRules, calls_at_a_trigger, required_calls
+from headstart.toolcalls.constraint import (
+    CallRules,
+    before_rules,
+    calls_at_a_trigger,
+    required_calls,
+)
 from headstart.toolcalls.events import AnswerMessage
 from headstart.toolcalls.find import find_format
 from headstart.toolcalls.formats import JsonCall, MarkedCalls
@@ -27,6 +32,7 @@ NAMES = [
     "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2", "Kimi-K2-Thinking", "Kimi-K3",
     "openai-gpt-oss-120b", "MiniMax-M2", "Apertus-8B-Instruct", "upstage-Solar-Open-100B",
     "meetkai-functionary-medium-v3.2", "ByteDance-Seed-OSS", "Cohere2MoE", "tencent-Hy3",
+    "LFM2.5-8B-A1B", "MiniMax-M3", "google-gemma-4-31B-it", "muse-glimmer",
 ]  # fmt: skip
 HERMES = MarkedCalls(
     "json", JsonCall(), call_start="<tool_call>\n", call_end="\n</tool_call>", separator="\n"
@@ -69,15 +75,17 @@ def test_the_grammar_holds_what_the_template_writes(name):
     answer_format = find_format(template)
     calls = answer_format.constrained_calls
     assert calls is not None
-    constraint = required_calls(calls, rules(), None, is_thinking=False)
+    constraint = required_calls(calls, rules())
     first = (calls.section_start + calls.call_start).strip() or "get_weather"
     if name == "meta-llama-Llama-3.1-8B-Instruct":
         first = '{"name": "get_weather"'
+    if calls.header:
+        first = calls.header.format(name="get_weather")
     if name == "openai-gpt-oss-120b":
         text = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
         text, first = text + json.dumps(PARIS) + "<|call|>", text
     tail = text[text.rindex(first) :]
-    assert any(accepts(constraint, tail[:end].strip()) for end in range(len(tail) + 1))
+    assert any(accepts(constraint, tail[:end].rstrip()) for end in range(len(tail) + 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,7 +101,7 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
             "required": ["a", "b"],
         }}}
     ]  # fmt: skip
-    constraint = required_calls(calls, rules(tools, is_parallel=False), None, is_thinking=False)
+    constraint = required_calls(calls, rules(tools, is_parallel=False))
     matcher = LLMatcher(_TOKENIZER, grammar_text(constraint))
     text = bytearray()
     while not matcher.is_accepting() and len(text) < 500:
@@ -120,7 +128,7 @@ def call_text(arguments, name="get_weather"):
 
 
 def test_arguments_follow_the_schema_and_are_those_declared():
-    constraint = required_calls(HERMES, rules(), None, is_thinking=False)
+    constraint = required_calls(HERMES, rules())
     assert accepts(constraint, call_text('{"city": "X", "unit": "C"}'))
     assert not accepts(constraint, call_text('{"city": 5}'))
     assert not accepts(constraint, call_text('{"unit": "C"}'))
@@ -132,34 +140,37 @@ def test_arguments_follow_the_schema_and_are_those_declared():
 def test_several_calls_only_where_they_may_be():
     one = call_text('{"city": "X"}')
     two = f"{one}\n{one}"
-    assert accepts(required_calls(HERMES, rules(), None, is_thinking=False), two)
-    single = required_calls(HERMES, rules(is_parallel=False), None, is_thinking=False)
+    assert accepts(required_calls(HERMES, rules()), two)
+    single = required_calls(HERMES, rules(is_parallel=False))
     assert accepts(single, one)
     assert not accepts(single, two)
 
 
 def test_only_the_named_tool_may_be_called():
-    constraint = required_calls(HERMES, rules(names=["send"]), None, is_thinking=False)
+    constraint = required_calls(HERMES, rules(names=["send"]))
     assert not accepts(constraint, call_text('{"city": "X"}'))
     assert accepts(constraint, call_text('{"to": [], "text": ""}', name="send"))
 
 
 def test_a_tool_without_parameters_is_called_without_arguments():
     tools = [{"type": "function", "function": {"name": "now"}}]
-    constraint = required_calls(HERMES, rules(tools), None, is_thinking=False)
+    constraint = required_calls(HERMES, rules(tools))
     assert accepts(constraint, call_text("{}", name="now"))
     assert not accepts(constraint, call_text('{"a": 1}', name="now"))
 
 
-def test_thoughts_may_come_before_required_calls():
-    thinking = Thinking("<think>\n", "\n</think>\n\n")
-    call = call_text('{"city": "X"}')
-    free = required_calls(HERMES, rules(), thinking, is_thinking=False)
-    assert accepts(free, call)
-    assert accepts(free, f"<think>\nHm < > hm.\n</think>\n\n{call}")
-    assert not accepts(free, f"Hm {call}")
-    opened = required_calls(HERMES, rules(), thinking, is_thinking=True)
-    assert (opened.triggers, opened.is_required) == ((b"</think>",), True)
+def test_headers_may_stand_before_what_is_demanded():
+    known = {"<|start|>": 7, "<|channel|>": 8, "<|message|>": 9}.get
+    after, header = "<|start|>assistant", "<|channel|>final<|message|>"
+    content = before_rules(after, header, known)
+    assert content == 'before: (<[7]> "assistant")? <[8]> "final" <[9]>'
+    assert before_rules(after, "", known) == 'before: <[7]> "assistant"'
+    assert before_rules("", "", known) == ""
+    rules_of_text = before_rules(after, header, lambda _: None)
+    constraint = Constraint(kind=ConstraintKind.REGEX, text="[0-9]", before=rules_of_text)
+    for text in ("1", f"{header}1", f"{after}{header}1"):
+        assert accepts(constraint, text)
+    assert not accepts(constraint, f"{after}1")
 
 
 def test_behind_its_trigger_a_call_goes_on():
@@ -176,7 +187,98 @@ def test_calls_without_a_marker_have_no_trigger():
 def test_special_tokens_stand_by_their_ids():
     known = {"<tool_call>": 7, "</tool_call>": 8}
     found = CallRules(Tools(TOOLS), ("send",), True, known.get)
-    text = required_calls(HERMES, found, None, is_thinking=False).text
+    text = required_calls(HERMES, found).text
     assert "<[7]>" in text
     assert "<[8]>" in text
     assert '"<tool_call>' not in text
+
+
+NESTED = [
+    {"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object",
+        "properties": {
+            "list": {"type": "array", "items": {"$ref": "#/$defs/pair"}, "minItems": 2,
+                     "maxItems": 2},
+            "maybe": {"type": ["integer", "null"]},
+            "what": {"anyOf": [{"const": "a"}, {"type": "boolean"}]},
+        },
+        "required": ["list", "what"],
+        "$defs": {"pair": {"type": "object", "properties": {
+            "left": {"enum": ["l"]}, "right": {"type": "integer", "minimum": 3, "maximum": 3},
+        }, "required": ["left", "right"]}},
+    }}}
+]  # fmt: skip
+PAIR = {"left": "l", "right": 3}
+IN_THE_FAMILIES = {
+    "google-gemma-4-31B-it": (
+        '<|tool_call>call:f{list:[{left:<|"|>l<|"|>,right:3},{left:<|"|>l<|"|>,right:3}],'
+        'what:<|"|>a<|"|>}<tool_call|>'
+    ),
+    "LFM2.5-8B-A1B": (
+        '<|tool_call_start|>[f(list=[{"left": "l", "right": 3}, {"left": "l", "right": 3}], '
+        "what='a')]<|tool_call_end|>"
+    ),
+    "MiniMax-M3": (
+        '~<tool_call>\n~<invoke name="f">~<list>'
+        + "~<item>~<left>l~</left>~<right>3~</right>~</item>" * 2
+        + "~</list>~<what>a~</what>~</invoke>\n~</tool_call>"
+    ).replace("~", "]<]minimax[>["),
+    "muse-glimmer": (
+        ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n'
+        '<atem:parameter name="list">[{"left": "l", "right": 3}, {"left": "l", "right": 3}]'
+        '</atem:parameter>\n<atem:parameter name="what">"a"</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls>"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_FAMILIES)
+def test_values_of_a_form_of_its_own_follow_the_schema(name):
+    text = IN_THE_FAMILIES[name]
+    answer_format = find_format(ChatTemplate(TEMPLATES[name]))
+    constraint = required_calls(answer_format.constrained_calls, rules(NESTED))
+    assert accepts(constraint, text)
+    for right, wrong in (("3", "4"), ("what", "why"), ("left", "lost"), ("f", "g")):
+        assert not accepts(constraint, text.replace(right, wrong))
+    parser = AnswerParser(answer_format, Tools(NESTED), ReadOptions())
+    message = AnswerMessage()
+    message.add(parser.feed(text) + parser.finish())
+    assert json.loads(message.calls[0].arguments) == {"list": [PAIR, PAIR], "what": "a"}
+
+
+def test_a_value_may_contain_values_of_its_own_kind():
+    tree = {"type": "object", "properties": {"tree": {"$ref": "#/$defs/node"}},
+            "required": ["tree"], "$defs": {"node": {"type": "array", "items":
+            {"$ref": "#/$defs/node"}}}}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "parameters": tree}}]
+    calls = find_format(ChatTemplate(TEMPLATES["google-gemma-4-31B-it"])).constrained_calls
+    constraint = required_calls(calls, rules(tools))
+    assert accepts(constraint, "<|tool_call>call:f{tree:[[],[[],[]]]}<tool_call|>")
+    assert not accepts(constraint, "<|tool_call>call:f{tree:[1]}<tool_call|>")
+
+
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3-Coder", "google-gemma-4-31B-it"])
+def test_what_cannot_be_demanded_is_an_error_of_strict_tools_only(name):
+    """Tools of agents have schemas with all sorts of keywords; they must not fail for them."""
+    items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": items}}}
+    calls = find_format(ChatTemplate(TEMPLATES[name])).constrained_calls
+    tools = [{"type": "function", "function": function}]
+    matcher = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
+    assert not matcher.is_error(), matcher.get_error()
+    if name != "google-gemma-4-31B-it":  # whose form is not JSON
+        function["strict"] = True
+        strict = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
+        assert "uniqueItems" in strict.get_error()
+
+
+def test_arguments_between_markers_may_refer_to_definitions():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"],
+        "$defs": {"n": {"type": "integer"}},
+    }}}]  # fmt: skip
+    calls = find_format(ChatTemplate(TEMPLATES["Qwen3-Coder"])).constrained_calls
+    constraint = required_calls(calls, rules(tools))
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(constraint, text.format(7))
+    assert not accepts(constraint, text.format("x"))

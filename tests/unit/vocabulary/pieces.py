@@ -13,6 +13,7 @@ from tests.harness import EOS, SIZE, Model
 
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.testing import FakeEngine
+from headstart.types import MemoryKind
 from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 LETTERS = [bytes([ord("a") + token]) for token in range(EOS)]
@@ -64,8 +65,10 @@ class Translated(FakeEngine):
     Tokens of several letters are never its choice, but histories are full of them.
     """
 
-    def __init__(self, vocab: PieceVocab, model: Model) -> None:
-        super().__init__(vocab.size, context_size=512, num_cells=8 * 512)
+    def __init__(
+        self, vocab: PieceVocab, model: Model, memory: MemoryKind = MemoryKind.CUT
+    ) -> None:
+        super().__init__(vocab.size, context_size=512, num_cells=8 * 512, memory=memory)
         self.vocab, self.model = vocab, model
         self.to_letter = np.array(
             [LETTERS.index(p) if p in LETTERS else -1 for p in vocab.pieces] + [EOS]

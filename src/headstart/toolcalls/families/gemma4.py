@@ -6,14 +6,16 @@ Source: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headstart.text.chat_template import ChatTemplate
 from headstart.toolcalls.answer_format import AnswerFormat
 from headstart.toolcalls.formats import MarkedCalls
 from headstart.toolcalls.json_text import dump, value_or_text
 from headstart.toolcalls.reader import Reading, TextReader
+from headstart.toolcalls.value_rules import Limits, Member, SchemaRules, ValueRules, quoted
 
 _QUOTE = '<|"|>'
 
@@ -30,6 +32,37 @@ class GemmaCall:
         reader.begin_call(name)
         yield from _read_object(reader)
         return True
+
+    def rule(self, name: str, rules: SchemaRules) -> str:
+        """The name and an object."""
+        return f"{quoted(name)} {_GemmaValues(rules).value(rules.schema)}"
+
+
+class _GemmaValues(ValueRules):
+    """Objects have their keys in the order of the alphabet, as the template writes them."""
+
+    def text(self, end: str) -> str:
+        quote = self.spelled(_QUOTE)
+        if quote != quoted(_QUOTE):  # a special token, which text never matches
+            return f"{quote} /(?s:.*)/ {quote}"
+        rest = self.named(f"text[suffix={quote}]", "/(?s:.*)/")
+        return f"{quote} {rest}"
+
+    def literal(self, value: Any, end: str) -> str:
+        if not isinstance(value, str):
+            return quoted(dump(value))
+        quote = self.spelled(_QUOTE)
+        return f"{quote} {quoted(value)} {quote}"
+
+    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
+        return f'"[" {self.repeated(item(""), ",", limits)} "]"'
+
+    def member(self, key: str, value: Callable[[str], str]) -> str:
+        return f"{quoted(key + ':')} {value('')}"
+
+    def object_of(self, members: Sequence[Member], end: str) -> str:
+        ordered = sorted(members, key=lambda one: one.text.casefold())
+        return f'"{{" {self.joined(ordered, ",")} "}}"'
 
 
 def _read_object(reader: TextReader) -> Reading[None]:

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headstart.text.chat_template import ChatTemplate
 from headstart.toolcalls.answer_format import AnswerFormat
 from headstart.toolcalls.formats import MarkedCalls
 from headstart.toolcalls.json_text import dump, value_or_text
 from headstart.toolcalls.reader import Reading, TextReader
+from headstart.toolcalls.value_rules import (
+    Limits,
+    Member,
+    SchemaRules,
+    ValueRules,
+    as_json,
+    quoted,
+)
 
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -44,6 +53,38 @@ class PythonCall:
         reader.arguments("}")
         yield from reader.takes(")")
         return True
+
+    def rule(self, name: str, rules: SchemaRules) -> str:
+        """The name, and the arguments by their keys."""
+        values = _PythonValues(rules)
+        arguments = values.joined(values.members(rules.schema), ", ")
+        return f'{quoted(name + "(")} {arguments} ")"'
+
+
+class _PythonValues(ValueRules):
+    """Texts in either kind of quotes; all else as in JSON."""
+
+    def text(self, end: str) -> str:
+        return self.named("text", as_json({"type": "string"}) + r""" | "'" /[^'\\\n]*/ "'" """)
+
+    def literal(self, value: Any, end: str) -> str:
+        texts = [dump(value)]
+        if isinstance(value, str) and not set(value) & set("'\\\n"):
+            texts.append(f"'{value}'")
+        return f"({' | '.join(map(quoted, texts))})"
+
+    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
+        return f'"[" {self.repeated(item(""), ", ", limits)} "]"'
+
+    def member(self, key: str, value: Callable[[str], str]) -> str:
+        return f"{quoted(key + '=')} {value('')}"
+
+    def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
+        is_object = isinstance(schema, Mapping) and schema.get("type") == "object"
+        return as_json(schema, self.root) if is_object else super().value(schema, end, depth)
+
+    def object_of(self, members: Sequence[Member], end: str) -> str:
+        return as_json({"type": "object"}, self.root)
 
 
 def _source_of_value(reader: TextReader) -> Reading[str]:
@@ -95,7 +136,7 @@ _CALLS = MarkedCalls(
     PythonCall(),
     section_start="<|tool_call_start|>[",
     section_end="]<|tool_call_end|>",
-    separator=",",
+    separator=", ",
 )
 FORMAT = AnswerFormat(calls=_CALLS, calls_end_thoughts=True)
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headstart.text.chat_template import ChatTemplate
 from headstart.toolcalls.answer_format import AnswerFormat
 from headstart.toolcalls.formats import MarkedCalls
 from headstart.toolcalls.json_text import dump, value_or_text
 from headstart.toolcalls.reader import Reading, TextReader
+from headstart.toolcalls.value_rules import Limits, Member, SchemaRules, ValueRules, quoted
 
 _NS = "]<]minimax[>["
 _MAX_DEPTH = 32
@@ -49,6 +51,38 @@ class MinimaxCall:
             before = ","
         reader.arguments("}")
         return True
+
+    def rule(self, name: str, rules: SchemaRules) -> str:
+        """The name and an element for each argument."""
+        values = _ElementValues(rules)
+        arguments = values.joined(values.members(rules.schema), "")
+        return f"{quoted(name + chr(34) + '>')} {arguments}"
+
+
+class _ElementValues(ValueRules):
+    """Elements inside elements; an empty list or object cannot be told from an empty text."""
+
+    def text(self, end: str) -> str:
+        if self.spelled(_NS) != quoted(_NS):  # a special token, which text never matches
+            return f"/(?s:.*)/ {self.spelled(end)}"
+        return self.named(f"text[suffix={quoted(end)}]", "/(?s:.*)/")
+
+    def literal(self, value: Any, end: str) -> str:
+        return f"{quoted(value if isinstance(value, str) else dump(value))} {self.spelled(end)}"
+
+    def scalar(self, schema: Any, end: str) -> str:
+        return f"{super().scalar(schema, end)} {self.spelled(end)}"
+
+    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
+        element = self.member("item", item)
+        least = max(1, limits[0])
+        return f"{self.repeated(element, '', (least, limits[1]))} {self.spelled(end)}"
+
+    def member(self, key: str, value: Callable[[str], str]) -> str:
+        return f"{self.spelled(_NS)} {quoted(f'<{key}>')} {value(f'{_NS}</{key}>')}"
+
+    def object_of(self, members: Sequence[Member], end: str) -> str:
+        return f"{self.joined(members, '')} {self.spelled(end)}"
 
 
 def _value(text: str, *, is_text: bool = False, depth: int = 0) -> object:

@@ -24,17 +24,14 @@ _CALLS = MarkedCalls(
     section_end="</atem:function_calls>",
     call_start='<atem:invoke name="',
     call_end="</atem:invoke>\n",
+    header=" to={name}<|message|>",
+    is_parallel=False,  # each is a message of its own
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuseFormat(AnswerFormat):
     """Messages to recipients."""
-
-    @property
-    def constrained_calls(self) -> MarkedCalls | None:
-        """None: each call is a message of its own, which no constraint here can say."""
-        return None
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read message after message."""
@@ -74,7 +71,9 @@ class MuseFormat(AnswerFormat):
             yield from self._read_calls(reader, found)
 
 
-FORMAT = MuseFormat(calls=_CALLS, seen_markers=("<|message|>", "<|start|>", "<|eom|>"))
+FORMAT = MuseFormat(
+    calls=_CALLS, after_thoughts=_START, seen_markers=("<|message|>", "<|start|>", "<|eom|>")
+)
 
 
 def detect(template: ChatTemplate) -> AnswerFormat | None:
