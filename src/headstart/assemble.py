@@ -71,6 +71,7 @@ def check(config: Config) -> None:
         ConfigError, ModelError: settings that cannot work.
     """
     from headstart.process import cpus_of
+    from headstart.server.constraints import default_constraint
     from headstart.speculation import uses_draft_model, wanted_types, wants_heads
     from headstart.text.chat_template import template_by_hand
 
@@ -80,6 +81,7 @@ def check(config: Config) -> None:
     has_heads = None if wants_heads(config) else False  # the files are not there yet
     wanted_types(config.speculation, has_draft_model=has_draft, has_heads=has_heads)
     cpus_of(config.engine)
+    default_constraint(config.sampling)
     template_by_hand(config.server)
 
 
