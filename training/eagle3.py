@@ -1,10 +1,13 @@
 """Train an EAGLE-3 head for a demo model, on texts that the model writes itself.
 
-    python -m training.eagle3 --work DIR --target demo-target.gguf --seconds 1100 -o head.gguf
+    python -m training.eagle3 --work DIR --target demo-target.gguf --seconds 1200 -o first.gguf
+    python -m training.eagle3 --work DIR --target demo-target.gguf --seconds 420 \
+        --start first.gguf --corpus-share 0.6 -o head.gguf
 
 The head learns the target's probabilities several tokens ahead: from the second on it goes on with
 its own states, as it does when it drafts. It knows the tokens that the target predicts most often;
-the rest are never drafted.
+the rest are never drafted. The second run goes on from the first, mostly with texts that the model
+did not write: copying is learned from many different texts.
 
 Source: Li et al. 2025, https://arxiv.org/abs/2503.01840, section 3
 """
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from training.batches import Rows, load
-from training.eagle3_export import export, load_target, load_tokenizer
+from training.eagle3_export import export, load_head, load_target, load_tokenizer
 from training.eagle3_head import LAYERS, Caches, Head, HeadShape
 from training.model import LanguageModel
 from training.muon import Muon
@@ -36,6 +39,8 @@ WARMUP_STEPS = 30
 COOLDOWN = 0.6  # last share of the run, in which the rates fall to 2 %
 STEP_WEIGHT = 0.85  # of each token ahead, compared with the one before it
 EXCERPT_WEIGHT = 0.3  # of what the model did not write itself
+RESUMED_RATE = 0.5  # of the rates, for a head that was trained before
+REPEAT_SHARE = 0.3  # of the corpus's rows are spans that repeat
 COUNTED_ROWS = 256  # that say which tokens the target predicts most often
 
 
@@ -51,9 +56,7 @@ class Texts:
         """Read what an earlier call wrote, or write it."""
         path = args.work / "own_text.npz"
         if not path.exists():
-            text = load_tokenizer(GGUFReader(args.target))
-            corpus = load(args.work, text, args.context - TASK_ROOM)
-            rows = Rows(corpus, args.context + args.ahead, args.seed)
+            rows = corpus_rows(args, args.seed)
             started = time.monotonic()
             written = write_rows(target, rows, args.rows, args.write_seconds, args.seed)
             seconds = time.monotonic() - started
@@ -61,6 +64,13 @@ class Texts:
             np.savez(path, tokens=written[0], excerpts=written[1])
         with np.load(path) as saved:
             return cls(saved["tokens"], saved["excerpts"])
+
+
+def corpus_rows(args: argparse.Namespace, seed: int) -> Rows:
+    """Rows of texts that the target did not write, in its tokens."""
+    text = load_tokenizer(GGUFReader(args.target))
+    corpus = load(args.work, text, args.context - TASK_ROOM)
+    return Rows(corpus, args.context + args.ahead, seed)
 
 
 class Trainer:
@@ -73,10 +83,17 @@ class Trainer:
         self.device = choose_device(args.device)
         target.to(self.device)
         self.random, self._order = np.random.default_rng(args.seed), np.zeros(0, np.int64)
-        self.ids, known = self._most_frequent(args.ids)
-        print(f"{args.ids} tokens have {known:.4f} of what the target predicts", flush=True)
-        shape = HeadShape(target.shape, args.ids, args.ff_width)
-        self.head = Head(shape, target, self.ids.cpu()).to(self.device)
+        self.corpus_share, self.is_start = args.corpus_share, args.start is None
+        self.corpus = corpus_rows(args, args.seed + 1) if self.corpus_share else None
+        if args.start is None:
+            self.ids, known = self._most_frequent(args.ids)
+            print(f"{args.ids} tokens have {known:.4f} of what the target predicts", flush=True)
+            shape = HeadShape(target.shape, args.ids, args.ff_width)
+            self.head = Head(shape, target, self.ids.cpu()).to(self.device)
+        else:
+            self.head, ids = load_head(GGUFReader(args.start), target)
+            self.head, self.ids = self.head.to(self.device), ids.to(self.device)
+        self.rate = 1.0 if self.is_start else RESUMED_RATE
         named = dict(self.head.named_parameters())
         matrices = [p for n, p in named.items() if p.dim() == 2 and n != "output.weight"]
         kept = {id(p) for p in matrices}
@@ -99,6 +116,12 @@ class Trainer:
 
     def _next_rows(self) -> tuple[Tensor, Tensor]:
         """Tokens, and the weight of each as something to predict; every row once, then again."""
+        if self.corpus is not None and self.random.random() < self.corpus_share:
+            ids, weight = self.corpus.batch(self.batch_size, REPEAT_SHARE)
+            return (
+                torch.from_numpy(ids).long().to(self.device),
+                torch.from_numpy(weight).to(self.device),
+            )
         if len(self._order) < self.batch_size:
             self._order = self.random.permutation(len(self.texts.tokens))
         chosen, self._order = np.split(self._order, [self.batch_size])
@@ -124,13 +147,15 @@ class Trainer:
     def step(self, number: int, progress: float) -> list[float]:
         """Train on one batch; return the shares of tokens that were right, by step ahead.
 
-        One step ahead is learned first, then one more at a time.
+        At first one step ahead is learned, then one more at a time.
         """
         tokens, weights = self._next_rows()
         features, logits = self._look(tokens)
         wanted, best = logits.softmax(-1)[..., self.ids], logits.argmax(-1)
         embedded = self.target.token_embd(tokens)
-        num_steps = 1 + min(self.num_steps - 1, int(progress * self.num_steps))
+        num_steps = self.num_steps
+        if self.is_start:
+            num_steps = 1 + min(self.num_steps - 1, int(progress * self.num_steps))
         rows = tokens.shape[1] - num_steps
         caches = Caches(rows, self.head.shape, self.device)
         state = self.head.fc(features[:, :rows])
@@ -146,7 +171,9 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
         nn.utils.clip_grad_norm_(self.head.output.parameters(), 1.0)
         self._update(
-            min(1.0, (number + 1) / WARMUP_STEPS) * max(0.02, min(1.0, (1 - progress) / COOLDOWN))
+            self.rate
+            * min(1.0, (number + 1) / WARMUP_STEPS)
+            * max(0.02, min(1.0, (1 - progress) / COOLDOWN))
         )
         return right + [0.0] * (self.num_steps - num_steps)
 
@@ -164,6 +191,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="folder with the corpus")
     parser.add_argument("--target", type=Path, required=True, metavar="GGUF")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="GGUF")
+    parser.add_argument("--start", type=Path, metavar="GGUF", help="go on from this head")
+    parser.add_argument(
+        "--corpus-share", type=float, default=0.0, help="batches that the target did not write"
+    )
     parser.add_argument("--rows", type=int, default=3840, help="texts that the target writes")
     parser.add_argument("--write-seconds", type=float, help="write fewer if it takes longer")
     parser.add_argument("--seconds", type=float, help="stop training after this time")

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, TokenType, dequan
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from training.eagle3_head import LAYERS, Head
+from training.eagle3_head import LAYERS, Head, HeadShape
 from training.export import CONTEXT, Q8_0
 from training.model import EPSILON, ROPE_BASE, LanguageModel, Shape
 
@@ -54,6 +54,20 @@ def load_tokenizer(reader: GGUFReader) -> Tokenizer:
     special = [t for t, kind in zip(tokens, types, strict=True) if kind != TokenType.NORMAL]
     made.add_special_tokens([AddedToken(token, special=True) for token in special])
     return made
+
+
+def load_head(reader: GGUFReader, target: LanguageModel) -> tuple[Head, Tensor]:
+    """Return a head that `export` wrote, and its ids, to train it further."""
+    tensors = {tensor.name.removeprefix("blk.0."): tensor for tensor in reader.tensors}
+    ids = torch.from_numpy(np.array(tensors.pop("d2t").data).astype(np.int64))
+    shape = HeadShape(target.shape, len(ids), int(tensors["ffn_gate.weight"].shape[1]))
+    head = Head(shape, target, ids)
+    weights = {
+        name: torch.from_numpy(dequantize(t.data, t.tensor_type).astype(np.float32))
+        for name, t in tensors.items()
+    }
+    head.load_state_dict(weights)
+    return head, ids
 
 
 def export(head: Head, ids: Tensor, target: GGUFReader, output: Path) -> None:

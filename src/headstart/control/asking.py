@@ -45,6 +45,11 @@ class Asking:
         request.left -= 1
         return False
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is not to be asked for some request."""
+        return any(request.left > 0 for request in self._requests.values())
+
     def sleeps(self, seq_ids: Sequence[int]) -> bool:
         """Whether it is to be asked for none of these."""
         requests = self._requests

@@ -26,7 +26,8 @@ about the token after it (censored).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from math import exp
 from typing import Any
 
@@ -48,8 +49,8 @@ MODEL_PRIOR = 0.75  # of a draft model: somebody chose it, and its labels cost t
 SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
 CELL_FADE, PARENT_FADE = 0.997, 0.998
 LEAST, MOST = 0.002, 0.998
+_NO_TOKEN = -1  # nothing is known of it
 NEVER = 0.01  # tokens behind one that survives less often are as good as never accepted
-_CHUNK = 8  # tokens of a draft that are looked at together: most drafts are hopeless behind them
 SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.001, 0.998, 4.0
 
 
@@ -81,13 +82,16 @@ class LabelCounts:
         prior = MODEL_PRIOR if self.is_probability else PRIOR
         return (self.m + SPECULATOR_WEIGHT * prior) / (self.n + SPECULATOR_WEIGHT)
 
-    def rates(self, confidence: Sequence[float], start: int = 0) -> list[float]:
-        """Conditional acceptance of each token of a draft, from position `start` on."""
+    def rates(self, confidence: Iterable[float], start: int = 0) -> Iterator[float]:
+        """Conditional acceptance of each token of a draft, from position `start` on.
+
+        One by one: whoever asks stops where the draft is hopeless.
+        """
         overall, is_probability = self.overall(), self.is_probability
         confidence_m, confidence_n = self.confidence_m, self.confidence_n
         position_m, position_n = self.position_m, self.position_n
         cell_m, cell_n = self.cell_m, self.cell_n
-        rates, last, c = [], None, 0
+        last, c = None, 0
         for i, score in enumerate(confidence, start):
             if score != last:
                 last, c = score, bisect_right(EDGES, score)
@@ -97,8 +101,7 @@ class LabelCounts:
             parent = (confidence_m[c] + position_m[p] + PARENT_WEIGHT * base) / labels
             cell = c * NUM_POSITIONS + p
             rate = (cell_m[cell] + CELL_WEIGHT * parent) / (cell_n[cell] + CELL_WEIGHT)
-            rates.append(LEAST if rate < LEAST else MOST if rate > MOST else rate)
-        return rates
+            yield LEAST if rate < LEAST else MOST if rate > MOST else rate
 
     def count(self, confidence: Sequence[float], num_matched: int, start: int = 0) -> None:
         """Add labels of positions from `start` on at every level: those before `num_matched` were
@@ -174,28 +177,21 @@ class Calibration:
 
         tokens: the one before the draft and the draft's; empty: not known.
         """
-        table, size = self._table(speculator), len(confidence)
         bias = self._biases.get(seq_id, NO_BIAS).get(speculator)
         odds = 1.0 if bias is None else bias.odds
         pair = self._token_pair(speculator, seq_id)
         by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
+        befores: Iterable[int] = tokens or repeat(_NO_TOKEN)
+        drafted: Iterable[int] = tokens[1:] or repeat(_NO_TOKEN)
         alive, survival = 1.0, list[float]()
-        for start in range(0, size, _CHUNK):
-            rates = table.rates(confidence[start : start + _CHUNK], start)
-            factors = [odds] * len(rates)
-            if tokens:
-                befores, drafted = tokens[start:], tokens[start + 1 : start + 1 + _CHUNK]
-                factors = [
-                    odds * by_before(before, 1.0) * by_drafted(token, 1.0)
-                    for before, token in zip(befores, drafted, strict=False)
-                ]
-            for rate, factor in zip(rates, factors, strict=True):
-                right = rate * factor
-                alive *= right / (1.0 - rate + right)
-                survival.append(alive)
+        rates = self._table(speculator).rates(confidence)
+        for rate, before, token in zip(rates, befores, drafted, strict=False):
+            right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
+            alive *= right / (1.0 - rate + right)
+            survival.append(alive)
             if alive < NEVER:
                 break
-        return survival + [0.0] * (size - len(survival))
+        return survival + [0.0] * (len(confidence) - len(survival))
 
     def mean(self, speculator: str) -> float:
         """Conditional acceptance of an average token."""
@@ -212,7 +208,7 @@ class Calibration:
         if shift is None:
             shift = biases[outcome.speculator] = RequestBias()
         confidence, num_matched = outcome.confidence[num_known:num_labelled], outcome.num_matched
-        rates = table.rates(confidence, num_known)
+        rates = list(table.rates(confidence, num_known))
         if outcome.tokens:
             tokens = outcome.tokens[num_known : num_labelled + 1]
             self._token_pair(outcome.speculator, outcome.seq_id).learn(

@@ -115,6 +115,10 @@ class Controller:
         asking = self._asking.get(speculator)
         return asking is None or asking.wants(seq_id)
 
+    def may_sleep(self, texts: Sequence[str]) -> bool:
+        """Whether `sleeps` may say so: each of these speculators waits for some slot."""
+        return all(name in self._asking and self._asking[name].waits for name in texts)
+
     def sleeps(self, texts: Sequence[str], models: Sequence[str], seq_ids: Sequence[int]) -> bool:
         """Whether nobody is to be asked for any of these slots in this step, which then counts as
         one of the wait.
@@ -139,12 +143,12 @@ class Controller:
         earned: (speculator, seq_id, milliseconds that its draft is expected to save).
         """
         each, slot_ms = milliseconds / len(earned), self._budget.slot_ms(step)
+        for speculator in dict.fromkeys(name for name, _, _ in earned):
+            if speculator not in self._asking:
+                self._asking[speculator] = Asking()
+            self._asking[speculator].took(each)
         for speculator, seq_id, saved in earned:
-            asking = self._asking.get(speculator)
-            if asking is None:
-                asking = self._asking[speculator] = Asking()
-            asking.took(each)
-            asking.earned(seq_id, saved, slot_ms)
+            self._asking[speculator].earned(seq_id, saved, slot_ms)
 
     def wants_model(self, speculator: str) -> bool:
         """Whether to plan for a draft model in this step; call it once a step."""

@@ -69,7 +69,6 @@ TOLD_APART = 16  # rows; up to here a width is known if it was seen, beyond if o
 # a wider step must take less than this to be taken instead: noise of the medians of two widths
 FILL_BELOW = 0.95
 CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
-_CURVE_BLOCK = 2 * LONGEST_DECODE  # rows; and as far as it is asked for, rounded up to this
 
 
 class CostTable:
@@ -85,7 +84,7 @@ class CostTable:
         self._attention, self._attention_variance = ATTENTION, ATTENTION_VARIANCE
         self._warm_up = WarmUpPrices()
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
-        self._age = self._longest = self._num_known = 0
+        self._age = self._num_known = 0
         # milliseconds at no context, by optimism
         self._weights: dict[bool, NDArray[np.float64]] = {}
         # by optimism, whether steps may be filled, and grains of context
@@ -182,22 +181,23 @@ class CostTable:
         grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
         curve = self._curves.get((optimistic, can_fill, grain))
         if curve is None or len(curve) <= rows:
-            curve = self._read(rows, grain, optimistic=optimistic).tolist()  # read item by item
             if can_fill:
-                curve = [curve[width] for width in self._widths(curve)]
+                plain = self.curve(rows, context, optimistic=optimistic)
+                curve = [plain[width] for width in self._widths(plain)]
+            else:
+                curve = self._read(rows, grain, optimistic=optimistic).tolist()  # item by item
             self._curves[optimistic, can_fill, grain] = curve
         return curve
 
     def _read(self, rows: int, grain: int, *, optimistic: bool) -> NDArray[np.float64]:
-        size = _CURVE_BLOCK * (rows // _CURVE_BLOCK + 1)
+        size = EACH * (rows // EACH + 1)  # the next step may ask for a few rows more
         weights = self._weights.get(optimistic)
         if weights is None or len(weights) < size:
-            self._longest = max(self._longest, size)
-            weights = self._weights[optimistic] = self._build(optimistic=optimistic)
-        weights, beyond = weights[:size], slice(LONGEST_DECODE + 1, None)
+            weights = self._weights[optimistic] = self._build(size, optimistic=optimistic)
         row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
-        array = weights + row_ms * np.arange(size)
-        array[beyond] = np.maximum(array[LONGEST_DECODE], weights[beyond])
+        array = weights[:size] + row_ms * np.arange(size)
+        if size > (beyond := LONGEST_DECODE + 1):
+            array[beyond:] = np.maximum(array[LONGEST_DECODE], weights[beyond:size])
         return array
 
     def width(self, rows: int, context: int) -> int:
@@ -295,7 +295,7 @@ class CostTable:
         for known in (self._weights, self._curves, self._known_widths):
             known.clear()
 
-    def _build(self, *, optimistic: bool) -> NDArray[np.float64]:
+    def _build(self, rows: int, *, optimistic: bool) -> NDArray[np.float64]:
         scale, points = exp(self._level), self._points(optimistic=optimistic)
         margin = OPTIMISTIC_MARGIN if optimistic else PRIOR_MARGIN
         first, last = points[0][0], points[-1][0]
@@ -308,10 +308,10 @@ class CostTable:
                 high = min(high, (1.0 - OPTIMISM) * high + OPTIMISM * known)
             at.append(knot)
             values.append(high)
-            if knot >= self._longest:
+            if knot >= rows:
                 break
         slope = max(0.0, (values[-1] - values[-2]) / (at[-1] - at[-2]))
-        widths = np.arange(max(self._longest, at[-1]) + 1)
+        widths = np.arange(max(rows, at[-1]) + 1)
         # and beyond the last knot
         return np.interp(widths, at, values) + slope * np.maximum(0, widths - at[-1])
 

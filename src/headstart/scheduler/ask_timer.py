@@ -33,6 +33,8 @@ class AskTimer:
 
     def sleeps(self, generating: Sequence[ActiveRequest]) -> bool:
         """Whether nobody is asked in this step: nobody earned it for some time."""
+        if not self._controller.may_sleep(self._texts):
+            return False
         for active in generating:
             policy = active.policy
             if policy is None or policy.reason or policy.mode is not SequenceMode.AUTO:

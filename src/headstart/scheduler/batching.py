@@ -56,15 +56,20 @@ def build(
     batch.clear()
     included: list[ActiveRequest] = []
     reading: list[ActiveRequest] = []
+    seq_ids, positions, tokens = list[int](), list[int](), list[int]()
     for active in running:
         if not active.is_generating:
             if active.leader is None:
                 reading.append(active)
             continue
-        tokens = [active.tokens[-1], *active.proposal.tokens]
-        active.num_rows = len(tokens)
-        batch.add(active.slot_id, active.num_decoded, tokens, active.num_rows)
+        drafted = active.proposal.tokens
+        active.num_rows = rows = 1 + len(drafted)
+        seq_ids += [active.slot_id] * rows
+        positions += range(active.num_decoded, active.num_decoded + rows)
+        tokens.append(active.tokens[-1])
+        tokens += drafted
         included.append(active)
+    batch.extend(seq_ids, positions, tokens)
     if reading:
         num_rows = min(engine.max_batch_tokens - batch.num_rows, max_prompt_rows)
         included += _add_prompts(batch, reading, num_rows, engine.max_outputs)

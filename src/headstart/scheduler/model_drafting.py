@@ -37,8 +37,10 @@ class ModelDrafting:
         """
         asked = {}
         for speculator in self._speculators.values():
+            if not speculator.is_model:
+                continue
             candidates = [plan for plan in plans if plan.wants(speculator)]
-            if not speculator.is_model or not candidates:
+            if not candidates:
                 continue
             is_fixed = any(plan.is_fixed for plan in candidates)
             if is_fixed or self._controller.wants_model(speculator.name):

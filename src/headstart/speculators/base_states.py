@@ -1,8 +1,8 @@
 """What speculators share that draft from the target's hidden states, token by token or in blocks.
 
-Rows that the target has verified are read when the next draft is made, in the same decode where
-that is possible; a prompt that nobody drafts for is not read at all. Until then their states wait
-in main memory.
+Rows that the target has verified are read when the next draft is made, those of all drafts in one
+decode; a prompt that nobody drafts for is not read at all. Until then their states wait in main
+memory.
 """
 
 from __future__ import annotations
@@ -196,20 +196,19 @@ class StateSpeculator(Speculator):
                 draft.fail(self.reading)
 
     def _extend(self, drafts: Sequence[StateDraft], step: int) -> None:
-        """One decode: the next token of each draft."""
+        """One decode: the next token of each draft.
+
+        Verified rows that a head lacks are read before it, or in it where that costs less.
+        """
         head = step if self.heads.num_heads > 1 else 0
         batch, is_first = self.caches.batch, step == 0 or head > 0
-        most = (
-            MERGED_ROWS
-            if len(drafts) * (MERGED_ROWS + 1 + head) <= self.heads.engine.max_outputs
-            else 0
-        )
-        for draft in drafts if is_first else ():
-            if (num_rows := draft.num_unread(head)) > most:
-                self.caches.read(draft.request.seq_id, head, num_rows)
+        firsts = self._catch_up_heads(drafts, head) if is_first else None
         batch.clear()
         batch.head = head
-        ends = [self._add(draft, head, is_first=is_first) for draft in drafts]
+        ends = [
+            self._add(draft, head, None if firsts is None else firsts[index])
+            for index, draft in enumerate(drafts)
+        ]
         batch.want_all()
         logits = self.caches.decode()
         rows = self.heads.outputs()
@@ -218,25 +217,26 @@ class StateSpeculator(Speculator):
                 draft.states.expect(draft.request.tokens[-1], head)
             draft.extend(logits[end - 1], rows[end - 1])
 
-    def _add(self, draft: StateDraft, head: int, *, is_first: bool) -> int:
-        """The rows that this head lacks: verified ones, the newest token, and the draft so far.
+    def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
+        """What the rows at which the drafts begin are made of besides their tokens."""
+        return self.caches.catch_up([draft.request.seq_id for draft in drafts], head)
+
+    def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32] | None) -> int:
+        """The rows that this head lacks: with `first` those up to the newest token, and the draft.
 
         Returns where they end in the batch.
         """
         states, batch, seq_id = draft.states, self.caches.batch, draft.request.seq_id
-        own, length = self.caches.id_of(seq_id, head), states.length
-        tokens, guessed = draft.tokens, draft.guessed
-        if is_first:
-            start = states.read[head]
-            states.count_missing(start)
-            verified = [*states.tokens[start:length], draft.request.tokens[-1]]
-            self.caches.add_verified(own, start, verified, states.before(start, length + 1))
+        own, tokens, length = self.caches.id_of(seq_id, head), draft.tokens, states.length
+        if first is None:
+            batch.add_rows(own, length + len(tokens), tokens[-1:], draft.guessed[-1][None])
         else:
-            tokens, guessed = tokens[-1:], guessed[-1:]
-        if tokens:
-            start = length + 1 + len(draft.tokens) - len(tokens)
-            batch.add_rows(own, start, tokens, np.stack(guessed))
-        self.caches.sequence(seq_id).held[head] = length + 1 + len(draft.tokens)
+            start = length + 1 - len(first)
+            known = [*states.tokens[start:length], draft.request.tokens[-1]]
+            batch.add_rows(own, start, known, first)
+            if tokens:
+                batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
+        self.caches.sequence(seq_id).held[head] = length + 1 + len(tokens)
         return batch.num_rows
 
     def _draft_nothing(self) -> None:

@@ -8,6 +8,11 @@ Source: llama.cpp, src/models/gemma4-assistant.cpp and common/speculative.cpp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateDraft, StateSpeculator
 from headstart.structures.feature_batch import DraftContext
@@ -28,11 +33,18 @@ class Gemma4AssistantSpeculator(StateSpeculator):
         options = options or self.Options()
         super().__init__(BorrowedCaches(context, options.waiting_mib), [LAST_STATE], options)
 
-    def _add(self, draft: StateDraft, head: int, *, is_first: bool) -> int:
-        states, length = draft.states, draft.states.length
-        if is_first:
-            states.count_missing(length)
-        token = draft.request.tokens[-1] if is_first else draft.tokens[-1]
-        before = states.before(length, length + 1) if is_first else draft.guessed[-1][None]
-        self.caches.batch.add_rows(draft.request.seq_id, length, [token], before)
-        return self.caches.batch.num_rows
+    def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
+        """The target has read what comes before the newest token."""
+        firsts = []
+        for states in (draft.states for draft in drafts):
+            states.count_missing(states.length)
+            firsts.append(states.before(states.length, states.length + 1))
+        return firsts
+
+    def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32] | None) -> int:
+        batch, own, length = self.caches.batch, draft.request.seq_id, draft.states.length
+        if first is not None:
+            batch.add_rows(own, length, draft.request.tokens[-1:], first)
+        else:
+            batch.add_rows(own, length, draft.tokens[-1:], draft.guessed[-1][None])
+        return batch.num_rows

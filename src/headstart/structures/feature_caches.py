@@ -20,9 +20,16 @@ from headstart.types import LAST_STATE
 class EncodedCaches(FollowedCaches):
     """Rows of tokens with encoded states: EAGLE-3."""
 
+    first_row = 1
+
     def __init__(self, context: DraftContext, layers: Sequence[int], waiting_mib: int) -> None:
         super().__init__(context, layers, waiting_mib, context.feature_width)
         self._context = context
+
+    def encoded(self, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """Encode the states of all sequences together."""
+        rows = self._context.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        return np.split(rows, np.cumsum([len(part) for part in parts])[:-1])
 
     def add_verified(
         self, own: int, start: int, tokens: Sequence[int], states: NDArray[np.float32]

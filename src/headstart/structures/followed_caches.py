@@ -13,10 +13,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.structures.state_batch import HeadContext, StateBatch
+from headstart.structures.state_batch import MERGED_ROWS, HeadContext, StateBatch
 from headstart.structures.target_states import TargetStates
 from headstart.types import ContextFullError, DecodedStates
 
+# Multiplications that take about as long as what a decode costs besides its rows, on one core.
+_DECODE_WORK = 2**23
 CONTEXT_FULL = "draft context full"
 LEAST_WAITING = 256  # rows of a sequence that may wait, whatever they take
 _MIB = 2**20
@@ -33,6 +35,8 @@ class FollowedSequence:
 
 class FollowedCaches:
     """The caches of all heads. Each head has sequences of its own: it has read other parts."""
+
+    first_row = 0  # position of the first row of a text
 
     def __init__(
         self, heads: HeadContext, layers: Sequence[int], waiting_mib: int, width: int = 0
@@ -151,6 +155,65 @@ class FollowedCaches:
             if batch.num_rows:
                 self.decode()
             states.read[head] = sequence.held[head] = stop
+
+    def catch_up(self, seq_ids: Sequence[int], head: int) -> list[NDArray[np.float32]]:
+        """A head reads the target's rows that it lacks, of all these sequences in one decode.
+
+        They need no outputs. Where outputs cost less than that decode, they are left to be read in
+        the same decode as the drafts.
+
+        Returns of each sequence what the rows that are left and that of the next token are made of
+        besides their tokens.
+
+        Raises:
+            ContextFullError: there is no room for them.
+        """
+        known = [self.sequence(seq_id).states for seq_id in seq_ids]
+        for seq_id, states in zip(seq_ids, known, strict=True):
+            num_rows = states.length - states.read[head]
+            if num_rows > min(MERGED_ROWS, self.batch.capacity - 1):
+                self.read(seq_id, head, num_rows)
+            states.count_missing(states.read[head])
+        parts = self.encoded([s.before(s.read[head], s.length + 1) for s in known])
+        parts = [
+            rows[max(0, self.first_row - states.read[head]) :]
+            for rows, states in zip(parts, known, strict=True)
+        ]
+        if self._is_merged(sum(map(len, parts)), len(parts), head):
+            return parts
+        self._read_together(seq_ids, head, parts)
+        return [rows[-1:] for rows in parts]
+
+    def _is_merged(self, num_rows: int, num_drafts: int, head: int) -> bool:
+        """Whether so many rows of so many drafts are computed with outputs in one decode."""
+        most = min(self._engine.max_outputs, self.batch.capacity) - head * num_drafts
+        work = (num_rows - num_drafts) * self._engine.vocab_size * self.heads.state_width
+        return num_rows <= most and work <= _DECODE_WORK
+
+    def _read_together(
+        self, seq_ids: Sequence[int], head: int, parts: Sequence[NDArray[np.float32]]
+    ) -> None:
+        """Read all rows of the parts but the last of each, in one decode where they fit."""
+        batch, waiting = self.batch, [*zip(seq_ids, parts, strict=True)]
+        while waiting:
+            batch.clear()
+            batch.head = head
+            added = []
+            while waiting and batch.num_rows + len(waiting[-1][1]) <= batch.capacity:
+                seq_id, rows = waiting.pop()
+                states = self.sequence(seq_id).states
+                start = states.length + 1 - len(rows)
+                tokens = states.tokens[start : states.length]
+                batch.add_rows(self.id_of(seq_id, head), start, tokens, rows[:-1])
+                added.append(self.sequence(seq_id))
+            if batch.num_rows:
+                self.decode()
+            for sequence in added:
+                sequence.states.read[head] = sequence.held[head] = sequence.states.length
+
+    def encoded(self, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """What rows are made of besides their tokens, from states of the target."""
+        return parts
 
     def add_verified(
         self, own: int, start: int, tokens: Sequence[int], states: NDArray[np.float32]

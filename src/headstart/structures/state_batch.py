@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from headstart.types import Batch, Engine
 
-# Verified rows that a drafter reads together with the first row of a draft, all with outputs; more
-# are read before that, without.
+# Verified rows of a sequence, at most, that a drafter reads together with those of other sequences,
+# or with the first row of a draft; more are read before that.
 MERGED_ROWS = 8
 
 

@@ -80,6 +80,18 @@ class Batch:
         self.num_rows = end
         self.num_outputs += num_outputs
 
+    def extend(
+        self, seq_ids: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
+    ) -> None:
+        """Append rows of any sequences that all produce logits, in four writes for all of them."""
+        start, end = self.num_rows, self.num_rows + len(tokens)
+        self.tokens[start:end] = tokens
+        self.positions[start:end] = positions
+        self.seq_ids[start:end] = seq_ids
+        self.wants_logits[start:end] = 1
+        self.num_rows = end
+        self.num_outputs += len(tokens)
+
 
 class Filters(Protocol):
     """A request's truncation and temperature, as the engine implements them.

@@ -183,6 +183,21 @@ def test_verified_rows_take_no_decode_of_their_own() -> None:
     assert speculator.caches.num_decoded <= num_read + 2 * stats.num_calls
 
 
+@heads
+def test_verified_rows_with_costly_outputs_are_read_in_one_decode_for_all_slots(
+    num_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstart.structures.followed_caches._DECODE_WORK", 0)
+    engine = Sure()
+    speculator = mtp(engine, num_heads)
+    scheduler = make_scheduler(engine, [speculator], fixed(3), parallel=3)
+    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 8), 33) for i in range(3)))
+    assert_all_right(scheduler)
+    assert isinstance(speculator.heads, FakeHeads)
+    calls = scheduler.drafting.speculators["mtp"].stats.num_calls / 3
+    assert speculator.heads.num_calls <= calls * (3 + num_heads) + 3
+
+
 def test_heads_without_room_cost_drafts_and_nothing_else() -> None:
     engine = Sure()
     scheduler = make_scheduler(engine, [mtp(engine, num_cells=70)], fixed(3), parallel=2)
