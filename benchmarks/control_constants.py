@@ -7,7 +7,7 @@ columns is set wrong.
 
     python -m benchmarks.control_constants [--only budget,probes] [--tokens 800]
 
-docs/control.md has a table of a run. Asking takes no time here, so `asking` is not among them.
+docs/control.md has a table of a run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
+    "asking",
     "budget",
     "calibration",
     "catch_up",
@@ -36,6 +37,7 @@ MODULES = (
     "model_state",
     "probes",
     "token_odds",
+    "warm_up_prices",
 )
 # what has no half: sizes of tables, and numbers that are there for the computer
 FIXED = {"EACH", "LAST", "MAX_UNIT", "SURE", "ALL", "GAP", "MAX_TOKENS", "MAX_NAMESPACES"}
@@ -54,20 +56,32 @@ MODEL_CASES = (
     ("nothing", "moe", 1, 0),
     ("looping", "gpu", 1, 4000),
 )
+# and what asking for one slot takes, in plain steps of one
+ASKING_CASES = (
+    ("nothing", "gpu", 1, 0.2),
+    ("mixed", "gpu", 1, 0.1),
+    ("edit", "cpu", 4, 0.05),
+    ("halves", "gpu", 4, 0.1),
+)
+EXPERT_CASES = (("medium", "experts-0.6"), ("mixed", "experts-0.2"))  # after a warm-up
+
+Value = float | tuple["Value", ...]
 
 
 class Constant(NamedTuple):
-    """A number in the source."""
+    """A number in the source, or a table of numbers that are scaled together."""
 
     module: str
     name: str
-    value: float
+    value: Value
     start: int  # in bytes of the file
     stop: int
 
 
 def constants(folder: Path) -> Iterator[Constant]:
-    """Numbers that are assigned to capitals at the top level, those in pairs one by one."""
+    """Numbers that are assigned to capitals at the top level, those in pairs one by one; tables of
+    pairs as one.
+    """
     for module in MODULES:
         source = (folder / f"{module}.py").read_text("utf-8")
         starts = [0]
@@ -83,21 +97,31 @@ def constants(folder: Path) -> Iterator[Constant]:
                 else [(target, node.value)]
             )
             for name, value in pairs:
-                if (
-                    isinstance(name, ast.Name)
-                    and name.id not in FIXED
-                    and isinstance(value, ast.Constant)
-                    and isinstance(value.value, int | float)
-                ):
+                found = _value(value)
+                if isinstance(name, ast.Name) and name.id not in FIXED and found is not None:
                     at = starts[value.lineno - 1] + value.col_offset
-                    stop = starts[value.lineno - 1] + (value.end_col_offset or 0)
-                    yield Constant(module, name.id, value.value, at, stop)
+                    stop = starts[(value.end_lineno or 1) - 1] + (value.end_col_offset or 0)
+                    yield Constant(module, name.id, found, at, stop)
+
+
+def _value(node: ast.expr) -> Value | None:
+    """A number, or a table of pairs of numbers."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    is_table = isinstance(node, ast.Tuple) and all(isinstance(x, ast.Tuple) for x in node.elts)
+    if not is_table:
+        return None
+    table: Any = ast.literal_eval(node)
+    return tuple(table) if all(isinstance(x, float) for row in table for x in row) else None
 
 
 def speeds(tokens: int) -> list[float]:
     """Auto's speed in every case, from the package that stands in the path."""
     from benchmarks.simulated_models import ModelSimulation
     from benchmarks.simulated_slots import Simulation
+    from benchmarks.simulated_texts import expert_curve
+
+    from headstart.control import Controller
 
     found = []
     for workload, curve, num_slots in TEXT_CASES:
@@ -107,6 +131,13 @@ def speeds(tokens: int) -> list[float]:
         length = max(tokens // num_slots + 200, 1200 if prompt else 0)
         model = ModelSimulation(workload, curve, num_slots, tokens=length, prompt=prompt)
         found.append(model.auto().speed)
+    for workload, curve, num_slots, ask_share in ASKING_CASES:
+        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 200)
+        found.append(run.auto_asked(ask_share).speed)
+    for workload, curve in EXPERT_CASES:
+        run, controller = Simulation(workload, curve, 1, tokens=tokens + 200), Controller()
+        run.warm_up(controller, expert_curve(0.0))
+        found.append(run.auto(controller).speed)
     return found
 
 
@@ -121,13 +152,20 @@ def speeds_with(package: Path, tokens: int) -> list[float]:
     return [float(x) for x in json.loads(out.stdout)]
 
 
-def scaled(one: Constant, factor: float) -> float:
+def scaled(value: Value, factor: float) -> Value:
     """A count stays a count, and at least 1. What is near 1 is the share that is kept: what is lost
     is halved or doubled.
     """
-    if isinstance(one.value, int):
-        return max(1, int(one.value * factor))
-    return 1.0 - (1.0 - one.value) * factor if 0.9 <= one.value < 1.0 else one.value * factor
+    if isinstance(value, tuple):
+        return tuple(scaled(one, factor) for one in value)
+    if isinstance(value, int):
+        return max(1, int(value * factor))
+    return 1.0 - (1.0 - value) * factor if 0.9 <= value < 1.0 else value * factor
+
+
+def shown(value: Value) -> str:
+    """As it stands in the table."""
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
 def change(now: list[float], before: list[float]) -> str:
@@ -142,6 +180,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default=",".join(MODULES), help="modules, separated by commas")
+    parser.add_argument("--name", help="one constant of them")
     parser.add_argument("--tokens", type=int, default=800)
     parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -155,12 +194,12 @@ def main() -> None:
         before = speeds_with(package, args.tokens)
         print("| constant | value | half: % (worst) | twice: % (worst) |\n|---|---|---|---|")
         for one in constants(control):
-            if one.module not in args.only.split(","):
+            if one.module not in args.only.split(",") or args.name not in (None, one.name):
                 continue
             file = control / f"{one.module}.py"
             source, results = file.read_text("utf-8"), []
             for factor in (0.5, 2.0):
-                value = scaled(one, factor)
+                value = scaled(one.value, factor)
                 file.write_text(source[: one.start] + repr(value) + source[one.stop :], "utf-8")
                 try:
                     results.append(change(speeds_with(package, args.tokens), before))
@@ -168,7 +207,8 @@ def main() -> None:
                     results.append("impossible")
             file.write_text(source, "utf-8")
             print(
-                f"| `{one.module}.{one.name}` | {one.value:g} | {' | '.join(results)} |", flush=True
+                f"| `{one.module}.{one.name}` | {shown(one.value)} | {' | '.join(results)} |",
+                flush=True,
             )
 
 

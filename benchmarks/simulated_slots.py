@@ -245,21 +245,35 @@ class Simulation:
 
     def auto(self, controller: Controller | None = None) -> Score:
         """Text speculators under control, with labels from drafts that were not verified."""
-        policy = AutoText(self, controller or Controller())
+        return self.auto_asked(0.0, controller)
+
+    def auto_asked(self, ask_share: float, controller: Controller | None = None) -> Score:
+        """The same where asking takes time."""
+        policy = AutoText(self, controller or Controller(), ask_share)
         return self.run(policy.lengths, policy.after, policy.ends)
 
 
 class AutoText:
-    """What a scheduler does with control when drafts cost nothing."""
+    """What a scheduler does with control when drafts cost nothing, or the time of asking.
 
-    def __init__(self, simulation: Simulation, controller: Controller) -> None:
+    ask_share: milliseconds of asking for one slot, in plain steps of one.
+    """
+
+    def __init__(
+        self, simulation: Simulation, controller: Controller, ask_share: float = 0.0
+    ) -> None:
         self.simulation, self.controller = simulation, controller
-        self.context = CONTEXT
+        self.context, self.ask_ms = CONTEXT, ask_share * simulation.cost(1)
+        self._noise = random.Random(simulation.seed)
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
-        drafts = []
-        for slot in slots:
+        drafts, asked = [], list[int]()
+        for index, slot in enumerate(slots):
             place = slot.text[slot.at]
+            if self.ask_ms and not self.controller.wants_text("text", slot.seq_id):
+                drafts.append(SlotDraft())
+                continue
+            asked.append(index)
             if not place.has_draft:
                 drafts.append(SlotDraft())
                 continue
@@ -269,7 +283,14 @@ class AutoText:
         self.context = self.simulation.context(slots)
         step = Step(len(slots), len(slots), self.context, can_pad=self.simulation.can_pad)
         plan = self.controller.plan(drafts, step)
-        return Choice(plan.lengths, num_padding=plan.num_padding_rows)
+        milliseconds = self.ask_ms * len(asked)
+        if milliseconds:
+            saved = plan.saved_ms or [0.0] * len(slots)
+            earned = [("text", slots[i].seq_id, saved[i]) for i in asked]
+            seen = milliseconds * self._noise.uniform(0.7, 1.3)
+            seen *= 8.0 if self._noise.random() < 0.02 else 1.0
+            self.controller.observe_asking(earned, seen, step)
+        return Choice(plan.lengths, milliseconds, plan.num_padding_rows)
 
     def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
         self.controller.observe_step(num_rows, self.context, milliseconds)

@@ -136,7 +136,8 @@ class Lab:
     def draft_engine(self) -> Engine:
         """Load the draft model, which the setting must name."""
         assert self.setting.draft is not None
-        return self._load(self.setting.draft, OFF.config()).engine
+        reads = Arm("reads", ("suffix",), draft_max=15)  # 16 outputs, as a server's draft model
+        return self._load(self.setting.draft, reads.config()).engine
 
     def _load(self, path: Path, speculation: SpeculationConfig) -> Scheduler:
         config = Config(

@@ -25,6 +25,9 @@ from headstart.types import Engine, SequenceMode
 
 log = logging.getLogger(__name__)
 
+# rows of a text that a draft model reads at once where it tells what it would have picked
+READ_OUTPUTS = 16
+
 
 def _max_draft(config: Config) -> int:
     """Most draft tokens a step, of any request."""
@@ -209,7 +212,10 @@ def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
     """
     parallel = config.scheduler.parallel
     draft_config = config.draft_engine.applied_to(fitted.config, parallel)
-    limits = Limits(parallel, parallel, 0, checkpoint_bytes=fitted.limits.checkpoint_bytes)
+    limits = replace(
+        _draft_limits(config, path, draft_config)[1],
+        checkpoint_bytes=fitted.limits.checkpoint_bytes,
+    )
     return LlamaEngine(Model(path, draft_config), draft_config, limits)
 
 
@@ -237,7 +243,7 @@ def _draft_limits(config: Config, path: Path, own: EngineConfig) -> tuple[Engine
     """Settings of a draft model's context and what it must be able to do."""
     parallel = config.scheduler.parallel
     if not drafters.reads_states(path):
-        return own, Limits(parallel, parallel, 0)
+        return own, Limits(parallel, max(parallel, READ_OUTPUTS), 0)
     rows = max(MERGED_ROWS + 2, drafters.block_size(path))
     cells = own.context + parallel * (rows + _max_draft(config))  # drafts take some besides
     return replace(own, context=cells), Limits(parallel, parallel * rows, 0, reads_states=True)

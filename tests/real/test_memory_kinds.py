@@ -18,8 +18,9 @@ from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
+from headstart.engine.sequences import Held
 from headstart.errors import ConfigError
-from headstart.types import Batch, MemoryKind
+from headstart.types import Batch, ContextFullError, MemoryKind
 
 # Not the deterministic mode, which recurrent models cannot have; F32 weights leave no near ties
 # here.
@@ -190,3 +191,54 @@ def test_rejected_drafts_of_any_length_leave_no_trace_in_other_sequences(
             other.clear(0)
             fresh = decode(other, texts[seq_id], 0)[0]
             np.testing.assert_allclose(rows[at - 1 - num_rejected], fresh, atol=2e-2)
+
+
+def test_prompts_beside_drafts_are_held_only_where_the_cache_may_be_too_full_for_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are decoded first; if the drafts do not fit then, nothing has changed."""
+    config = EngineConfig(context=256, threads=1, gpu_layers=0, flash_attn="off")
+    engine = LlamaEngine(
+        Model(tiny_hybrid(tmp_path / "tiny.gguf"), config), config, Limits(3, 9, 4)
+    )
+    text = np.random.default_rng(4).integers(0, 256, 160).tolist()
+    held = list[int]()
+    hold = engine._sequences.hold
+
+    def noted(seq_id: int) -> Held:
+        held.append(seq_id)
+        return hold(seq_id)
+
+    monkeypatch.setattr(engine._sequences, "hold", noted)
+    for seq_id in range(2):
+        decode(engine, text[:100], 0, seq_id=seq_id)
+
+    def both(num_prompt: int) -> Batch:
+        batch = Batch(256)
+        batch.add(0, 100, text[100:105], 5)
+        batch.add(1, 100, text[100 : 100 + num_prompt], 1)
+        return batch
+
+    with pytest.raises(ContextFullError):
+        engine.decode(both(54))
+    assert held == [1]
+    after = decode(engine, text[100:110], 100, seq_id=1)
+    engine.clear(1)
+    np.testing.assert_allclose(after, decode(engine, text[:110], 0, seq_id=1), rtol=1e-3, atol=1e-4)
+    assert engine.rewind(1, 100) in (0, 100)
+    engine.clear(1)
+    decode(engine, text[:100], 0, seq_id=1)
+    engine.decode(both(20))
+    assert held == [1]
+
+
+def test_the_state_before_a_draft_takes_the_same_memory_again(tmp_path: Path) -> None:
+    engine = engine_of(tiny_recurrent(tmp_path / "tiny.gguf"))
+    decode(engine, [1, 2, 3], 0)
+    kept = []
+    for turn in range(3):
+        assert engine.keep_for_draft(0)
+        kept.append(engine._sequences.checkpoints.best(0, 9))
+        decode(engine, [turn], 3 + turn)
+    assert [k.length for k in kept if k] == [3, 4, 5]
+    assert len({id(k.data) for k in kept if k}) == 1

@@ -9,7 +9,12 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from headstart.control.counterfactual import Guess, SpeculatorPrices, counterfactual
+from headstart.control.counterfactual import (
+    Guess,
+    SpeculatorPrices,
+    WrittenText,
+    counterfactual,
+)
 from headstart.errors import HeadstartError
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
@@ -61,7 +66,7 @@ DRAFTED = SpeculationStats(
 )
 TOLD = counterfactual(
     {"ngram-simple": [Guess(at, 4, 2) for at in range(1, 99, 3)]},
-    100,
+    WrittenText(100),
     {"ngram-simple": SpeculatorPrices([0.0, 10.0, 11.0, 12.0, 13.0, 14.0])},
 )
 VERIFIED = Counter({(0, 2, 2): 3, (0, 4, 1): 1})

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 ASK_SHARE = 0.01  # of the time may go into asking those that do not earn it
 GAIN_RATE = 0.2  # of a request's average: a copied passage is found within a few steps
-MEAN_RATE = 0.02  # of the average over all requests, with which a new one begins
-COST_RATE, YOUNG, MOST_AGAIN = 0.05, 4, 2.0  # of the price; a price above twice the mean is cut
+COST_RATE, MOST_AGAIN = 0.05, 2.0  # of the price; one slow call counts as twice the mean
 
 
 @dataclass(slots=True)
@@ -34,7 +33,6 @@ class Asking:
 
     cost: float = 0.0  # of asking for one slot
     num_costs: int = 0
-    mean: float = 0.0  # gain over all requests
     _requests: dict[int, AskWait] = field(default_factory=dict)  # by seq_id
 
     def wants(self, seq_id: int) -> bool:
@@ -61,9 +59,8 @@ class Asking:
         """
         request = self._requests.get(seq_id)
         if request is None:  # at first every text may be worth it
-            request = self._requests[seq_id] = AskWait(max(self.mean, self.cost))
+            request = self._requests[seq_id] = AskWait(self.cost)
         request.gain += GAIN_RATE * (milliseconds - request.gain)
-        self.mean += MEAN_RATE * (milliseconds - self.mean)
         if request.gain >= self.cost:
             request.wait = 0.0
         else:
@@ -75,7 +72,7 @@ class Asking:
     def took(self, milliseconds: float) -> None:
         """Asking for one slot took so long."""
         self.num_costs += 1
-        if self.num_costs > YOUNG:
+        if self.num_costs > 1:
             milliseconds = min(milliseconds, MOST_AGAIN * self.cost)
         rate = max(COST_RATE, 1.0 / self.num_costs)
         self.cost += rate * (milliseconds - self.cost)

@@ -23,7 +23,7 @@ One step:
 
 and, when a text is over, what others would have given:
 
-    controller.counterfactual(guesses, num_prompt, num_tokens)
+    controller.counterfactual(guesses, text)
 
 Fields every draft once, also one that was not verified: when the text disagrees with it, or has
 reached its end, or the request ends. So guesses that cost nothing keep control up to date while
@@ -43,7 +43,13 @@ from headstart.control.calibration import CALIBRATION, Calibration
 from headstart.control.choice import best_draft
 from headstart.control.cost import COST_TABLE, CostTable
 from headstart.control.cost_samples import Sample
-from headstart.control.counterfactual import LENGTHS, Counterfactual, Guess, counterfactual
+from headstart.control.counterfactual import (
+    LENGTHS,
+    Counterfactual,
+    Guess,
+    WrittenText,
+    counterfactual,
+)
 from headstart.control.graph_reuse import CHANGE_MS
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.model_state import DRAFT_MODELS
@@ -251,19 +257,19 @@ class Controller:
         self._model_planner.end(seq_id, num_answered)
 
     def counterfactual(
-        self, guesses: Mapping[str, Sequence[Guess]], num_prompt: int, num_tokens: int
+        self, guesses: Mapping[str, Sequence[Guess]], text: WrittenText
     ) -> Counterfactual | None:
         """What each speculator alone would have given on a text that is over, at the prices of now
         for a request alone; None if nothing is known. It is added to the sum of all texts.
-
-        num_prompt: tokens before the text, which the guesses and `num_tokens` are about.
         """
-        if self._cost.is_empty or not guesses or num_tokens < 2:
+        if self._cost.is_empty or not guesses or text.num_tokens < 2:
             return None
-        most, context = LENGTHS[-1] + 1, num_prompt + num_tokens // 2
+        most, context = LENGTHS[-1] + 1, text.num_prompt + text.num_tokens // 2
         curve = [float(ms) for ms in self._cost.curve(most, context)[: most + 1]]
-        prices = {name: self._model_planner.prices(name, num_prompt, curve) for name in guesses}
-        result = counterfactual(guesses, num_tokens, prices)
+        prices = {
+            name: self._model_planner.prices(name, text.num_prompt, curve) for name in guesses
+        }
+        result = counterfactual(guesses, text, prices)
         self._counterfactual += result
         return result
 

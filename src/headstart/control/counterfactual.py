@@ -7,8 +7,9 @@ with a fixed length can be walked through: at each place it verifies the guess, 
 pays for so many rows, and goes on behind the first wrong token. Places of which nothing is known
 are left out, as if they were like the others.
 
-A model is asked only where it pays, and stops where it is unsure. Where it stopped before the
-length that is looked at and was right until then, it is taken to go on as it did on average.
+A model is asked only where it pays, and stops where it is unsure: its drafts say little of the
+other places. So it reads the text (`scheduler.guess_log`) and tells what it would have picked at
+each. What is not known even so is filled in (`model_picks`).
 
 Hindsight takes at each place the number of tokens that makes the whole text cheapest, and only
 tokens that are right: the shortest path through the text. Places of which nothing is known cost as
@@ -26,11 +27,11 @@ from itertools import pairwise
 from math import sqrt
 from typing import Any, NamedTuple
 
+from headstart.control.model_picks import fill
+
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 HINDSIGHT = "hindsight"
 BLOCK = 24  # steps: longer than most passages that go well or badly as a whole
-STOPPED = 0.65  # chance that the token is right at which a model stopped, in its limits
-PRIOR_RIGHT, PRIOR_LABELS = 0.7, 4.0  # a model's tokens, before it was seen: as many labels
 
 
 class Guess(NamedTuple):
@@ -48,8 +49,20 @@ class SpeculatorPrices:
 
     step: Sequence[float]  # by rows
     round: float = 0.0  # of a draft token of a model
+    token: float = 0.0  # that a model reads: behind a draft that was right, its last one
     reading: float = 0.0  # of the prompt, before a model drafts
     is_model: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """What is known of a text beside the guesses. Its first token came from the prompt."""
+
+    num_tokens: int
+    num_prompt: int = 0  # tokens before it
+    max_tokens: int | None = None  # that it might have had: the last drafts are shorter for that
+    # of models that have read it: whether each pick was right, from the second token on
+    picks: Mapping[str, Sequence[bool]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -58,7 +71,7 @@ class SpeedSums:
 
     tokens: float = 0.0
     milliseconds: float = 0.0
-    num_blocks: int = 0
+    num_blocks: float = 0.0
     tokens_squared: float = 0.0
     product: float = 0.0
     milliseconds_squared: float = 0.0
@@ -76,6 +89,11 @@ class SpeedSums:
         for name in SpeedSums.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
+
+    def scale(self, factor: float) -> None:
+        """As if so many times as much had been seen."""
+        for name in SpeedSums.__slots__:
+            setattr(self, name, getattr(self, name) * factor)
 
     @property
     def speed(self) -> float:
@@ -161,26 +179,34 @@ def best_length(speeds: Mapping[str, SpeedSums]) -> str:
 class _KnownPlace(NamedTuple):
     length: int
     num_right: int
-    limit: float = 0.0
 
 
 def counterfactual(
-    guesses: Mapping[str, Sequence[Guess]], num_tokens: int, prices: Mapping[str, SpeculatorPrices]
+    guesses: Mapping[str, Sequence[Guess]],
+    text: WrittenText,
+    prices: Mapping[str, SpeculatorPrices],
 ) -> Counterfactual:
-    """What would have been on a text of so many tokens, of which the first came from the prompt.
-
-    O(tokens * lengths).
-    """
+    """What would have been on this text. O(tokens * lengths)."""
+    num_tokens = text.num_tokens
     by_speculator: dict[str, dict[str, SpeedSums]] = {}
-    places = {name: _places(made, num_tokens) for name, made in guesses.items()}
-    for name, known in places.items():
+    places: dict[str, list[_KnownPlace | None]] = {}
+    for name, made in guesses.items():
         price = prices[name]
-        chances = _chances(guesses[name])
-        by_length = {
-            str(k): _walk(known, k, price, chances) for k in LENGTHS if k < len(price.step)
-        }
+        lengths = [k for k in LENGTHS if k < len(price.step)]
+        if price.is_model:
+            known = _known_picks(made, text.picks.get(name, ()), num_tokens)
+            places[name] = _places_of_picks(known)
+            filled = [_runs(one) for one in fill(known, _stops(made))]
+            most = text.max_tokens or num_tokens + LENGTHS[-1] + 1
+            walks = {
+                k: _mean([_walk_model(runs, k, most, price) for runs in filled]) for k in lengths
+            }
+        else:
+            places[name] = _places(made, num_tokens)
+            walks = {k: _walk(places[name], k, price) for k in lengths}
+        by_length = {str(k): sums for k, sums in walks.items()}
         unknown = _token_ms(by_length, price.step)
-        by_length[HINDSIGHT] = _cheapest([(known, price)], num_tokens, unknown)
+        by_length[HINDSIGHT] = _cheapest([(places[name], price)], num_tokens, unknown)
         by_length[HINDSIGHT].milliseconds += price.reading
         by_speculator[name] = by_length
     step = next(iter(prices.values())).step
@@ -196,29 +222,62 @@ def counterfactual(
 
 
 def _places(guesses: Sequence[Guess], num_tokens: int) -> list[_KnownPlace | None]:
-    """By place of the text: what is known of a guess there."""
+    """By place of the text: what is known of a text speculator's guess there."""
     places: list[_KnownPlace | None] = [None] * num_tokens
     for guess, following in pairwise([*guesses, Guess(num_tokens, 0, 0)]):
-        at, length, right, limit = guess
-        places[at] = _KnownPlace(length, right, limit)
+        at, length, right, _ = guess
+        places[at] = _KnownPlace(length, right)
         if right == length and following.at == at + length + 1 and following.num_right:
             # it would have gone on: the token between the two is the target's own
             length, right = length + 1 + following.length, right + 1 + following.num_right
         for i in range(1, min(right, following.at - at - 1) + 1):
-            places[at + i] = _KnownPlace(length - i, right - i, limit)
+            places[at + i] = _KnownPlace(length - i, right - i)
     return places
 
 
-def _walk(
-    places: Sequence[_KnownPlace | None],
-    longest: int,
-    price: SpeculatorPrices,
-    chances: Sequence[float],
-) -> SpeedSums:
-    """A run with a fixed length."""
-    sums, at, step = SpeedSums(), 1, price.step
-    tokens = milliseconds = 0.0
-    count = 0
+def _known_picks(
+    guesses: Sequence[Guess], picks: Sequence[bool], num_tokens: int
+) -> list[bool | None]:
+    """By place: whether the model's token is the text's; what it said while reading comes first."""
+    known: list[bool | None] = [None] * num_tokens
+    known[0] = False  # the prompt's own: nobody drafts it
+    for at, length, right, _ in guesses:
+        known[at : at + right] = [True] * right
+        if right < length:
+            known[at + right] = False
+    known[1 : 1 + len(picks)] = picks[: num_tokens - 1]
+    return known
+
+
+def _stops(guesses: Sequence[Guess]) -> dict[int, float]:
+    """Places at which a model stopped because it was unsure, with its limit."""
+    return {
+        guess.at + guess.length: guess.limit
+        for guess in guesses
+        if guess.limit and guess.num_right == guess.length
+    }
+
+
+def _runs(picks: Sequence[bool | None]) -> list[int]:
+    """By place: how many picks from there on are right."""
+    runs, run = [0] * len(picks), 0
+    for at in range(len(picks) - 1, -1, -1):
+        run = run + 1 if picks[at] else 0
+        runs[at] = run
+    return runs
+
+
+def _places_of_picks(known: Sequence[bool | None]) -> list[_KnownPlace | None]:
+    runs = _runs(known)
+    return [
+        None if pick is None else _KnownPlace(run + 1, run)
+        for pick, run in zip(known, runs, strict=True)
+    ]
+
+
+def _walk(places: Sequence[_KnownPlace | None], longest: int, price: SpeculatorPrices) -> SpeedSums:
+    """A run of a text speculator with a fixed length."""
+    sums, at = _BlockSums(), 1
     while at < len(places):
         place = places[at]
         if place is None:
@@ -226,47 +285,57 @@ def _walk(
             continue
         length = min(place.length, longest)
         right = min(place.num_right, length)
+        sums.step(1 + right, price.step[1 + length])
         at += 1 + right
-        tokens += 1 + right
-        if price.is_model:
-            if right == length < longest:
-                tokens += _expected_more(length, longest, place.limit, chances)
-            length = longest
-            milliseconds += length * price.round
-        milliseconds += step[1 + length]
-        count += 1
-        if count == BLOCK:
-            sums.add(tokens, milliseconds)
-            tokens = milliseconds = 0.0
-            count = 0
-    if count:
-        sums.add(tokens, milliseconds)
-    # once for the whole text: as much of it as was seen
-    sums.milliseconds += price.reading * sums.tokens / max(1, len(places) - 1)
-    return sums
+    return sums.finish()
 
 
-def _chances(guesses: Sequence[Guess]) -> list[float]:
-    """By position in a draft: that a model's token is right if those before it are. Each position
-    leans on the one before.
-    """
-    chance, chances = PRIOR_RIGHT, []
-    for i in range(LENGTHS[-1]):
-        labelled = sum(guess.length > i <= guess.num_right for guess in guesses)
-        right = sum(guess.num_right > i for guess in guesses)
-        chance = (right + PRIOR_LABELS * chance) / (labelled + PRIOR_LABELS)
-        chances.append(chance)
-    return chances
+def _walk_model(
+    runs: Sequence[int], longest: int, max_tokens: int, price: SpeculatorPrices
+) -> SpeedSums:
+    """A run of a model with a fixed length, which reads the prompt first."""
+    sums, at = _BlockSums(), 1
+    while at < len(runs):
+        length = min(longest, max_tokens - at - 1)
+        right = min(runs[at], length)
+        taken = length * price.round + price.step[1 + length]
+        if right == length:
+            taken += price.token
+        sums.step(min(1 + right, len(runs) - at), taken)
+        at += 1 + right
+    total = sums.finish()
+    total.milliseconds += price.reading
+    return total
 
 
-def _expected_more(start: int, stop: int, limit: float, chances: Sequence[float]) -> float:
-    """Tokens that a model would have had right from one position to another."""
-    alive, tokens = 1.0, 0.0
-    for i in range(start, stop):
-        # the first one is the token at which it stopped, those behind it are like a new draft's
-        alive *= chances[i] if not limit else STOPPED * limit if i == start else chances[i - start]
-        tokens += alive
-    return tokens
+class _BlockSums:
+    """Steps of one run, summed up in blocks."""
+
+    def __init__(self) -> None:
+        self._sums, self._count = SpeedSums(), 0
+        self._tokens = self._milliseconds = 0.0
+
+    def step(self, tokens: float, milliseconds: float) -> None:
+        self._tokens += tokens
+        self._milliseconds += milliseconds
+        self._count += 1
+        if self._count == BLOCK:
+            self.finish()
+
+    def finish(self) -> SpeedSums:
+        """With the block that is not full."""
+        if self._count:
+            self._sums.add(self._tokens, self._milliseconds)
+            self._tokens, self._milliseconds, self._count = 0.0, 0.0, 0
+        return self._sums
+
+
+def _mean(runs: Sequence[SpeedSums]) -> SpeedSums:
+    total = SpeedSums()
+    for sums in runs:
+        total += sums
+    total.scale(1.0 / len(runs))
+    return total
 
 
 def _token_ms(speeds: Mapping[str, SpeedSums], step: Sequence[float]) -> float:
@@ -296,18 +365,9 @@ def _cheapest(
                 if taken + left[at + 1 + n] < best:
                     best, choice = taken + left[at + 1 + n], (n, taken)
         left[at], chosen[at] = best, choice
-    sums, at, count, tokens, milliseconds = SpeedSums(), 1, 0, 0.0, 0.0
+    sums, at = _BlockSums(), 1
     while at < num_tokens:
         n, taken = chosen[at]
-        at, tokens, milliseconds, count = (
-            at + 1 + n,
-            tokens + 1 + n,
-            milliseconds + taken,
-            count + 1,
-        )
-        if count == BLOCK:
-            sums.add(tokens, milliseconds)
-            count, tokens, milliseconds = 0, 0.0, 0.0
-    if count:
-        sums.add(tokens, milliseconds)
-    return sums
+        sums.step(1 + n, taken)
+        at += 1 + n
+    return sums.finish()

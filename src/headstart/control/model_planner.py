@@ -195,8 +195,9 @@ class ModelDraftPlanner:
         if drafter is None:
             return SpeculatorPrices(curve)
         cost, plain = drafter.cost, curve[1]
+        token = cost.token(plain)
         return SpeculatorPrices(
-            curve, cost.round(1, plain), num_prompt * cost.token(plain), is_model=True
+            curve, cost.round(1, plain), token, num_prompt * token, is_model=True
         )
 
     def end(self, seq_id: int, num_answered: int) -> None:

@@ -171,20 +171,22 @@ class LlamaEngine:
             if end - start <= 1 + self.max_rollback and batch.wants_logits[start:end].all()
         ]
         prompts = [run for run in runs if run not in drafts]
+        width = max((end - start for start, end, _ in drafts), default=0)
+        # prompts are to be undone if there is no room for the drafts, and only then
+        most = self._sequences.num_tokens + batch.num_rows + width * len(drafts)
+        is_tight = bool(drafts) and most > self.num_cells
         outputs = np.empty((batch.num_outputs, self.vocab_size), np.float32)
         held = {
             int(batch.seq_ids[run[0]]): self._sequences.hold(int(batch.seq_ids[run[0]]))
             for run in prompts
-            if drafts
+            if is_tight
         }
         self._states = {}
-        for group, width in ((prompts, 0), (drafts, max((r[1] - r[0] for r in drafts), default=0))):
-            if not group:
-                continue
+        for group in filter(None, (prompts, drafts)):
             staging = self._staging
             staging.clear()
             for start, end, _ in group:
-                self._stage(batch, start, end, width or end - start)
+                self._stage(batch, start, end, width if group is drafts else end - start)
             staged = _runs(staging)
             self._settle(staging, staged)
             try:

@@ -94,6 +94,11 @@ class Sequences:
         self._last_rows[seq_id] = 0
         self._set_length(seq_id, length)
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences; those that share cells count their tokens each."""
+        return sum(self._lengths.values())
+
     def note_rows(self, seq_id: int, num_rows: int, length: int) -> None:
         """Remember a sequence's rows in the last decode: recurrent rollback is limited to them."""
         self._last_rows[seq_id] = num_rows
@@ -197,8 +202,9 @@ class Sequences:
         length = self._lengths.get(seq_id, 0)
         if self.rules.kind is not MemoryKind.CHECKPOINT or not length:
             return self.rules.kind is not MemoryKind.CHECKPOINT
+        last = self.checkpoints.take_brief(seq_id)
         try:
-            data = self._get(seq_id, _PARTIAL)
+            data = self._get(seq_id, _PARTIAL, last.data if last else b"")
         except (EngineError, MemoryError) as error:  # then there is no draft, nothing else
             log.warning("no draft after %d tokens: %s", length, error or "out of memory")
             return False
@@ -299,9 +305,12 @@ class Sequences:
         self._set_length(seq_id, length)
         return True
 
-    def _get(self, seq_id: int, flags: int) -> bytearray:
+    def _get(self, seq_id: int, flags: int, used: Data = b"") -> bytearray:
+        """The state of a sequence, written over `used` if that is as large: fresh memory takes
+        several times as long as the copy.
+        """
         size = int(api.llama_state_seq_get_size_ext(self._context, seq_id, flags))
-        data = bytearray(size)
+        data = used if isinstance(used, bytearray) and len(used) == size else bytearray(size)
         written = api.llama_state_seq_get_data_ext(
             self._context, _bytes_of(data), size, seq_id, flags
         )

@@ -67,7 +67,7 @@ class Drafting:
         texts = [one.name for one in speculators if not one.is_model]
         self._timer = AskTimer(controller, clock, texts, models)
         self.observes = any(speculator.wants_logits for speculator in speculators)
-        self.guess_logs = GuessLogs(controller)
+        self.guess_logs = GuessLogs(controller, speculators)
         self._counts = DraftCounts(self.speculators)
         self._models = ModelDrafting(self.speculators, controller, self._counts, self._timer)
         self.stats = self._counts.stats
@@ -196,6 +196,7 @@ class Drafting:
             self.controller.record(outcome)
         for speculator in self.speculators.values():
             speculator.accept(active.slot_id, emitted, num_accepted)
+        self.guess_logs.follow(active)
 
     def end(self, active: ActiveRequest) -> None:
         """The request leaves its slot."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from operator import index
 from typing import Any
@@ -95,8 +96,10 @@ class GuardedSpeculator:
         exist, a score that is no number.
         """
         tokens = draft.tokens[:max_tokens]
+        stopped_at = draft.stopped_at if len(tokens) == len(draft.tokens) else None
         if not len(tokens):
-            return self._empty(draft)
+            empty = self._empty(draft)
+            return empty if stopped_at is None else replace(empty, stopped_at=index(stopped_at))
         if type(tokens) is not list or set(map(type, tokens)) != _INTS:
             tokens = [index(token) for token in tokens]
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
@@ -119,7 +122,7 @@ class GuardedSpeculator:
                     "True may set it"
                 )
             unverified = max(0, min(index(unverified), len(tokens)))
-        return Draft(tokens, scores, self.name, num_unverified=unverified)
+        return Draft(tokens, scores, self.name, stopped_at=stopped_at, num_unverified=unverified)
 
     def _empty(self, draft: Draft) -> Draft:
         """No draft, with its reason; the same object each time."""
@@ -142,6 +145,15 @@ class GuardedSpeculator:
         except Exception as error:
             self._fail("num_catch_up", [seq_id], error)
             return 0
+
+    def picks(self, request: DraftRequest, start: int) -> list[int] | None:
+        """What a model would have guessed in place of tokens[start:]; None: nobody knows."""
+        if not self.can_draft(request.seq_id):
+            return None
+        picks: list[int] | None = self._guarded(
+            "observe", [request.seq_id], lambda: self.speculator.picks(request, start)
+        )
+        return picks
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Milliseconds of a round and of a token read; None for text speculators."""

@@ -321,8 +321,11 @@ class StateDraft:
             return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.builder.finish()
         if not tokens:
-            return Draft(reason=unsure) if self.has_ended else NO_DRAFT
-        return Draft(tokens, self.scores or confidence, name)
+            if not self.has_ended:
+                return NO_DRAFT
+            return Draft(reason=unsure, stopped_at=self.builder.stopped_at)
+        scores = self.scores or confidence
+        return Draft(tokens, scores, name, stopped_at=self.builder.stopped_at)
 
 
 def _milliseconds(clock: Callable[[], float], work: Callable[[], None]) -> float:

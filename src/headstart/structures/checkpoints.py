@@ -65,6 +65,10 @@ class Checkpoints:
         while self.num_bytes > self.max_bytes:
             _drop_least(max(self._of.values(), key=_size), checkpoint)
 
+    def take_brief(self, seq_id: int) -> Checkpoint | None:
+        """The one that the next of its kind replaces, so that its memory can be used again."""
+        return self._brief.pop(seq_id, None)
+
     def add_brief(self, seq_id: int, checkpoint: Checkpoint) -> bool:
         """Keep one until the next of this kind; False if there is no room."""
         self._brief.pop(seq_id, None)

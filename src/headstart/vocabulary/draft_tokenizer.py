@@ -49,6 +49,8 @@ class DraftBuilder(ABC):
         self.request = request
         self.limit = limit  # most draft-model tokens
         self.tokens: list[int] = []
+        # the target token that it was too unsure of to go on, if that ended the draft
+        self.stopped_at: int | None = None
 
     @abstractmethod
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
@@ -101,6 +103,14 @@ class DraftTokenizer(ABC):
         `num_open` target tokens.
         """
 
+    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int | None:
+        """The target token that a draft would have at this position of the text, which is written,
+        from the logits behind the text before it; None: one row of logits does not say.
+
+        Learns which way of picking tokens would have been accepted.
+        """
+        return None
+
 
 def make_draft_tokenizer(
     translator: VocabularyTranslator | None, sampling: str
@@ -131,6 +141,12 @@ class DirectTokenizer(DraftTokenizer):
     def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         return DirectBuilder(request, limit, self._preference)
 
+    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int:
+        choice = _choose(request, logits, position)
+        picked = choice.coupled if self._preference.couples else choice.argmax
+        self._preference.compare(choice, request.tokens[position])
+        return picked
+
 
 class DirectBuilder(DraftBuilder):
     """Keeps both choices of every row, so that one draft tells what either would have earned."""
@@ -153,6 +169,7 @@ class DirectBuilder(DraftBuilder):
             choice = self._choose(logits)
             token, confidence = self._preferred(choice)
         if confidence < min_confidence:
+            self.stopped_at = token
             return None
         if legality is not None:
             legality.read(token)
@@ -162,10 +179,7 @@ class DirectBuilder(DraftBuilder):
         return token
 
     def _choose(self, logits: NDArray[np.float32]) -> TokenChoice:
-        if self.request.choose is None:
-            token, probability = best_of(logits)
-            return TokenChoice(token, probability, token, probability)
-        return self.request.choose(logits, len(self.request.tokens) + len(self.tokens))
+        return _choose(self.request, logits, len(self.request.tokens) + len(self.tokens))
 
     def _preferred(self, choice: TokenChoice) -> tuple[int, float]:
         if self._couples:
@@ -318,6 +332,14 @@ class TranslatingBuilder(DraftBuilder):
         for num_before, choice in self._choices:
             if num_before <= num_right and num_before < len(emitted):
                 self._preference.compare(choice, emitted[num_before])
+
+
+def _choose(request: DraftRequest, logits: NDArray[np.float32], position: int) -> TokenChoice:
+    """What the request would make of this row."""
+    if request.choose is None:
+        token, probability = best_of(logits)
+        return TokenChoice(token, probability, token, probability)
+    return request.choose(logits, position)
 
 
 def _legal_logits(logits: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -12,7 +12,12 @@ from rich.console import Console
 
 from headstart.cli.generate import most_drafted, show, summary
 from headstart.config import SpeculationConfig
-from headstart.control.counterfactual import Guess, SpeculatorPrices, counterfactual
+from headstart.control.counterfactual import (
+    Guess,
+    SpeculatorPrices,
+    WrittenText,
+    counterfactual,
+)
 from headstart.errors import EngineError
 from headstart.scheduler.request import (
     ErrorEvent,
@@ -163,7 +168,7 @@ def test_the_summary_of_nothing_divides_by_nothing() -> None:
 def test_the_summary_says_what_each_speculator_alone_would_have_given() -> None:
     prices = SpeculatorPrices([0.0, 10.0, 11.0, 12.0])
     guesses = {"suffix": [Guess(at, 2, 2) for at in range(1, 99, 3)], "seldom": [Guess(1, 2, 0)]}
-    told = counterfactual(guesses, 100, dict.fromkeys(guesses, prices))
+    told = counterfactual(guesses, WrittenText(100), dict.fromkeys(guesses, prices))
     text = summary(FinishEvent("r", "length", replace(STATS, counterfactual=told)), None, seed=0)
     lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
     assert "250.0 +- 0.0 (2.50 x off) with 2 draft tokens" in lines["suffix"]

@@ -67,6 +67,17 @@ def test_a_run_alone_with_a_fixed_length_is_on_paper_what_it_was():
         assert sums.milliseconds > 0.0
 
 
+@pytest.mark.parametrize("spec", [fixed(4), AUTO])
+def test_a_draft_model_tells_of_the_whole_text_also_where_it_did_not_draft(spec):
+    for stats in answered(spec)[0]:
+        told = stats.counterfactual
+        if told is None or stats.num_emitted < 4:
+            continue
+        assert told.num_seen["draft-model"] == told.num_tokens
+        speeds = told.describe()["speculators"]["draft-model"]["by_length"]
+        assert len({one["tokens_per_second"] for one in speeds.values()}) > 1
+
+
 def test_who_does_not_ask_gets_nothing_and_one_in_so_many_is_looked_at():
     stats, control = answered(wants=False, num=3)
     assert all(one.counterfactual is None for one in stats)
