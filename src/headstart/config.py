@@ -155,11 +155,6 @@ class SchedulerConfig:
                 f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
             )
 
-    def most_tokens(self, context: int, num_cells: int) -> int:
-        """Of one request, where a sequence can have `context` tokens and all `num_cells`."""
-        share = context if self.kv_unified else num_cells // self.parallel
-        return min(context, share, self.kv_unified_per_slot or context)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:

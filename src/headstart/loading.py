@@ -161,7 +161,7 @@ def load_target(
     fitted = fit_models(config, path, draft, heads)
     model = Model(path, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
-    engine.context_size = _most_tokens(config.scheduler, engine)
+    engine.context_size = most_tokens(config.scheduler, engine.context_size, engine.num_cells)
     # with the context that was asked for, not the one that fits beside it
     wanted = config.embedding
     vectors = LlamaEmbedder(model, config.engine, wanted) if wanted.is_on else None
@@ -169,16 +169,17 @@ def load_target(
     return Target(model, engine, fitted, vectors, adapters=adapters)
 
 
-def _most_tokens(config: SchedulerConfig, engine: LlamaEngine) -> int:
-    """Of one request.
+def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:
+    """Of one request, where a sequence can have `context` tokens and all `num_cells`.
 
     Raises:
         ConfigError: too few to be of use.
     """
-    most = config.most_tokens(engine.context_size, engine.num_cells)
-    if most < min(LEAST_CONTEXT, engine.context_size):
+    share = context if config.kv_unified else num_cells // config.parallel
+    most = min(context, share, config.kv_unified_per_slot or context)
+    if most < min(LEAST_CONTEXT, context):
         raise ConfigError(
-            f"a slot has {most} of the context's {engine.num_cells} tokens with --no-kv-unified or "
+            f"a slot has {most} of the context's {num_cells} tokens with --no-kv-unified or "
             f"--kv-unified-per-slot, but needs {LEAST_CONTEXT}; raise --context, or lower "
             "--parallel"
         )

@@ -8,6 +8,7 @@ from tests.server.serving import serving_models
 from headstart.assemble import build_scheduler, find_models
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.errors import ConfigError
+from headstart.loading import most_tokens
 
 OFF = SpeculationConfig(spec="off")
 
@@ -42,7 +43,7 @@ def test_without_a_unified_cache_a_request_has_its_slots_share():
     ],
 )
 def test_the_smallest_limit_holds(scheduler, most):
-    assert config(**scheduler).scheduler.most_tokens(512, 512) == most
+    assert most_tokens(SchedulerConfig(**scheduler), 512, 512) == most
 
 
 def test_a_share_that_is_of_no_use_is_refused_before_anything_is_served():
