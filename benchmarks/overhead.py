@@ -8,7 +8,8 @@
         and what a constraint costs with these vocabularies
 
 Steps: the real scheduler, samplers and speculators; only `decode` is a stub that hands out prepared
-logits, whose time is taken off. Numbers are milliseconds per step, median and 95th percentile.
+logits, whose time is taken off. `mtp` drafts three tokens a step with
+heads that are stubs as well. Numbers are milliseconds per step, median and 95th percentile.
 libllama's sampler chain is called for real and counted. The stub pretends that a step takes 50 ms
 and a further row 1 ms, so that `auto` drafts.
 """
@@ -22,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,15 @@ from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculation import AUTO_TYPES
 from headstart.testing import ByteVocab
-from headstart.types import Batch, Logits
+from headstart.types import LAST_STATE, Batch, Logits
 
 LIMITS_MS = {(1, 32_000, "greedy"): 0.2, (1, 32_000, "sampled"): 0.5}  # off, one slot
 SERVING_LIMIT = 0.97
 VOCABULARIES = (4096, 32_000, 151_936)
 STEP_MS, ROW_MS = 50.0, 1.0
 AUTO = Arm("auto", AUTO_TYPES, "auto")
+MTP = Arm("mtp", ("mtp",), "fixed", 3)
+STATE_WIDTH = 1024
 
 
 class StubVocab(ByteVocab):
@@ -86,8 +89,15 @@ class StubEngine(SilentEngine):
                 row.max() + 4.0 - 0.5 * np.arange(rivals)
             )
 
+    def publish_states(self, layers: Collection[int]) -> None:
+        self._states = np.zeros((self.max_batch_tokens, STATE_WIDTH), np.float32)
+
+    def hidden_states(self) -> Mapping[int, Logits]:
+        return {LAST_STATE: self._states[: self._num_rows]}
+
     def decode(self, batch: Batch) -> Logits:
         started = time.perf_counter()
+        self._num_rows = batch.num_rows
         outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
         positions, tokens = (
             batch.positions[outputs].astype(np.int64),
@@ -106,6 +116,30 @@ class StubEngine(SilentEngine):
         return time.perf_counter() + self.pretended
 
 
+class StubHeads(StubEngine):
+    """Heads that guess exactly what the target says, 12 of 16 times."""
+
+    num_heads, state_width = 1, STATE_WIDTH
+
+    def __init__(self, vocab: StubVocab, target: StubEngine) -> None:
+        super().__init__(vocab)
+        self._pool, self._target = target._pool, target
+
+    @property
+    def engine(self) -> StubEngine:
+        return self
+
+    def decode(self, batch: Batch) -> Logits:
+        started = time.perf_counter()
+        logits = super().decode(batch)
+        self._rows = np.zeros((batch.num_outputs, STATE_WIDTH), np.float32)
+        self._target.seconds += time.perf_counter() - started
+        return logits
+
+    def outputs(self) -> Logits:
+        return self._rows
+
+
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Milliseconds of Python a step, and tokens a step and slot."""
@@ -121,7 +155,13 @@ def stub_scheduler(
     """A scheduler that is busy for a long time."""
     vocab = StubVocab(vocab_size)
     engine = StubEngine(vocab)
-    machine = Machine(engine=engine, vocab=vocab, num_users=num_slots, clock=engine.clock)
+    machine = Machine(
+        engine=engine,
+        vocab=vocab,
+        num_users=num_slots,
+        heads=StubHeads(vocab, engine),
+        clock=engine.clock,
+    )
     scheduler = machine.scheduler(arm)
     for slot in range(num_slots):
         prompt = [
@@ -164,7 +204,7 @@ def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
     for vocab_size in vocabularies:
         for num_slots in (1, 4, 8):
             for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
-                for arm in (OFF, AUTO):
+                for arm in (OFF, AUTO, MTP):
                     cost = step_cost(vocab_size, num_slots, arm, temperature, num_steps)
                     limit = LIMITS_MS.get((num_slots, vocab_size, name)) if arm is OFF else None
                     verdict = (

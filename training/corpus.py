@@ -140,7 +140,7 @@ def read_library(max_function_chars: int, random: Random) -> tuple[list[str], li
         except (SyntaxError, UnicodeDecodeError, OSError):
             continue
         texts.append(text)
-        functions += _functions(text, tree, max_function_chars)
+        functions += functions_of(text, tree, max_function_chars)
     random.shuffle(functions)
     return texts, functions
 
@@ -171,7 +171,8 @@ def _second_task(chance: float) -> Task | None:
     return list_calls if chance < 0.65 else None
 
 
-def _functions(text: str, tree: ast.Module, max_chars: int) -> Iterator[Function]:
+def functions_of(text: str, tree: ast.Module, max_chars: int) -> Iterator[Function]:
+    """Functions of moderate size in a file, in the order of their appearance."""
     lines = text.split("\n")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):

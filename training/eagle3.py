@@ -1,8 +1,8 @@
 """Train an EAGLE-3 head for a demo model, on texts that the model writes itself.
 
     python -m training.eagle3 --work DIR --target demo-target.gguf --seconds 1200 -o first.gguf
-    python -m training.eagle3 --work DIR --target demo-target.gguf --seconds 420 \
-        --start first.gguf --corpus-share 0.6 -o head.gguf
+    python -m training.eagle3 --work DIR --target demo-target.gguf --seconds 960 \
+        --start first.gguf --corpus-share 0.7 -o head.gguf
 
 The head learns the target's probabilities several tokens ahead: from the second on it goes on with
 its own states, as it does when it drafts. It knows the tokens that the target predicts most often;

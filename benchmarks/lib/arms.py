@@ -17,6 +17,7 @@ from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, Reques
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculation import make_speculator, needs_draft_model
 from headstart.speculators import SPECULATORS, Speculator
+from headstart.structures.state_batch import HeadContext
 from headstart.types import Engine, StepStats, Vocab
 
 DRAFT_MODEL = "draft-model"
@@ -75,6 +76,7 @@ class Machine:
     vocab: Vocab
     num_users: int
     draft_engine: Callable[[], Engine] | None = None  # makes one: each arm has its own cache
+    heads: HeadContext | None = None  # multi-token heads
     clock: Callable[[], float] = time.perf_counter
     warm_up_seconds: float = WARM_UP_SECONDS  # as a server spends at its first start
 
@@ -90,6 +92,7 @@ class Machine:
             "vocab": lambda: self.vocab,
             "vocabulary_id": lambda: None,
             "translator": lambda: None,
+            "heads": lambda: self.heads,
         }
         if self.draft_engine is not None:
             parts["engine"] = self.draft_engine

@@ -147,10 +147,11 @@ def test_when_all_connections_are_busy_the_next_is_told_so():
             )
         )
         url = client.base_url
-        busy = [socket.create_connection((url.host, url.port)) for _ in range(3)]
+        busy: list[socket.socket] = []
         try:
-            for connection in busy:
-                push(connection, request)
+            for _ in range(3):  # one that has not asked yet would make room for the next
+                busy.append(socket.create_connection((url.host, url.port)))
+                push(busy[-1], request)
                 worker.started.get(timeout=10)
             with connected(client) as connection:
                 push(connection, request)
