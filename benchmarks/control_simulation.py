@@ -10,7 +10,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "Cold" starts knowing nothing; "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
-        [--model | --long-prompts | --tiled | --experts]
+        [--model | --long-prompts | --tiled | --experts | --snapshots]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from benchmarks.simulated_models import ModelSimulation
+from benchmarks.simulated_rollback import auto_with
 from benchmarks.simulated_slots import REQUEST_TOKENS, Simulation
 from benchmarks.simulated_texts import CURVES, EXPERT_CURVES, TILED_CURVES, WORKLOADS, expert_curve
 
@@ -28,6 +29,8 @@ from headstart.control import Controller
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 NUM_BAD = 20  # requests
+SNAPSHOTS = (1, 2, 3, 4, 6, 8, 16)
+COPY_SHARE = 0.03  # of a plain step: what a copy of a sequence's state takes
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,20 @@ def experts(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(f"{curve} {workload}", best, {p: 1000 * speed for p, speed in speeds.items()})
 
 
+def snapshots(tokens: int, seed: int) -> Iterator[Line]:
+    """Targets with recurrent layers: drafts as long as there are snapshots, or copies."""
+    texts = ("mixed", "edit", "medium", "looping", "low")
+    for curve, workload, num_slots in product(CURVES, texts, (1, 4)):
+        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
+        copy_ms = COPY_SHARE * run.cost(1)
+        speeds = {"off": run.off().speed}
+        for number in SNAPSHOTS:
+            speeds[str(number)] = auto_with(run, number, copy_ms).speed
+        speeds["copies"] = auto_with(run, 0, copy_ms).speed
+        name = f"{curve} {workload} {num_slots}"
+        yield Line(name, "", {policy: 1000 * speed for policy, speed in speeds.items()})
+
+
 def main() -> None:
     """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -157,6 +174,9 @@ def main() -> None:
     parser.add_argument(
         "--experts", action="store_true", help="mixtures of experts, whose warm-up is too dear"
     )
+    parser.add_argument(
+        "--snapshots", action="store_true", help="targets whose memory takes nothing back"
+    )
     args = parser.parse_args()
     lines: list[Line] = []
     rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
@@ -166,6 +186,8 @@ def main() -> None:
         rows = tiled_machines(args.tokens, args.seed)
     if args.experts:
         rows = experts(args.tokens, args.seed)
+    if args.snapshots:
+        rows = snapshots(args.tokens, args.seed)
     for line in rows:
         if not lines:
             print(
@@ -174,8 +196,9 @@ def main() -> None:
             )
         lines.append(line)
         print(line, flush=True)
-    for policy in ("cold", "warm"):
-        for other in (other for other in lines[0].speeds if other not in ("cold", "warm")):
+    policies = (*map(str, SNAPSHOTS), "copies") if args.snapshots else ("cold", "warm")
+    for policy in policies:
+        for other in (other for other in lines[0].speeds if other not in policies):
             shares = [line.speeds[policy] / line.speeds[other] for line in lines]
             print(
                 f"{policy} / {other}: average {sum(shares) / len(shares):.3f}, least "

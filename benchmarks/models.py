@@ -235,6 +235,9 @@ def _line(row: Row) -> str:
 
 
 _NOTES = (
+    "- **memory**: snapshots are made here for drafts of 4 tokens, as asked for; by default only "
+    "as far as they take a twentieth of",
+    "  the caches, and copies of the state take their place ([architecture.md](architecture.md)).",
     "- **texts equal**: of the settings, those in which every text was what the model writes "
     "without speculation. Attention runs",
     "  in deterministic mode; where there are recurrent layers rounding may decide between two "

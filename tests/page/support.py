@@ -79,7 +79,9 @@ class Window:
     def answer(self, *, wait: bool = True) -> Locator:
         """The last answer."""
         if wait:
-            self.page.wait_for_selector(".message.assistant:last-child:not(.running)")
+            found = self.page.wait_for_selector(".message.assistant:last-child:not(.running)")
+            assert found is not None
+            found.dispose()  # else the page keeps it
         return self.page.locator(".message.assistant").last
 
     def until(self, condition: str) -> None:

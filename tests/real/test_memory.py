@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.conversations import our_memory
 from tests.architectures import write_model
 from tests.models import tiny_hybrid, tiny_llama
 
@@ -37,6 +38,19 @@ def test_the_estimate_is_what_libllama_takes(model_file: Path, context: int) -> 
     assert expected.uses[HOST].cache == taken.cache
     assert expected.uses[HOST].weights == pytest.approx(taken.weights, rel=0.01)
     assert expected.uses[HOST].compute == pytest.approx(taken.compute, rel=0.05)
+
+
+@needs_measuring
+@pytest.mark.parametrize("slots", [1, 4])
+def test_by_default_snapshots_of_a_hybrid_take_a_twentieth_at_most(
+    tmp_path: Path, slots: int
+) -> None:
+    """Next to a server that drafts nothing, which takes what llama-server takes."""
+    path = write_model(tmp_path / "tiny.gguf", "qwen35", changes={"context_length": 32768})
+    without, none = our_memory(path, drafts=False, parallel=slots)
+    taken, snapshots = our_memory(path, drafts=True, parallel=slots)
+    assert taken <= 1.05 * without
+    assert (none, snapshots) == (0, 8 if slots == 1 else 0)
 
 
 @needs_measuring

@@ -190,10 +190,10 @@ class CostTable:
         return curve
 
     def _read(self, rows: int, grain: int, *, optimistic: bool) -> NDArray[np.float64]:
-        size = EACH * (rows // EACH + 1)  # the next step may ask for a few rows more
+        size = EACH * (rows // EACH + 1)  # the next step may ask for more
         weights = self._weights.get(optimistic)
         if weights is None or len(weights) < size:
-            weights = self._weights[optimistic] = self._build(size, optimistic=optimistic)
+            weights = self._weights[optimistic] = self._build(4 * size, optimistic=optimistic)
         row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
         array = weights[:size] + row_ms * np.arange(size)
         if size > (beyond := LONGEST_DECODE + 1):

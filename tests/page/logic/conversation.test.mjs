@@ -6,6 +6,7 @@ import { WEB } from "./support.mjs";
 const { leafBelow, pathTo, siblings, titleOf, toMessages } = await import(new URL("tree.js", WEB));
 const { FIELDS, bodyOf, defaultOf, problemOf } = await import(new URL("settings.js", WEB));
 const { exportText, importText } = await import(new URL("transfer.js", WEB));
+const { packProvenance, unpackProvenance } = await import(new URL("packing.js", WEB));
 
 const message = (id, parent, role, created = 0) => ({ id, parent, role, created, conversation: "c", content: id });
 const tree = new Map(
@@ -31,6 +32,7 @@ test("the system prompt comes first, if there is one", () => {
 
 test("titles are one short line", () => {
   assert.equal(titleOf("  Hello\nworld"), "Hello");
+  assert.equal(titleOf("Rename `data` to `buffer`:\n```python"), "Rename data to buffer:");
   assert.ok(titleOf("x".repeat(500)).length <= 48);
 });
 
@@ -68,4 +70,16 @@ test("foreign files are refused and foreign fields left out", () => {
   const [one] = importText(text);
   assert.equal(one.messages.length, 1);
   assert.ok(!("html" in one.messages[0]));
+});
+
+test("provenance that is kept in parts is the same again, and one that is kept whole too", async () => {
+  const tokens = Array.from({ length: 2500 }, (_, id) => ({ id, piece: String(id), source: "", position: null, chance: null, step: id }));
+  const steps = tokens.slice(0, 1200).map(() => ({ rows: 1, rows_wasted: 0, target_ms: 1, draft_ms: 0, draft: [] }));
+  let pauses = 0;
+  const parts = await packProvenance({ tokens, steps }, async () => void pauses++);
+  assert.equal(parts.length, 3);
+  assert.equal(pauses, 2);
+  assert.deepEqual(unpackProvenance(parts), { tokens, steps });
+  assert.deepEqual(unpackProvenance(JSON.stringify({ tokens, steps })), { tokens, steps });
+  assert.deepEqual(unpackProvenance(await packProvenance({ tokens: [], steps: [] }, async () => {})), { tokens: [], steps: [] });
 });

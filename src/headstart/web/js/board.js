@@ -147,7 +147,7 @@ function showSpeculators(speculators) {
     speculators.map((one) => {
       const share = one.num_draft_tokens ? `${Math.round((100 * one.num_accepted_draft_tokens) / one.num_draft_tokens)} %` : "–";
       const seconds = Object.values(one.seconds).reduce((sum, value) => /** @type {number} */ (sum) + /** @type {number} */ (value), 0);
-      return h("tr", {}, h("th", { scope: "row" }, swatch(one.name)), [one.num_calls, one.num_drafts, one.num_draft_tokens, share, one.num_rows_wasted, `${Number(seconds).toFixed(1)} s`].map((value) => h("td", {}, value)));
+      return h("tr", {}, h("th", { scope: "row" }, swatch(one.name)), [one.num_calls, one.num_drafts, one.num_draft_tokens, share, one.num_rows_wasted, durationInWords(Number(seconds))].map((value) => h("td", {}, value)));
     }),
   );
   showByPosition(speculators);

@@ -4,7 +4,7 @@ import { Answer, run } from "./answer.js";
 import { ApiError } from "./api.js";
 import { Composer } from "./composer.js";
 import { announce, byId, fill, h, toast } from "./dom.js";
-import { paced } from "./frames.js";
+import { nextTask, paced } from "./frames.js";
 import { inspect } from "./inspector.js";
 import { MessageView } from "./message.js";
 import { bodyOf, loadSettings } from "./settings.js";
@@ -17,6 +17,7 @@ import { leafBelow, newId, pathTo, siblings, titleOf, toMessages } from "./tree.
 
 const SAVE_PAUSE = 300; // milliseconds between two writes of a running answer
 const MOST_TOKENS_SAVED_OFTEN = 2000; // writing the provenance of more takes longer than a frame
+const SCROLLING_KEYS = ["ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End", " "];
 const NEAR_THE_END = 80; // pixels; who scrolled further up is left in peace
 
 export class Chat {
@@ -46,6 +47,28 @@ export class Chat {
       proceed: (message) => this.proceed(message),
     };
     inspect(this.scroller);
+    this.follow();
+  }
+
+  /** Stay at the end as the thread grows, unless the user scrolls up. */
+  follow() {
+    this.isFollowing = true;
+    let isActing = false; // the user scrolls; the thread moves of itself too, as heights become known
+    const act = (/** @type {any} */ event) => {
+      isActing ||= !(event instanceof KeyboardEvent) ? event.type !== "pointerdown" || event.target === this.scroller : SCROLLING_KEYS.includes(event.key);
+    };
+    for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) this.scroller.addEventListener(kind, act, { passive: true });
+    this.scroller.addEventListener("scroll", () => {
+      const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+      if (scrollHeight - scrollTop - clientHeight < NEAR_THE_END) {
+        this.isFollowing = true;
+        isActing = false;
+      } else if (isActing) this.isFollowing = false;
+    });
+    // behind the layout of a frame, where asking for heights costs nothing
+    const observer = new ResizeObserver(() => this.isFollowing && this.scrollToEnd());
+    observer.observe(this.thread);
+    observer.observe(this.scroller);
   }
 
   /** Open the newest conversation, or a new one. */
@@ -195,12 +218,14 @@ export class Chat {
       message.state = running.signal.aborted ? "stopped" : "failed";
       if (message.state === "failed") message.failure = failureText(error);
     }
-    removeEventListener("pagehide", save);
     clearTimeout(saving);
     if (this.running === running) this.running = null;
     this.links.plainSteps.add(answer.provenance.data);
     draw.flush();
-    await store.saveMessages(copyAnswer(message, answer)).catch((error) => toast(`The conversation could not be kept: ${error.message}`));
+    const isLong = answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
+    if (isLong) await nextTask();
+    await (isLong ? store.saveLongMessage : store.saveMessages)(copyAnswer(message, answer)).catch((error) => toast(`The conversation could not be kept: ${error.message}`));
+    removeEventListener("pagehide", save);
     if (!this.running) this.composer.setRunning(false);
     this.show();
     announce(message.state === "done" ? `Answer: ${message.content.slice(0, 400)}` : message.failure ?? "Stopped");
@@ -212,11 +237,9 @@ export class Chat {
    * @param {Answer} answer
    */
   draw(view, message, answer) {
-    const isAtEnd = this.isAtEnd();
     copyAnswer(message, answer);
     if (!this.views.has(message.id)) return; // another conversation is open
     view.update(answer, this.links.plainSteps.mean);
-    if (isAtEnd) this.scrollToEnd();
   }
 
   stop() {
@@ -255,12 +278,8 @@ export class Chat {
     return message;
   }
 
-  isAtEnd() {
-    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
-    return scrollHeight - scrollTop - clientHeight < NEAR_THE_END;
-  }
-
   scrollToEnd() {
+    this.isFollowing = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 }

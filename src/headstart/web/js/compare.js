@@ -27,7 +27,7 @@ class Side {
 
   /** @param {boolean} isOver */
   draw(isOver) {
-    this.markdown.update(this.answer.content, isOver);
+    while (!this.markdown.update(this.answer.content, isOver)); // both texts are short
     this.tint.update(this.markdown.blocks, this.markdown.numSettled);
     this.speed.textContent = this.answer.speed ? `${this.answer.speed.toFixed(1)} tokens/s` : "";
     showTotals(this.totals, this.answer.provenance, 0, null, false); // the speeds are measured here

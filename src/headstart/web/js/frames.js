@@ -24,3 +24,8 @@ export function paced(draw) {
     flush,
   };
 }
+
+/** What follows runs in a task of its own, behind what the user does and what is to be painted. @returns {Promise<void>} */
+export function nextTask() {
+  return new Promise((resolve) => setTimeout(resolve));
+}

@@ -6,6 +6,9 @@ import { isKnownLanguage, markdownBlocks, renderBlocks, renderCode } from "./lib
 /** Longer code stays plain: colouring it would take longer than a frame. */
 const LONGEST_COLOURED_CODE = 60_000;
 
+/** Characters that are read and shown at once: some milliseconds. */
+const PIECE = 1500;
+
 export class MarkdownView {
   /** @param {HTMLElement} root */
   constructor(root) {
@@ -17,22 +20,28 @@ export class MarkdownView {
   }
 
   /**
-   * Show a text that begins with what was shown before.
+   * Show some more of a text that begins with what was shown before; of much that is new, not all
+   * at once, so that the page does not stutter.
    * @param {string} text
    * @param {boolean} isOver
+   * @returns {boolean} whether all of it is shown
    */
   update(text, isOver) {
     const rest = text.replaceAll("\r\n", "\n").slice(this.length);
-    const tokens = markdownBlocks(rest);
-    const numOver = isOver ? tokens.length : tokens.length - 1;
-    for (const token of tokens.slice(0, Math.max(0, numOver))) {
+    let length = PIECE;
+    let tokens = markdownBlocks(rest.slice(0, length));
+    while (length < rest.length && lastBlock(tokens) < 1) tokens = markdownBlocks(rest.slice(0, (length *= 2)));
+    const isAll = length >= rest.length;
+    const numOver = isOver && isAll ? tokens.length : Math.max(0, lastBlock(tokens));
+    for (const token of tokens.slice(0, numOver)) {
       this.length += token.raw.length;
       if (token.type !== "space") this.place(this.numSettled++, token, true);
     }
-    const last = isOver ? undefined : tokens.at(-1);
+    const last = isOver || !isAll ? undefined : tokens[numOver];
     let num = this.numSettled;
     if (last && last.type !== "space") this.place(num++, last, false);
     for (const block of this.blocks.splice(num)) block.remove();
+    return isAll;
   }
 
   /**
@@ -56,6 +65,16 @@ export class MarkdownView {
     else this.root.append(block);
     this.blocks[index] = block;
   }
+}
+
+/**
+ * Index of the block that may go on, as a list does behind an empty line; those before it are whole.
+ * @param {import("./libraries.js").MarkdownToken[]} tokens
+ */
+function lastBlock(tokens) {
+  let at = tokens.length - 1;
+  while (at > 0 && tokens[at].type === "space") at--;
+  return at;
 }
 
 /**

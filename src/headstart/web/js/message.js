@@ -52,6 +52,7 @@ export class MessageView {
     this.thoughtsMarkdown = new MarkdownView(this.thoughts);
     this.tint = new Tint(this.provenance, this.body);
     if (isAnswer) this.body.addEventListener("keydown", (/** @type {any} */ event) => walk(event, this.tint));
+    this.later = 0; // timer of the rest of a long text
     this.showActions(place);
     this.update(null, 0);
   }
@@ -69,17 +70,19 @@ export class MessageView {
     }
     const isOver = message.state !== "running";
     this.thoughtsBox.hidden = !message.reasoning;
-    if (message.reasoning) this.thoughtsMarkdown.update(message.reasoning, isOver || message.content !== "");
-    this.markdown.update(message.content, isOver);
+    let isShown = !message.reasoning || this.thoughtsMarkdown.update(message.reasoning, isOver || message.content !== "");
+    isShown &&= this.markdown.update(message.content, isOver);
     this.showCalls();
     this.showNote(answer);
     // thoughts are written first, so they are looked for first
     this.tint.update(
       [...this.thoughtsMarkdown.blocks, ...this.markdown.blocks, this.calls],
-      isOver ? this.thoughtsMarkdown.blocks.length + this.markdown.blocks.length + 1 : this.numSettled(),
+      isOver && isShown ? this.thoughtsMarkdown.blocks.length + this.markdown.blocks.length + 1 : this.numSettled(),
     );
+    clearTimeout(this.later);
+    this.later = isShown ? 0 : setTimeout(() => this.update(answer, plainStepMs));
     showTotals(this.totals, this.provenance, answer?.speed ?? message.timings?.predicted_per_second ?? 0, plainStepMs);
-    this.element.classList.toggle("running", !isOver);
+    this.element.classList.toggle("running", !isOver || !isShown);
   }
 
   /** Blocks that will not change; those of the text count once the thoughts are over. */
@@ -163,6 +166,7 @@ export class MessageView {
   }
 
   remove() {
+    clearTimeout(this.later);
     this.tint.remove();
     this.element.remove();
   }

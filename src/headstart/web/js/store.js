@@ -1,5 +1,8 @@
 /** Conversations in the browser's own database; nothing of them is kept on the server. */
 
+import { nextTask } from "./frames.js";
+import { packProvenance, unpackProvenance } from "./packing.js";
+
 /** @typedef {import("./tree.js").Message} Message */
 
 /**
@@ -70,6 +73,13 @@ export async function saveMessages(...list) {
   await within("readwrite", (_, messages) => void list.forEach((message) => messages.put(packed(message))));
 }
 
+/** Write a long answer without holding up the page. @param {Message} message */
+export async function saveLongMessage({ provenance, ...rest }) {
+  if (!provenance) return saveMessages(rest);
+  const parts = await packProvenance(provenance, nextTask);
+  await within("readwrite", (_, messages) => void messages.put({ ...rest, provenance: parts }));
+}
+
 /** As text, provenance is written five times as fast: a database copies objects one by one. @param {Message} message */
 function packed({ provenance, ...rest }) {
   return provenance ? { ...rest, provenance: JSON.stringify(provenance) } : rest;
@@ -77,7 +87,7 @@ function packed({ provenance, ...rest }) {
 
 /** @param {any} stored @returns {Message} */
 function unpacked({ provenance, ...rest }) {
-  return provenance ? { ...rest, provenance: JSON.parse(provenance) } : rest;
+  return provenance ? { ...rest, provenance: unpackProvenance(provenance) } : rest;
 }
 
 /** @param {string} id */

@@ -74,7 +74,7 @@ export function toMessages(path, system) {
 
 /** A title from the first thing that the user said. @param {string} text */
 export function titleOf(text) {
-  const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
+  const line = text.trim().split("\n")[0].replaceAll("`", "").replace(/\s+/g, " ");
   return line.length > 48 ? line.slice(0, 47).trimEnd() + "…" : line || "New conversation";
 }
 

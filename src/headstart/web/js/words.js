@@ -54,6 +54,7 @@ export function sizeInWords(bytes) {
 
 /** @param {number} seconds */
 export function durationInWords(seconds) {
+  if (seconds < 1) return `${Math.round(1000 * seconds)} ms`;
   if (seconds < 90) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;
