@@ -47,13 +47,13 @@ for _ in range(2):
     found.append(WEATHER[question.city])
     message = answer.choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": found[-1]}
-    messages += [message.model_dump(exclude_none=True), result]
+    messages += [{"content": ""} | message.model_dump(exclude_none=True), result]
 report = scripted.chat.completions.create(
     model="demo", messages=messages, response_model=Report, max_retries=0
 )
 assert report.weather == found == said["weather"]
 # the same object, streamed
-script = Script([[("Verdict", {"is_true": True, "certainty": 3})]])
+script = Script([[("PartialVerdict", {"is_true": True, "certainty": 3})]])
 scripted = instructor.from_openai(
     OpenAI(base_url=URL, api_key="-", max_retries=0, http_client=script.client()),
     mode=instructor.Mode.TOOLS,
