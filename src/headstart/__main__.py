@@ -1,6 +1,6 @@
 """`python -m headstart` is the `headstart` command."""
 
-from headstart.cli.main import main
+if __name__ == "__main__":  # the engine process imports this module too, and needs no command line
+    from headstart.cli.main import main
 
-if __name__ == "__main__":
     raise SystemExit(main())

@@ -71,6 +71,7 @@ def check(config: Config) -> None:
         ConfigError, ModelError: settings that cannot work.
     """
     from headstart.process import cpus_of
+    from headstart.server.constraints import default_constraint
     from headstart.speculation import uses_draft_model, wanted_types, wants_heads
     from headstart.text.chat_template import template_by_hand
 
@@ -80,6 +81,7 @@ def check(config: Config) -> None:
     has_heads = None if wants_heads(config) else False  # the files are not there yet
     wanted_types(config.speculation, has_draft_model=has_draft, has_heads=has_heads)
     cpus_of(config.engine)
+    default_constraint(config.sampling)
     template_by_hand(config.server)
 
 
@@ -357,7 +359,9 @@ def serve(
     prepare.logging.start()
     parent = parent or Parent()
     parent.follow()
-    check(config)
+    is_fetched = bool(config.model.hf_repo or config.model.draft_hf_repo)
+    if is_fetched:  # nothing is downloaded for settings that cannot work
+        check(config)
     models = find_models(config)
     build = partial(build_scheduler, config, models, warms_up_later=True)
     first = ProcessTransport(build, prepare)
@@ -366,6 +370,8 @@ def serve(
     worker = WorkerClient(lambda: next(transports, None) or ProcessTransport(build, prepare))
     worker.on_change = parent.tell
     try:
+        if not is_fetched:
+            check(config)
         from headstart.server import listen
         from headstart.server.extras import Extras
 

@@ -100,6 +100,15 @@ class SchedulerConfig:
         "of the last message get one in any case",
         "-cms",
     )
+    kv_unified: bool = option(
+        True,
+        "each request may use all of the context that the slots share; off: its slot's share only, "
+        "so that none has to wait for another's room",
+        "-kvu",
+    )
+    kv_unified_per_slot: int = option(
+        0, "most tokens of one request, prompt and answer; 0 for no limit besides the context"
+    )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
     share_prompts: bool = option(
         False,
@@ -136,6 +145,7 @@ class SchedulerConfig:
         check_at_least(self, "cache_ram", 0)
         check_at_least(self, "cache_reuse", 0)
         check_at_least(self, "keep", -1)
+        check_at_least(self, "kv_unified_per_slot", 0)
         check_at_least(self, "max_queue", 0)
         check_at_least(self, "prefill_chunk", 1)
         check_at_least(self, "prefill_ms", 0)

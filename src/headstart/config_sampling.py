@@ -69,6 +69,16 @@ class SamplingConfig:
     reverse_prompt: str | None = option(
         None, "text that ends an answer if the request names no stop; repeatable", "-r"
     )
+    grammar: str | None = option(
+        None,
+        "grammar (GBNF, or Lark after %llguidance) that every answer has whose request demands "
+        "no form of its own and offers no tools",
+    )
+    grammar_file: str | None = option(None, "the same from a file")
+    json_schema: str | None = option(
+        None, "JSON schema that such answers have; {} for any JSON", "-j"
+    )
+    json_schema_file: str | None = option(None, "the same from a file", "-jf")
     escape: bool = option(
         True, "read \\n, \\t and the like in --reverse-prompt and --dry-sequence-breaker", "-e"
     )
@@ -78,5 +88,9 @@ class SamplingConfig:
             raise ConfigError(
                 f"--predict is {self.predict} but must be 0 or more, or -1 for no limit"
             )
+        forms = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+        given = [f"--{name.replace('_', '-')}" for name in forms if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both say what form answers have; use one")
         if self.samplers is not None and self.sampler_seq is not None:
             raise ConfigError("--samplers and --sampler-seq are two ways to say one thing; use one")

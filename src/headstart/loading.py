@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headstart.config import Config, EngineConfig
+from headstart.config import LEAST_CONTEXT, Config, EngineConfig, SchedulerConfig
 from headstart.engine import drafters
 from headstart.engine.adapters import Adapters
 from headstart.engine.context import LlamaEngine
@@ -19,7 +19,7 @@ from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.heads import read_facts, why_not
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.errors import ModelError
+from headstart.errors import ConfigError, ModelError
 from headstart.structures.state_batch import MERGED_ROWS
 from headstart.types import Engine, SequenceMode
 
@@ -161,11 +161,29 @@ def load_target(
     fitted = fit_models(config, path, draft, heads)
     model = Model(path, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
+    engine.context_size = most_tokens(config.scheduler, engine.context_size, engine.num_cells)
     # with the context that was asked for, not the one that fits beside it
     wanted = config.embedding
     vectors = LlamaEmbedder(model, config.engine, wanted) if wanted.is_on else None
     adapters = engine.adapters if engine.adapters.describe() else None
     return Target(model, engine, fitted, vectors, adapters=adapters)
+
+
+def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:
+    """Of one request, where a sequence can have `context` tokens and all `num_cells`.
+
+    Raises:
+        ConfigError: too few to be of use.
+    """
+    share = context if config.kv_unified else num_cells // config.parallel
+    most = min(context, share, config.kv_unified_per_slot or context)
+    if most < min(LEAST_CONTEXT, context):
+        raise ConfigError(
+            f"a slot has {most} of the context's {num_cells} tokens with --no-kv-unified or "
+            f"--kv-unified-per-slot, but needs {LEAST_CONTEXT}; raise --context, or lower "
+            "--parallel"
+        )
+    return most
 
 
 def load_drafters(

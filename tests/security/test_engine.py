@@ -28,7 +28,8 @@ from headstart.errors import (
 )
 from headstart.scheduler import client as client_module
 from headstart.scheduler.client import WorkerClient
-from headstart.scheduler.loop import Cancel, Message, run_loop
+from headstart.scheduler.loop import run_loop
+from headstart.scheduler.messages import Cancel, Message
 from headstart.scheduler.request import FinishEvent, Request, RequestStats
 from headstart.scheduler.sender import MAX_REQUESTS, Sender
 from headstart.scheduler.transport import ProcessTransport

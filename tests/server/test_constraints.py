@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import served_model, serving
 
+from headstart.config import SamplingConfig
+from headstart.errors import ConfigError
 from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.server.constraints import default_constraint
+from headstart.server.defaults import request_defaults
+from headstart.server.model import RequestDefaults
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
@@ -120,3 +128,44 @@ def test_a_pattern_as_trigger_is_not_supported(client):
     answer = client.post("/completion", json={"prompt": "a"} | fields)
     assert "pattern" in answer.json()["error"]["message"]
     assert answer.json()["error"]["type"] == "not_supported_error"
+
+
+def test_what_flags_demand_holds_for_requests_that_demand_nothing():
+    form = Constraint(kind=ConstraintKind.GBNF, text='root ::= "b"')
+    worker = FakeWorker()
+    model = replace(served_model(), defaults=RequestDefaults(constraint=form))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with serving(worker, model=model) as client:
+        assert constraint_of(client, worker, {}) == form
+        assert constraint_of(client, worker, {"grammar": ""}) == form
+        own = constraint_of(client, worker, {"regex": "a"})
+        assert own == Constraint(kind=ConstraintKind.REGEX, text="a")
+        for choice, expected in (("auto", None), ("none", form)):
+            worker.requests.clear()
+            path, body = ROUTES[0]
+            client.post(path, json=body | {"tools": [tool], "tool_choice": choice})
+            assert worker.requests[0].constraint == expected
+
+
+def test_flags_give_the_form_as_text_or_file(tmp_path):
+    (tmp_path / "g").write_text('root ::= "a"')
+    (tmp_path / "s").write_text(TEXT)
+    grammar = Constraint(kind=ConstraintKind.GBNF, text='root ::= "a"')
+    schema = Constraint(kind=ConstraintKind.JSON_SCHEMA, text=TEXT)
+    for config, expected in (
+        (SamplingConfig(), None),
+        (SamplingConfig(grammar='root ::= "a"'), grammar),
+        (SamplingConfig(grammar_file=str(tmp_path / "g")), grammar),
+        (SamplingConfig(json_schema=TEXT), schema),
+        (SamplingConfig(json_schema_file=str(tmp_path / "s")), schema),
+    ):
+        assert request_defaults(config, {}).constraint == expected
+    for config, reason in (
+        (SamplingConfig(grammar_file=str(tmp_path / "none")), "cannot be read"),
+        (SamplingConfig(json_schema="{"), "not valid JSON"),
+        (SamplingConfig(json_schema="[]"), "must be a JSON schema"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            default_constraint(config)
+    with pytest.raises(ConfigError, match="use one"):
+        SamplingConfig(grammar="a", json_schema="{}")

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 
 import headstart
-from headstart.cli.flags import HelpRequested
-from headstart.cli.settings import closest
 from headstart.errors import ConfigError, HeadstartError, ModelError, RequestError
 
 COMMANDS = {
@@ -59,6 +57,10 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if command == "serve" and "--list-devices" in arguments:
         command, arguments = "devices", ["devices"]
+    # not above: the engine process imports this module where the command is a script
+    from headstart.cli.flags import HelpRequested
+    from headstart.cli.settings import closest
+
     if command not in COMMANDS:
         raise ConfigError(
             f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart "

@@ -17,7 +17,7 @@ from headstart.errors import (
     UnavailableError,
     WorkerDeadError,
 )
-from headstart.scheduler.loop import Cancel, Command, Message
+from headstart.scheduler.messages import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
 from headstart.scheduler.request import (
     CorpusEvent,

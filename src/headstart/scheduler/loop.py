@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headstart.errors import CapacityError, EngineError, NotSupportedError, RequestError
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.memory import resident_bytes
+from headstart.scheduler.messages import Cancel, Command, Message, Stop
 from headstart.scheduler.report import SlotReport, WorkerReport
 from headstart.scheduler.request import (
     CorpusQuestion,
     EmbeddingRequest,
-    Event,
     SlotAction,
     Work,
     error_event,
@@ -30,29 +30,6 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # between reports while requests run
 MAX_FAILED_DECODES = 3  # in a row; a context that fails once may be broken for good
 SAVE_SECONDS = 60.0  # between two writes of what control learned
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Command: stop a request."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Command: end the loop."""
-
-
-Command = Work | Cancel | Stop
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What the loop sends: events in order, and now and then a report."""
-
-    events: Sequence[Event] = ()
-    report: WorkerReport | None = None
 
 
 class _StateSaver:

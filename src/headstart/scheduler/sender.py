@@ -13,7 +13,7 @@ from collections import deque
 from multiprocessing.connection import Connection
 
 from headstart.errors import CapacityError
-from headstart.scheduler.loop import Cancel, Command
+from headstart.scheduler.messages import Cancel, Command
 from headstart.scheduler.request import EmbeddingRequest, Request
 
 log = logging.getLogger(__name__)

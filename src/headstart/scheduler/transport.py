@@ -16,13 +16,15 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headstart.errors import HeadstartError, WorkerDeadError
-from headstart.scheduler.loop import Command, Message, Stop, run_loop
+from headstart.scheduler.messages import Command, Message, Stop
 from headstart.scheduler.report import WorkerInfo
-from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sender import Sender
+
+if TYPE_CHECKING:
+    from headstart.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 30.0
 QUIET_SECONDS = 5.0  # of them, before the log says what is waited for
 
-Build = Callable[[], tuple[Scheduler, WorkerInfo]]
+Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
 """Loads the models. Runs where the loop runs; picklable for a process."""
 
 
@@ -71,6 +73,8 @@ class ThreadTransport:
         """A thread cannot be ended: it stops after its step, as for `close`."""
 
     def _run(self, receiver: Receiver) -> None:
+        from headstart.scheduler.loop import run_loop
+
         error: BaseException | None = None
         try:
             scheduler, info = self._build()
@@ -211,6 +215,9 @@ def _exit_words(code: int | None) -> str:
 
 def _process_main(build: Build, pipe: Connection, prepare: Callable[[], None]) -> None:
     """Entry of the engine process: load, report ready, run the loop, say why it ended."""
+    # here and not above, because the web process starts sooner without the loop
+    from headstart.scheduler.loop import run_loop
+
     # sent to the whole group; the server tells us to stop
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
 
+from headstart.config import SamplingConfig
+from headstart.errors import ConfigError, InvalidParameterError
 from headstart.grammar.constraint import Constraint, ConstraintKind
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.schemas import GenerationBody
@@ -46,6 +49,33 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
     if triggers:
         raise ApiError(400, "grammar_lazy needs a grammar; send one or leave it out")
     return None
+
+
+def default_constraint(config: SamplingConfig) -> Constraint | None:
+    """What flags demand of every answer.
+
+    Raises:
+        ConfigError: a file cannot be read, or a schema is none.
+    """
+    grammar = _given(config.grammar, config.grammar_file, "--grammar-file")
+    schema = _given(config.json_schema, config.json_schema_file, "--json-schema-file")
+    try:
+        if grammar:
+            return _text("--grammar", grammar, _grammar_kind(grammar))
+        return _schema("--json-schema", orjson.loads(schema)) if schema else None
+    except (ApiError, InvalidParameterError) as error:
+        raise ConfigError(str(error)) from error
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"--json-schema is not valid JSON: {error}") from error
+
+
+def _given(text: str | None, file: str | None, flag: str) -> str | None:
+    if file is None:
+        return text
+    try:
+        return Path(file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {file} cannot be read: {error}") from error
 
 
 def _from_format(value: dict[str, Any]) -> Constraint | None:

@@ -11,6 +11,7 @@ from typing import Any
 from headstart.config import SamplingConfig
 from headstart.errors import ConfigError, InvalidParameterError
 from headstart.sampling.params import SAMPLER_ALIASES, SAMPLERS, SamplingParams
+from headstart.server.constraints import default_constraint
 from headstart.server.model import RequestDefaults
 
 # field of a request -> setting, where their names differ
@@ -49,7 +50,7 @@ def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> Req
     """Join flags and the model's metadata.
 
     Raises:
-        ConfigError: a flag is out of range.
+        ConfigError: a flag is out of range, or names what cannot be read.
     """
     values: dict[str, Any] = {"ignore_eos": config.ignore_eos}
     values |= _recommended(metadata)
@@ -75,6 +76,7 @@ def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> Req
         seed=None if config.seed == -1 else config.seed % 2**32,
         max_tokens=None if config.predict < 0 else config.predict,
         stop=tuple(_lines(config.reverse_prompt or "", escape=config.escape)),
+        constraint=default_constraint(config),
     )
 
 

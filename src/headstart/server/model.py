@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import ServerConfig
+from headstart.grammar.constraint import Constraint
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.worker import Worker
@@ -33,6 +34,7 @@ class RequestDefaults:
     seed: int | None = None  # None: another one for each request
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    constraint: Constraint | None = None  # of answers whose requests demand none
     is_verbose: bool = False  # OpenAI's formats carry `__verbose`
     cache_prompt: bool = True
     embd_normalize: int = 2

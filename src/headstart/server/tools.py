@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import Field
@@ -23,8 +23,10 @@ from headstart.server.errors import CLIENT_GONE, ApiError, error_body, shorten
 from headstart.server.routing import Router, get, post
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.tools.switches import risks, runs_tools
-from headstart.tools.tool import Tool
-from headstart.tools.toolbox import CallPlace, Toolbox
+
+if TYPE_CHECKING:
+    from headstart.tools.tool import Tool
+    from headstart.tools.toolbox import CallPlace, Toolbox
 
 log = logging.getLogger(__name__)
 router = Router()
@@ -52,7 +54,10 @@ class HostedTools:
     toolbox: Toolbox | None = None
 
     def __post_init__(self) -> None:
-        self.toolbox = Toolbox(self.config) if runs_tools(self.config) else None
+        if runs_tools(self.config):
+            from headstart.tools.toolbox import Toolbox  # a server without tools starts sooner
+
+            self.toolbox = Toolbox(self.config)
 
     @asynccontextmanager
     async def running(self, server: ServerConfig) -> AsyncIterator[None]:
@@ -127,6 +132,8 @@ async def call_tool(http: HttpRequest) -> Response:
     # where a call works is the client's choice, never the model's
     reserved = ("cwd", "runtime", "resp_type") if own else ()
     arguments = {name: value for name, value in body.params.items() if name not in reserved}
+    from headstart.tools.toolbox import CallPlace
+
     place = CallPlace(
         folder=http.headers.get("x-tool-cwd", ""),
         runtime=http.headers.get("x-tool-runtime", ""),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.config import SPECULATOR_ALIASES
+from headstart.grammar.constraint import Constraint
 from headstart.sampling.params import MAX_SEED, SamplingParams
 from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.request import Request, SpeculativeParams
@@ -32,7 +33,7 @@ from headstart.server.limits import (
 from headstart.server.logit_bias import read_logit_bias
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
-from headstart.server.schemas import CompletionBody, GenerationBody, SpeculativeBody
+from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
 from headstart.types import SequenceMode, Vocab
 
 RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
@@ -91,7 +92,7 @@ def make_requests(
         slot_id=_slot(body.id_slot, call.info),
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
-        constraint=read_constraint(body, call.model.vocab),
+        constraint=read_constraint(body, call.model.vocab) or _default_constraint(body, call),
         adapters=adapters,
         namespace=call.namespace + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
@@ -119,6 +120,12 @@ def _given(value: int | None, default: int) -> int:
 def wants_prompt_scores(body: GenerationBody, num_logprobs: int | None) -> bool:
     """Whether the answer tells how likely the tokens of its prompt are, as OpenAI's echo does."""
     return isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
+
+
+def _default_constraint(body: GenerationBody, call: Call) -> Constraint | None:
+    """What flags demand of answers; a request with tools has the form of its calls."""
+    has_tools = isinstance(body, ChatBody) and bool(body.tools) and body.tool_choice != "none"
+    return None if has_tools else call.model.defaults.constraint
 
 
 def _cache_prompt(body: GenerationBody, call: Call) -> bool:

@@ -29,7 +29,8 @@ from headstart.control.values import BatchPlan, SlotDraft, Step
 from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling import SamplingParams
 from headstart.scheduler.client import WorkerClient
-from headstart.scheduler.loop import Message, make_report
+from headstart.scheduler.loop import make_report
+from headstart.scheduler.messages import Message
 from headstart.scheduler.request import (
     FinishEvent,
     Request,

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from tests.harness import Model, make_requests, make_scheduler
 
-from headstart.scheduler.loop import SAVE_SECONDS, Command, Message, Stop, run_loop
+from headstart.scheduler.loop import SAVE_SECONDS, run_loop
+from headstart.scheduler.messages import Command, Message, Stop
 from headstart.scheduler.request import FinishEvent, Request
 from headstart.scheduler.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
 

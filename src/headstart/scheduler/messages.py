@@ -1,0 +1,32 @@
+"""What goes in and out of the engine's loop; the web process imports this and not the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headstart.scheduler.report import WorkerReport
+from headstart.scheduler.request import Event, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Command: stop a request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Command: end the loop."""
+
+
+Command = Work | Cancel | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What the loop sends: events in order, and now and then a report."""
+
+    events: Sequence[Event] = ()
+    report: WorkerReport | None = None
