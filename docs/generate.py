@@ -20,6 +20,7 @@ from headstart.cli.rpc_worker import RpcWorkerOptions
 from headstart.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.cluster.options import ClusterOptions
 from headstart.fleet.options import RouterOptions
+from headstart.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS
 
@@ -147,9 +148,19 @@ def metrics_page() -> str:
         "- All start from 0 when the engine process was restarted, but for "
         "`headstart_engine_restarts_total`.",
     ]
-    return _page(
-        ["# Metrics", NOTE, "", *intro, "", *_table(("name", "kind", "labels", "meaning"), rows)]
-    )
+    own = [
+        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help)
+        for one in ROUTER_METRICS
+    ]
+    of_router = [
+        "## Of a router",
+        "",
+        "`/metrics` of a server of several models without `?model=`:",
+        "",
+    ]
+    columns = ("name", "kind", "labels", "meaning")
+    pages = [*_table(columns, rows), "", *of_router, *_table(columns, own)]
+    return _page(["# Metrics", NOTE, "", *intro, "", *pages])
 
 
 def errors_page() -> str:

@@ -185,7 +185,9 @@ class Hub:
             with self._explained(repo):
                 paths = self._list(repo)
                 file = file or (choose_drafter(paths, quant) if is_draft else None)
-                parts = [self._download(repo, part) for part in _select(repo, paths, quant, file)]
+                parts = [
+                    self._download(repo, part) for part in select_files(repo, paths, quant, file)
+                ]
                 return parts[0]
         except _UnreachableError as error:
             # Whoever has the model wants to use it, network or not.
@@ -208,7 +210,7 @@ class Hub:
             )
         paths = sorted(path.relative_to(snapshot).as_posix() for path in files)
         file = file or (choose_drafter(paths, quant) if is_draft else None)
-        return snapshot / _select(f"{repo} (cached)", paths, quant, file)[0]
+        return snapshot / select_files(f"{repo} (cached)", paths, quant, file)[0]
 
     def cached_models(self) -> dict[str, Path]:
         """user/repo:QUANT -> file of every model in the cache, as llama-server names them."""
@@ -231,9 +233,41 @@ class Hub:
         except (ConfigError, ModelError):
             return None
 
+    def files(self, repo: str) -> list[str]:
+        """What a repository holds.
+
+        Raises:
+            ModelError: the hub does not say.
+        """
+        with self._explained(repo):
+            return self._list(repo)
+
+    def sizes(self, repo: str) -> dict[str, int | None]:
+        """What a repository holds, and how many bytes each file has, where the hub says so.
+
+        Raises:
+            ModelError: the hub says nothing.
+        """
+        from huggingface_hub import HfApi
+
+        with self._explained(repo):
+            info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
+                repo, timeout=LIST_TIMEOUT_SECONDS, files_metadata=True
+            )
+        return {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
+
+    def folder(self, repo: str) -> Path:
+        """Where a repository is cached."""
+        return self.cache / ("models--" + repo.replace("/", "--"))
+
+    def parts(self, file: Path) -> list[Path]:
+        """All cached files of a model, given the first."""
+        names = [path.name for path in file.parent.iterdir()]
+        return [file.parent / name for name in split_parts(names, file.name)]
+
     def _snapshot(self, repo: str) -> Path | None:
         """The cached revision that `main` pointed to at the last download."""
-        folder = self.cache / ("models--" + repo.replace("/", "--"))
+        folder = self.folder(repo)
         reference = folder / "refs/main"
         return folder / "snapshots" / reference.read_text().strip() if reference.is_file() else None
 
@@ -289,6 +323,8 @@ class Hub:
                 f"cannot reach the hub {self.endpoint} for {repo} ({type(error).__name__}); "
                 "check the network or HF_ENDPOINT, or use a file with --model"
             ) from None
+        except errors.HFValidationError:
+            raise ModelError(f"{repo} cannot be the name of a repository at the hub") from None
         except OSError as error:
             raise ModelError(f"cannot store {repo} in {self.cache}: {error}") from None
 
@@ -297,7 +333,7 @@ class _UnreachableError(ModelError):
     """The hub cannot be asked now; a cached copy would do."""
 
 
-def _select(repo: str, paths: Sequence[str], quant: str, file: str | None) -> list[str]:
+def select_files(repo: str, paths: Sequence[str], quant: str, file: str | None) -> list[str]:
     """The files to have, the one to open first.
 
     Raises:

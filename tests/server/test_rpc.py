@@ -110,6 +110,44 @@ def test_devices_of_a_worker_are_listed(cache: Path) -> None:
     assert row.split()[1:3] == ["GPU", other.endpoint]
 
 
+def test_speculation_does_not_change_the_text(cache: Path) -> None:
+    """Greedy, on texts whose next token is clear: deterministic mode is refused with workers."""
+    texts: dict[str, list[list[int]]] = {}
+    for spec in ("off", "auto"):
+        worker = RpcWorker(cache)
+        flags = [*FLAGS, "--spec", spec, "--spec-state", "none"]
+        server = Server([*flags, "--rpc", worker.endpoint], cache)
+        try:
+            with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+                until(lambda: client.get("/health").status_code == 200, "the server is ready")
+                texts[spec], num_drafted = _equality_texts(client)
+        finally:
+            server.stop()
+            worker.kill()
+        assert (num_drafted > 0) == (spec == "auto")
+    assert texts["auto"] == texts["off"]
+
+
+def _equality_texts(client: httpx2.Client) -> tuple[list[list[int]], int]:
+    """The tokens of every answer, and how many tokens were drafted."""
+    code = "def add(first, second):\n    return first + second\n\n"
+
+    def ask(number: int) -> dict[str, Any]:
+        body = {
+            "prompt": code * (2 + number),
+            "n_predict": 32,
+            "temperature": 0,
+            "return_tokens": True,
+            "ignore_eos": True,
+        }
+        answer: dict[str, Any] = client.post("/completion", json=body).json()
+        return answer
+
+    answers = [ask(number) for number in range(2)]
+    drafted = sum(answer["timings"].get("draft_n", 0) for answer in answers)
+    return [answer["tokens"] for answer in answers], drafted
+
+
 def _devices(endpoint: str, cache: Path) -> subprocess.CompletedProcess[str]:
     return _headstart(["devices", "--rpc", endpoint], cache)
 

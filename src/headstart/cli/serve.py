@@ -10,6 +10,7 @@ from headstart.cli.models import is_router, read_models
 from headstart.cli.resolve import Resolved
 from headstart.cli.settings import all_settings
 from headstart.errors import HeadstartError
+from headstart.hub_store import HubStore
 from headstart.parent import Parent
 
 ABOUT = (
@@ -44,4 +45,5 @@ def _route(resolved: Resolved) -> int:
     from headstart.router.serve import serve
 
     config = resolved.config()
-    return serve(config, lambda: read_models(resolved), resolved.in_force())
+    store = HubStore(config.model)
+    return serve(config, lambda: read_models(resolved), resolved.in_force(), store)

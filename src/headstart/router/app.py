@@ -10,12 +10,15 @@ from urllib.parse import parse_qs
 
 import orjson
 from starlette.applications import Starlette
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.config import Config
 from headstart.errors import BackendError
 from headstart.router.child import TENANT_HEADER
+from headstart.router.downloads import Downloads, ModelStore
 from headstart.router.listing import RouterState, json_response, props, routes
+from headstart.router.metrics import render, report_of
 from headstart.router.pool import Pool
 from headstart.router.pooled_model import PooledModel
 from headstart.router.presets import ModelPreset
@@ -38,6 +41,7 @@ from headstart.server.routing import Prefixed
 from headstart.server.threads import ClientGoneError
 
 TRUE = ("1", "true")
+PROMETHEUS = "text/plain; version=0.0.4"
 
 
 def create_app(
@@ -46,6 +50,7 @@ def create_app(
     read_presets: Callable[[], Sequence[ModelPreset]],
     settings: Sequence[Mapping[str, Any]] = (),
     extras: Extras | None = None,
+    store: ModelStore | None = None,
 ) -> Starlette:
     """Build the app. Models are started while it runs, and ended with it.
 
@@ -53,6 +58,7 @@ def create_app(
         make_pool: called in the loop that serves.
         read_presets: reads again what there is; raises ConfigError.
         settings: what /props shows.
+        store: where models are downloaded to; None: none are.
 
     Raises:
         ConfigError: the API key file, or what `extras` name, cannot be used.
@@ -66,6 +72,8 @@ def create_app(
         state.pool = make_pool()
         forward.proxy = Proxy(ProxyLimits(silence=server.timeout))
         state.pool.describe = forward.describe
+        if store is not None:
+            state.downloads = Downloads(store, state.pool.events, state.reload)
         for model in state.pool.models.values():
             if model.preset.loads_on_startup:
                 state.pool.load(model)
@@ -73,6 +81,8 @@ def create_app(
             async with host.running(server):
                 yield
         finally:
+            if state.downloads is not None:
+                await state.downloads.close()
             await state.pool.close()
             await forward.proxy.close()
 
@@ -109,6 +119,10 @@ class Forward:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if scope["path"] == "/props" and "model" not in query:
                 await json_response(props(self._state))(scope, receive, send)
+                return
+            if scope["path"] == "/metrics" and "model" not in query:
+                text = render(report_of(self._state.pool))
+                await Response(text, media_type=PROMETHEUS)(scope, receive, send)
                 return
             model = self._model(scope, query, body)
             await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ class Broadcast:
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[Event | None]] = set()
         self._is_over = False
+        self.num_told = Counter[tuple[str, str]]()  # by event, and the status in it
 
     def listen(self) -> asyncio.Queue[Event | None]:
         """Events from now on; None is the last."""
@@ -29,6 +31,7 @@ class Broadcast:
 
     def tell(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:
         """Tell all who listen."""
+        self.num_told[event, str((data or {}).get("status", ""))] += 1
         message = {"model": model, "event": event} | ({"data": data} if data is not None else {})
         for queue in self._queues:
             queue.put_nowait(message)

@@ -15,7 +15,9 @@ from starlette.routing import Route
 
 import headstart
 from headstart.config import Config
+from headstart.errors import ModelError
 from headstart.router.child import command
+from headstart.router.downloads import Downloads
 from headstart.router.pool import Pool
 from headstart.router.pooled_model import PooledModel
 from headstart.router.presets import CACHE, ModelPreset
@@ -32,6 +34,15 @@ class RouterState:
     read_presets: Callable[[], Sequence[ModelPreset]]
     settings: Sequence[Mapping[str, Any]] = ()
     pool: Pool = field(init=False)
+    downloads: Downloads | None = field(init=False, default=None)
+
+    async def reload(self) -> None:
+        """Read again which models there are.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        await self.pool.reload(await asyncio.to_thread(self.read_presets))
 
     def find(self, name: object) -> PooledModel:
         """The model with this name.
@@ -54,6 +65,8 @@ def routes() -> list[Route]:
         Route(prefix + path, handler) for path, handler in both.items() for prefix in ("", "/v1")
     ]
     found += [
+        Route("/models", download, methods=["POST"]),
+        Route("/models", remove, methods=["DELETE"]),
         Route("/models/load", load, methods=["POST"]),
         Route("/models/unload", unload, methods=["POST"]),
         Route("/models/sse", events),
@@ -72,9 +85,11 @@ async def list_models(http: HttpRequest) -> Response:
     """List all models; with ?reload=1 after reading again which there are."""
     state = _state(http)
     if http.query_params.get("reload"):
-        await state.pool.reload(await asyncio.to_thread(state.read_presets))
-    listed = [one for one in state.pool.models.values() if not one.preset.is_hidden]
-    return json_response({"object": "list", "data": [_describe(one) for one in listed]})
+        await state.reload()
+    listed = [_describe(one) for one in state.pool.models.values() if not one.preset.is_hidden]
+    names = state.downloads.names if state.downloads else []
+    listed += [_coming(name) for name in names if state.pool.find(name) is None]
+    return json_response({"object": "list", "data": listed})
 
 
 async def describe(http: HttpRequest) -> Response:
@@ -84,6 +99,43 @@ async def describe(http: HttpRequest) -> Response:
     if model is None:
         raise ApiError(404, f"there is no model {shorten(name)} here; GET /models lists them")
     return json_response(_describe(model))
+
+
+async def download(http: HttpRequest) -> Response:
+    """Download a model of the hub; the answer does not wait for it."""
+    state = _state(http)
+    name = model_of(await http.body())
+    if not isinstance(name, str) or not name:
+        raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
+    if state.downloads is None:
+        raise ApiError(501, "this router downloads no models")
+    if state.pool.find(name) is not None:
+        raise ApiError(400, f"the model {shorten(name)} already exists")
+    await state.downloads.start(name)
+    return json_response({"success": True})
+
+
+async def remove(http: HttpRequest) -> Response:
+    """Delete a model that was downloaded, or end its download; a loaded one is unloaded before."""
+    state = _state(http)
+    name = http.query_params.get("model", "")
+    if state.downloads is None:
+        raise ApiError(501, "this router removes no models")
+    was_coming = await state.downloads.cancel(name)
+    model = state.pool.models.get(name)
+    if model is None and not was_coming:
+        raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
+    if model is not None:
+        if model.preset.source != CACHE:
+            raise ApiError(400, f"model {shorten(name)} was not downloaded; remove its file")
+        await state.pool.unloaded(model)
+        try:
+            await asyncio.to_thread(state.downloads.store.remove, name)
+        except ModelError as error:
+            raise ApiError(400, str(error)) from error
+        await state.reload()
+    state.pool.events.tell("model_remove", name, {})
+    return json_response({"success": True})
 
 
 async def load(http: HttpRequest) -> Response:
@@ -165,6 +217,19 @@ def _describe(model: PooledModel) -> dict[str, Any]:
         "source": preset.source,
         "can_remove": preset.source == CACHE,
         "needs": dict(model.needs),
+    }
+
+
+def _coming(name: str) -> dict[str, Any]:
+    """A model that is being downloaded."""
+    return {
+        "id": name,
+        "object": "model",
+        "owned_by": "headstart",
+        "created": int(time.time()),
+        "status": {"value": "downloading"},
+        "source": CACHE,
+        "can_remove": True,
     }
 
 

@@ -82,6 +82,11 @@ class Pool:
             return self.models[name]
         return next((one for one in self.models.values() if name in one.preset.aliases), None)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a model."""
+        return sum(one.num_waiters for one in self._queue.values())
+
     async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Backend:
         """Wait until a model is loaded, and keep it so until `release`.
 
@@ -129,6 +134,13 @@ class Pool:
             model.child.kill()
         else:
             model.child.stop()
+
+    async def unloaded(self, model: PooledModel) -> None:
+        """Unload a model and wait until its processes are gone."""
+        while model.is_running:
+            exited = self._exited
+            self.unload(model)
+            await exited.wait()
 
     async def reload(self, presets: Sequence[ModelPreset]) -> None:
         """Take other presets: what is loaded and has changed, or is gone, is unloaded first."""

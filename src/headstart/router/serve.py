@@ -18,6 +18,7 @@ from headstart.errors import ConfigError
 from headstart.logs import Logging
 from headstart.router.app import create_app
 from headstart.router.child import ChildProcess
+from headstart.router.downloads import ModelStore
 from headstart.router.estimate import Estimator
 from headstart.router.memory import Room, parse_memory
 from headstart.router.pool import Pool
@@ -39,12 +40,14 @@ def serve(
     config: Config,
     read_presets: Callable[[], Sequence[ModelPreset]],
     settings: Sequence[Mapping[str, Any]] = (),
+    store: ModelStore | None = None,
 ) -> int:
     """Serve until stopped; return the exit code.
 
     Args:
         read_presets: which models there are now; raises ConfigError.
         settings: shown in /props.
+        store: where models are downloaded to.
 
     Raises:
         ConfigError: the port cannot be taken, or the settings of a model cannot work.
@@ -62,7 +65,7 @@ def serve(
 
     extras = Extras.of(config.tools, os.environ)
     config = replace(config, server=extras.applied(config.server))
-    app = create_app(config, make_pool, read_presets, settings, extras)
+    app = create_app(config, make_pool, read_presets, settings, extras, store)
     server = _RouterServer(pools, hosted(app), uvicorn_config(app, config.server))
     with ExitStack() as stack:
         listeners = take_ports(config.server, stack)

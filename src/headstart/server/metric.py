@@ -1,27 +1,27 @@
-"""One Prometheus metric: its name, what it means, and how it is read from a worker's report."""
+"""One Prometheus metric: its name, what it means, and how it is read from a report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from headstart.scheduler.report import WorkerReport
-
+Report = TypeVar("Report")
 Sample = tuple[dict[str, str], float]
 """Labels and a value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric: its samples are read from a worker's report."""
+class Metric(Generic[Report]):
+    """One metric: its samples are read from a report, a worker's for instance."""
 
     name: str
     kind: str  # counter or gauge
     help: str
-    read: Callable[[WorkerReport], Iterable[Sample]]
+    read: Callable[[Report], Iterable[Sample]]
     labels: tuple[str, ...] = ()
 
-    def lines(self, report: WorkerReport) -> Iterator[str]:
+    def lines(self, report: Report) -> Iterator[str]:
         """In Prometheus's text format; none where there is no sample."""
         samples = list(self.read(report))
         if samples:

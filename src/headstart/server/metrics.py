@@ -103,7 +103,7 @@ def _seconds(report: WorkerReport) -> Iterable[Sample]:
 _SPECULATOR = ("speculator",)
 _POSITION = ("speculator", "position")
 
-METRICS = (
+METRICS: tuple[Metric[WorkerReport], ...] = (
     Metric(
         "llamacpp:prompt_tokens_total",
         "counter",

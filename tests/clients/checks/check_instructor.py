@@ -4,7 +4,7 @@ import os
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from scripted import URL, WEATHER, Script
 
 ASK = [{"role": "user", "content": "Is the sky blue?"}]
@@ -12,7 +12,7 @@ ASK = [{"role": "user", "content": "Is the sky blue?"}]
 
 class Verdict(BaseModel):
     is_true: bool
-    certainty: int
+    certainty: int = Field(ge=0, le=100)
 
 
 client = OpenAI(base_url=f"{os.environ['SERVER_URL']}/v1", api_key="-", max_retries=0)

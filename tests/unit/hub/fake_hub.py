@@ -60,7 +60,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif files is None or (token and self.headers.get("Authorization") != f"Bearer {token}"):
             self._send(401, b'{"error": "Repository Not Found"}', {"X-Error-Code": "RepoNotFound"})
         elif is_api:
-            info = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": path} for path in files]}
+            info = {"id": repo, "sha": COMMIT, "siblings": [
+                {"rfilename": path, "size": len(content)} for path, content in files.items()
+            ]}  # fmt: skip
             self._send(200, json.dumps(info).encode())
         elif repo in self.server.gated:
             self._send(403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"})

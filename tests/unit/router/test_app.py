@@ -53,7 +53,7 @@ class Routed:
 
 
 @asynccontextmanager
-async def router(*models, max_models=0, presets=None, server=None, **flags):
+async def router(*models, max_models=0, presets=None, server=None, store=None, **flags):
     echo = Echo()
     async with running(echo) as url:
         children = FakeChildren(url)
@@ -64,7 +64,7 @@ async def router(*models, max_models=0, presets=None, server=None, **flags):
             return made[0]
 
         config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
-        app = create_app(config, make_pool, lambda: presets or [])
+        app = create_app(config, make_pool, lambda: presets or [], store=store)
         async with (
             running(app, lifespan="on") as own,
             httpx2.AsyncClient(base_url=own, trust_env=False, timeout=5) as client,
@@ -212,3 +212,16 @@ async def test_a_model_that_is_marked_is_loaded_at_the_start() -> None:
     async with router("a", preset("b", loads_on_startup=True)) as routed:
         while loaded(routed.pool) != {"b"}:
             await asyncio.sleep(0)
+
+
+async def test_the_router_has_metrics_of_its_own() -> None:
+    async with router("a", "b") as routed:
+        await use(routed.pool, "a")
+        text = (await routed.client.get("/metrics")).text
+        said = (await routed.client.get("/metrics", params={"model": "b"})).json()
+        after = (await routed.client.get("/metrics")).text
+    assert 'headstart_router_models{status="loaded"} 1\n' in text
+    assert 'headstart_router_requests_running{model="a"} 0\n' in text
+    assert "headstart_router_loads_total 1\n" in text
+    assert said["path"] == "/metrics"
+    assert "headstart_router_loads_total 2\n" in after
