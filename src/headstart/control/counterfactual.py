@@ -22,7 +22,7 @@ by is what another text of the kind would vary by. That of the prices is not in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import sqrt
 from typing import Any, NamedTuple
@@ -216,6 +216,10 @@ def counterfactual(
         off.add(count, count * step[1])
     unknown = min(_token_ms(speeds, step) for speeds in by_speculator.values())
     best = _cheapest([(known, prices[name]) for name, known in places.items()], num_tokens, unknown)
+    # what one of them alone would have given, all can: places that it knows nothing of are taken to
+    # be like the others, and another may know better
+    alone = max((one[HINDSIGHT] for one in by_speculator.values()), key=lambda sums: sums.speed)
+    best = replace(alone) if alone.speed > best.speed else best
     counts = {name: len(made) for name, made in guesses.items()}
     seen = {name: sum(place is not None for place in known[1:]) for name, known in places.items()}
     return Counterfactual(num_tokens - 1, off, best, by_speculator, counts, seen)

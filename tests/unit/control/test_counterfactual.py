@@ -73,6 +73,16 @@ def test_hindsight_is_better_than_any_fixed_length_and_off() -> None:
     assert told.hindsight.speed == pytest.approx(speeds[HINDSIGHT].speed)
 
 
+def test_hindsight_of_all_is_no_slower_than_that_of_one() -> None:
+    """Also where one is known at easy places only, and another that is never right everywhere."""
+    prices = {"text": SpeculatorPrices(STEP), "model": SpeculatorPrices(STEP, 1.0, is_model=True)}
+    guesses = {"text": [Guess(1, 16, 16)], "model": []}
+    written = WrittenText(TEXT, picks={"model": [False] * (TEXT - 1)})
+    told = counterfactual(guesses, written, prices)
+    assert told.hindsight.speed >= told.by_speculator["text"][HINDSIGHT].speed
+    assert told.hindsight is not told.by_speculator["text"][HINDSIGHT], "both are summed up"
+
+
 def test_a_model_pays_for_its_rounds_and_its_reading() -> None:
     text = flags(7)
     prices = {
