@@ -7,6 +7,7 @@ interpreter away from decode steps (0.3 ms became 1.8 ms when measured with one 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -225,6 +226,7 @@ def _process_main(build: Build, pipe: Connection, prepare: Callable[[], None]) -
     error: BaseException | None = None
     try:
         scheduler, info = build()
+        gc.freeze()  # what is loaded stays; looking through all of it made a step 24 ms longer
         pipe.send_bytes(pickle.dumps(info, protocol=5))
         run_loop(
             scheduler,
