@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -34,24 +34,29 @@ PROMPT = "Write a long story about a lighthouse keeper and the sea."
 
 
 @contextmanager
-def board(port: int) -> Iterator[None]:
-    """Somebody has the board open."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/events")
-    stream, is_over = connection.getresponse(), threading.Event()
-
-    def read() -> None:
-        while not is_over.is_set():
-            stream.readline()
-
-    reader = threading.Thread(target=read)
-    reader.start()
+def boards(port: int, count: int) -> Iterator[None]:
+    """So many people have the board open."""
+    is_over = threading.Event()
+    connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(count)]
+    readers = []
+    for connection in connections:
+        connection.request("GET", "/events")
+        readers.append(threading.Thread(target=read, args=(connection.getresponse(), is_over)))
+        readers[-1].start()
     try:
         yield
     finally:
         is_over.set()
-        reader.join()  # the stream has a line every second
-        connection.close()
+        for reader in readers:
+            reader.join()  # each stream has a line every second
+        for connection in connections:
+            connection.close()
+
+
+def read(stream: http.client.HTTPResponse, is_over: threading.Event) -> None:
+    """As the page does, and throw it away."""
+    while not is_over.is_set():
+        stream.readline()
 
 
 def speed(port: int, num_tokens: int) -> float:
@@ -83,9 +88,7 @@ def main() -> None:
         for pair in range(args.pairs):
             speeds = {}
             for has_board in (False, True) if pair % 2 else (True, False):
-                with ExitStack() as stack:
-                    for _ in range(args.boards * has_board):
-                        stack.enter_context(board(port))
+                with boards(port, args.boards * has_board):
                     speeds[has_board] = speed(port, args.tokens)
             ratios.append(speeds[True] / speeds[False])
             plain.append(speeds[False])
