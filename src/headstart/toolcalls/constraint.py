@@ -21,7 +21,7 @@ from headstart.toolcalls.formats import (
     TaggedArguments,
 )
 from headstart.toolcalls.tools import Tools
-from headstart.toolcalls.value_rules import SchemaRules, as_json, quoted
+from headstart.toolcalls.value_rules import SchemaRules, as_json, quoted, refuse_undemanded
 
 _PIECES = re.compile(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)")
 _TYPES = ("number", "array", "object", "boolean", "null")  # of values that are no text
@@ -180,6 +180,8 @@ class _Grammar:
         parts = []
         for key, value in (properties if isinstance(properties, Mapping) else {}).items():
             is_text = self._rules.tools.is_text(name, key)
+            if is_text and self._rules.tools.is_strict(name):
+                refuse_undemanded(value)
             written = self._argument(arguments, key, value, None if is_text else schema)
             parts.append(f"({written})" if key in required else f"({written})?")
         return parts

@@ -1,7 +1,8 @@
 """Arguments of a tool's schema as rules of a grammar, in forms that are not JSON.
 
 What a schema says of texts beyond their choice (`pattern`, `format`, lengths) is not demanded in
-these forms; nor is what it says of properties that it does not list.
+these forms; nor is what it says of properties that it does not list. A tool that is strict is
+refused for it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+
+from headstart.errors import InvalidParameterError
 
 MAX_DEPTH = 32
 SCALARS = ("number", "integer", "boolean", "null")
@@ -35,6 +38,18 @@ def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
     whole = {**shared, **whole}
     whole["x-guidance"] = {**whole.get("x-guidance", {}), **layout}
     return "%json " + json.dumps(whole, ensure_ascii=False)
+
+
+def refuse_undemanded(schema: Mapping[str, Any]) -> None:
+    """Raises InvalidParameterError if a value's schema has a keyword that is not demanded in forms
+    that are not JSON.
+    """
+    for keyword in schema:
+        if keyword not in _DEMANDED and keyword not in _NOTES:
+            raise InvalidParameterError(
+                f'a strict tool has "{keyword}" in its parameters, which cannot be demanded in the '
+                'form in which this model writes calls; leave it out, or send "strict": false'
+            )
 
 
 Limits = tuple[int, int | None]
@@ -90,6 +105,7 @@ class ValueRules(ABC):
     def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
         """A value of this schema."""
         schema = schema if isinstance(schema, Mapping) else {}
+        self._check(schema)
         if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
             return self._referenced(reference, end, depth)
         if "const" in schema or "enum" in schema:
@@ -104,6 +120,7 @@ class ValueRules(ABC):
 
     def members(self, schema: Mapping[str, Any], depth: int = 0) -> list[Member]:
         """The listed properties of an object, in their order."""
+        self._check(schema)
         properties, required = schema.get("properties"), schema.get("required")
         return [
             Member(
@@ -147,6 +164,10 @@ class ValueRules(ABC):
         self.lines.append(f"{bare}_{number}{bracket}{attributes}: {body}")
         return f"{bare}_{number}"
 
+    def _check(self, schema: Mapping[str, Any]) -> None:
+        if not self.root.get("x-guidance"):  # which the schemas of tools that are not strict have
+            refuse_undemanded(schema)
+
     def _typed(self, name: Any, schema: Mapping[str, Any], end: str, depth: int) -> str:
         if name in SCALARS:
             bounds = {key: schema[key] for key in _BOUNDS if key in schema}
@@ -183,6 +204,15 @@ class ValueRules(ABC):
 
 _SHARED = ("$defs", "definitions", "x-guidance")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_DEMANDED = frozenset((
+    "type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "$ref",
+    "minItems", "maxItems", "additionalProperties", *_BOUNDS,
+))  # fmt: skip
+# what says nothing of a value itself
+_NOTES = frozenset((
+    "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default",
+    "examples", "deprecated", "readOnly", "writeOnly",
+))  # fmt: skip
 
 
 def _guessed_types(schema: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.templates.conversations import FIXTURE, TOOLS
 
+from headstart.errors import InvalidParameterError
 from headstart.grammar import Constraint, ConstraintKind
 from headstart.grammar.source import grammar_text
 from headstart.text.chat_template import ChatTemplate
@@ -266,10 +267,31 @@ def test_what_cannot_be_demanded_is_an_error_of_strict_tools_only(name):
     tools = [{"type": "function", "function": function}]
     matcher = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
     assert not matcher.is_error(), matcher.get_error()
-    if name != "google-gemma-4-31B-it":  # whose form is not JSON
-        function["strict"] = True
-        strict = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
-        assert "uniqueItems" in strict.get_error()
+    function["strict"] = True
+    if name == "google-gemma-4-31B-it":  # whose form is not JSON
+        with pytest.raises(InvalidParameterError, match="uniqueItems"):
+            required_calls(calls, rules(tools))
+        return
+    strict = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
+    assert "uniqueItems" in strict.get_error()
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3-Coder", "google-gemma-4-31B-it", "LFM2.5-8B-A1B", "MiniMax-M3"]
+)
+def test_what_a_form_cannot_demand_of_texts_is_an_error_of_strict_tools_only(name):
+    text = {"type": "string", "description": "a day", "pattern": "[0-9]+"}
+    parameters = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    function = {"name": "f", "parameters": parameters}
+    tools = [{"type": "function", "function": function}]
+    calls = find_format(ChatTemplate(TEMPLATES[name])).constrained_calls
+    matcher = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
+    assert not matcher.is_error(), matcher.get_error()
+    function["strict"] = True
+    with pytest.raises(InvalidParameterError, match="pattern"):
+        required_calls(calls, rules(tools))
+    del text["pattern"]
+    required_calls(calls, rules(tools))
 
 
 def test_arguments_between_markers_may_refer_to_definitions():
