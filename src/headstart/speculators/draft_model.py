@@ -219,7 +219,7 @@ class DraftModelSpeculator(Speculator):
         if sequence.is_new:
             self._share(request.seq_id, sequence, tokens)
         known = min(sequence.synced, len(sequence.tokens))
-        shared = min(common_prefix_length(sequence.tokens, list(tokens), known), start - 1)
+        shared = min(common_prefix_length(sequence.tokens, tokens, known), start - 1)
         if shared < len(sequence.tokens):
             shared = self.engine.rewind(request.seq_id, shared)
             del sequence.tokens[shared:]
