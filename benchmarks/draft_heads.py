@@ -40,6 +40,7 @@ class TimedCalls:
     def __init__(self, scheduler: Scheduler) -> None:
         (self.guarded,) = scheduler.drafting.speculators.values()
         self.seconds = 0.0
+        # in place: what wraps a speculator would have to follow its whole contract
         self._propose = self.guarded.speculator.propose
         self.guarded.speculator.propose = self.propose  # type: ignore[method-assign]
 

@@ -75,6 +75,7 @@ def print_masks(vocabularies: Sequence[Path]) -> None:
         tokens = GrammarTokens(model.vocab)
         engine = FakeEngine(tokens.size)
         make = partial(LlamaFilters, model.vocab, 4096)
+        # no model, but libllama's own filters: their time counts
         engine.make_filters = make  # type: ignore[method-assign]
         times: dict[str, list[float]] = {}
         for constraint, text in TEXTS:

@@ -76,6 +76,7 @@ def _sections(file: Path) -> dict[str, dict[str, str]]:
         default_section="", delimiters=("=",), comment_prefixes=("#", ";"), interpolation=None,
         strict=False,
     )  # fmt: skip
+    # keys keep their case, as configparser says it is done
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     try:
         # what stands before the first section is for every model
