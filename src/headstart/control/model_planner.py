@@ -43,6 +43,9 @@ from headstart.control.values import (
 )
 
 ALL = 0  # a model is planned for all requests at once
+# A model of which fewer labels are known reads one prompt at a time, since what it is worth shows
+# there; but not where reading takes less than this share of a plain step.
+LABELS_OF_ONE, READ_FREELY = 8.0, 0.25
 
 
 class _Decision(NamedTuple):
@@ -88,6 +91,8 @@ class ModelDraftPlanner:
         drafter = self._drafter(speculator)
         fixed = [slot.fixed_confidence is not None for slot in slots]
         auto = [i for i, is_fixed in enumerate(fixed) if not is_fixed and slots[i].max_tokens > 0]
+        if self._calibration.num_labels(speculator) < LABELS_OF_ONE:
+            auto = self._with_one_to_read(drafter, slots, auto, self._plain(step))
         allowances = [
             Allowance(slot.max_tokens, slot.fixed_confidence)
             if slot.fixed_confidence is not None
@@ -158,10 +163,13 @@ class ModelDraftPlanner:
         for drafter in self.drafters.values():
             drafter.asking.wake(ALL)
 
-    def observe(self, run: ModelDraftCall, step: Step) -> None:
-        """Learn what a call cost, and from its drafts what the next ones will be like."""
+    def observe(self, run: ModelDraftCall, step: Step) -> bool:
+        """Learn what a call cost, and from its drafts what the next ones will be like; returns
+        whether it was only a probe, whose time is saved for.
+        """
         drafter = self._drafter(run.speculator)
         plain = self._plain(step)
+        is_probe = drafter.probes.is_charged
         drafter.cost.observe(run, plain)
         drafter.probes.called(run.seq_ids, run.milliseconds / plain)
         probed = drafter.probes.probed
@@ -174,6 +182,7 @@ class ModelDraftPlanner:
             drafter.learn(seq_id, confidence, survival, allowance)
             drafter.catch_up.drafted(seq_id, sum(survival))
         drafter.forget()
+        return is_probe
 
     def record(self, outcome: Outcome) -> None:
         """What became of a draft, also of one that was only a probe."""
@@ -260,6 +269,17 @@ class ModelDraftPlanner:
             best = _better(best, slots, t, forecasts, price, num_lengths)
         return best
 
+    @staticmethod
+    def _with_one_to_read(
+        drafter: ModelState, slots: Sequence[ModelSlot], asking: Sequence[int], plain: float
+    ) -> list[int]:
+        """Those of `asking` that need no long reading, and of the others the one that needs least,
+        so that a model does not read everybody's prompt for a belief.
+        """
+        short = READ_FREELY * plain / drafter.cost.token(plain)
+        first = min(asking, key=lambda i: slots[i].catch_up)
+        return [i for i in asking if i == first or slots[i].catch_up <= short]
+
     def _reading(self, drafter: ModelState, slot: ModelSlot, rate: float) -> float:
         """Tokens that each token of this slot's next step has to earn for what the model has to
         read first.
@@ -271,12 +291,13 @@ class ModelDraftPlanner:
     def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
         plain = self._plain(step)
+        drafter.probes.saved_by_token = 1.0 / step.num_slots
         token = drafter.cost.token(plain) / plain
         saved = self._saved_if_perfect(drafter.cost, step)
         return drafter.probes.choose(
             [slot.seq_id for slot in slots],
             [token * slot.catch_up for slot in slots],
-            [saved * self._answers.left(slot) for slot in slots],
+            [saved * self._answers.left(slot) / step.num_slots for slot in slots],
             [slot.seq_id in drafter.requests for slot in slots],
             PROBE_TOKENS * drafter.cost.round(1, plain) / plain,
         )

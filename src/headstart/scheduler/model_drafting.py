@@ -98,7 +98,8 @@ class ModelDrafting:
             call = ModelDraftCall(
                 speculator.name, seq_ids, allowances, scores, max(0, num_caught_up), milliseconds
             )
-            self._controller.observe_draft(call, step)
+            if self._controller.observe_draft(call, step):
+                milliseconds = 0.0
         for plan, draft in zip(plans, drafts, strict=True):
             if self._counts.count_call(plan, speculator, draft):
                 self._choose_model(plan, speculator, draft)
