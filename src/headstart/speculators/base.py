@@ -67,10 +67,10 @@ class Speculator(ABC):
         return 0
 
     def rounds_behind(self, num_drafted: int) -> int | None:
-        """Decodes that a model takes to read another's draft of so many tokens, which the target has
-        not decoded yet, before its own first token; 0 where it reads them with that one.
+        """Decodes in which a model reads another's draft of so many tokens before its own first one.
 
-        None: it cannot draft behind them.
+        The target has not decoded them yet. 0: it reads them together with the newest token; None:
+        it cannot draft behind them.
         """
         return 0
 

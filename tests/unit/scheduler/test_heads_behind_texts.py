@@ -1,4 +1,4 @@
-"""A head continues a text speculator's draft: it reads those tokens with the states that it computes
+"""A head continues a text speculator's draft: it reads those tokens with states that it computes
 itself, and what it drafts behind them is as right as what it drafts alone.
 """
 
