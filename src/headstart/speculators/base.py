@@ -67,7 +67,7 @@ class Speculator(ABC):
         return 0
 
     def rounds_behind(self, num_drafted: int) -> int | None:
-        """Decodes in which a model reads another's draft of so many tokens before its own first one.
+        """Decodes in which a model reads another's draft of so many tokens, before its own first.
 
         The target has not decoded them yet. 0: it reads them together with the newest token; None:
         it cannot draft behind them.
