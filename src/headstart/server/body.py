@@ -61,6 +61,17 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 _parsing, _building = threading.Lock(), threading.Lock()
 MAX_DEPTH = 250
+# pydantic's words for types, as JSON calls them
+JSON_WORDS = {
+    "a valid dictionary": "an object",
+    "a valid list": "a list",
+    "a valid string": "a text",
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
 SHORT_BODY = 1 << 16  # bytes that are parsed sooner than a thread takes over
 
 
@@ -107,7 +118,7 @@ def parse_body(body: bytes, schema: type[B]) -> B:
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
     if not isinstance(data, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {type(data).__name__}")
+        raise ApiError(400, f"the body must be a JSON object, not {shorten(data)}")
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         try:
             orjson.dumps(data)  # which takes no more than that, as do templates and schemas
@@ -148,6 +159,8 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
     if problem["type"] == "model_type":
         return f"{field} is {shorten(problem['input'])} but must be an object"
     wanted = str(problem["msg"]).removeprefix("Input should be ")
+    for words, shorter in JSON_WORDS.items():
+        wanted = wanted.replace(words, shorter)
     return f"{field} is {shorten(problem['input'])} but must be {wanted}"
 
 
