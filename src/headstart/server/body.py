@@ -113,12 +113,7 @@ def parse_body(body: bytes, schema: type[B]) -> B:
         ApiError: 400, as `read_body`.
     """
     check_structure(body)
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
-    if not isinstance(data, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {shorten(data)}")
+    data = read_object(body)
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         try:
             orjson.dumps(data)  # which takes no more than that, as do templates and schemas
@@ -131,6 +126,21 @@ def parse_body(body: bytes, schema: type[B]) -> B:
         if field not in ANY_LENGTH and isinstance(value, list):
             check_length(field, value, MAX_ENTRIES)
     return make_body(schema, data)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body holds.
+
+    Raises:
+        ApiError: 400, it holds something else.
+    """
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {shorten(data)}")
+    return data
 
 
 def make_body(schema: type[B], data: dict[str, Any]) -> B:

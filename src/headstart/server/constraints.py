@@ -88,7 +88,8 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
         return None
     if kind == "json_object" and value.get("schema") is None:
         return Constraint(kind=ConstraintKind.JSON_OBJECT)
-    field, holder = "response_format", value
+    field = "response_format"
+    holder: Any = value
     if kind == "json_schema" and (value.get("json_schema") or not value.get("schema")):
         field, holder = "response_format.json_schema", value.get("json_schema")
     if not isinstance(holder, dict):
