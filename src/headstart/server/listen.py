@@ -127,7 +127,11 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
-    """End with exit code 0 on SIGTERM: uvicorn raises the signal once more after its shutdown."""
+    """End with exit code 0 on SIGTERM, also when it comes again while the process ends.
+
+    uvicorn raises the signal once more after its shutdown. Until the process is gone, a further one
+    is ignored.
+    """
     # signals are not ours to set there
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -138,7 +142,7 @@ def sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if server.should_exit else before)
 
 
 def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:

@@ -67,7 +67,6 @@ class StateSpeculator(Speculator):
         """Draft from the states of these layers of the target."""
         self.caches, self.heads, self.options = caches, caches.heads, options
         self.state_layers = frozenset(layers)
-        self._most_drafts = self.heads.engine.max_outputs // self.rows_per_draft
         self._tokenizer = make_draft_tokenizer(None, options.sampling)()
         self._last: dict[int, DraftBuilder] = {}  # the last draft of each sequence
         self._num_calls = 0
@@ -101,7 +100,8 @@ class StateSpeculator(Speculator):
         """One decode per draft token for all requests together."""
         self._num_calls += 1
         drafts = [self._begin(request) for request in requests]
-        for draft in [d for d in drafts if d.is_active][self._most_drafts :]:
+        most_drafts = self.heads.engine.max_outputs // self.rows_per_draft
+        for draft in [d for d in drafts if d.is_active][most_drafts:]:
             draft.fail("batch full")
         try:
             self._catch_up(drafts)

@@ -35,11 +35,11 @@ class DflashSpeculator(StateSpeculator):
         options: StateSpeculator.Options | None = None,
     ) -> None:
         options = options or self.Options()
+        caches = InjectedCaches(context, layers, options.waiting_mib)
+        super().__init__(caches, layers, options)
         assert context.blocks is not None
         self.blocks: Blocks = context.blocks
-        self._features = InjectedCaches(context, layers, options.waiting_mib)
-        super().__init__(self._features, layers, options)
-        self._block = Batch(context.engine.max_batch_tokens)
+        self._features, self._block = caches, Batch(context.engine.max_batch_tokens)
 
     @property
     def rows_per_draft(self) -> int:

@@ -31,7 +31,8 @@ class Gemma4AssistantSpeculator(StateSpeculator):
         self, context: DraftContext, options: StateSpeculator.Options | None = None
     ) -> None:
         options = options or self.Options()
-        super().__init__(BorrowedCaches(context, options.waiting_mib), [LAST_STATE], options)
+        caches = BorrowedCaches(context, options.waiting_mib)
+        super().__init__(caches, [LAST_STATE], options)
 
     def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
         """The target has read what comes before the newest token."""
