@@ -45,7 +45,7 @@ class Gemma4AssistantSpeculator(StateSpeculator):
     def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32] | None) -> int:
         batch, own, length = self.caches.batch, draft.request.seq_id, draft.states.length
         if first is not None:
-            batch.add_rows(own, length, draft.request.tokens[-1:], first)
+            batch.add_rows(own, length, [draft.newest], first)
         else:
             batch.add_rows(own, length, draft.tokens[-1:], draft.guessed[-1][None])
         return batch.num_rows
