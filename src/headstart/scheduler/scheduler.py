@@ -77,7 +77,7 @@ class Scheduler:
         self.counters = Counters()
         # hands on what `take_events` returns: at the end of a step; where a device computes by
         # itself and another step follows, while it computes that one
-        self.deliver: Callable[[], None] = lambda: None
+        self.deliver: Callable[[], object] = lambda: None
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
         self.adapters: AdapterTurns | None = None  # where requests may differ in them
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
