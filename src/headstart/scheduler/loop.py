@@ -59,7 +59,7 @@ class _StateSaver:
             self._earliest, self._latest = now + SAVE_SECONDS, None
 
 
-class _Reporter:
+class _EventSender:
     """Sends events, and a report when one is due or something ended."""
 
     def __init__(
@@ -99,8 +99,8 @@ def run_loop(
             (None: for ever).
         send: hands a message over; must not block for long.
     """
-    saver, reporter = _StateSaver(scheduler.drafting, clock()), _Reporter(scheduler, send, clock)
-    scheduler.deliver = reporter.deliver
+    saver, sender = _StateSaver(scheduler.drafting, clock()), _EventSender(scheduler, send, clock)
+    scheduler.deliver = sender.deliver
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
     commands: list[Command] = []
@@ -118,7 +118,7 @@ def run_loop(
         taken, commands[:] = list(commands), []
         for command in taken:
             if isinstance(command, Stop):
-                reporter.deliver()
+                sender.deliver()
                 scheduler.drafting.close()
                 if scheduler.kept_slots is not None:
                     scheduler.kept_slots.write(scheduler.slots, scheduler.engine, clock)
@@ -127,7 +127,7 @@ def run_loop(
         has_work = scheduler.has_work
         scheduler.step()
         if scheduler.embeddings:
-            reporter.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
+            sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
         if scheduler.num_failed_decodes >= MAX_FAILED_DECODES:
             raise EngineError(
                 f"{scheduler.num_failed_decodes} decodes in a row failed; the engine begins anew"
