@@ -34,7 +34,7 @@ from headstart.scheduler.request import (
 )
 from headstart.scheduler.rollback import keep_states
 from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
-from headstart.scheduler.step_account import StepTimes, mean_context, step_stats
+from headstart.scheduler.step_account import StepClock, mean_context, step_stats
 from headstart.scheduler.warm_up import NEEDED_ROWS, time_change, time_decodes
 from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
@@ -148,7 +148,7 @@ class Scheduler:
 
     def step(self) -> StepStats:
         """Advance every running request by one decode."""
-        times = StepTimes(self.clock())
+        times = StepClock(self.clock())
         self._take_compiled()
         self._admit()
         if self.adapters:
@@ -353,7 +353,7 @@ class Scheduler:
         self._events.append(end)
         self._release(active)
 
-    def _take_logits(self, logits: Logits, times: StepTimes) -> StepStats:
+    def _take_logits(self, logits: Logits, times: StepClock) -> StepStats:
         """The batch was decoded: learn what that took, commit, and count it."""
         batch, committer = self._batch, self._committer
         committer.target_ms = 1000.0 * times.decode_seconds

@@ -10,7 +10,7 @@ from headstart.types import Batch, StepStats
 
 
 @dataclass(slots=True)
-class StepTimes:
+class StepClock:
     """Clock readings of one step, seconds."""
 
     started: float
@@ -34,7 +34,7 @@ def mean_context(batch: Batch, in_batch: Sequence[ActiveRequest]) -> int:
 
 
 def step_stats(
-    batch: Batch, num_padding: int, num_slots: int, num_emitted: int, times: StepTimes
+    batch: Batch, num_padding: int, num_slots: int, num_emitted: int, times: StepClock
 ) -> StepStats:
     """What the step did."""
     return StepStats(
