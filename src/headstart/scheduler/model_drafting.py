@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from headstart.control.controller import Controller
 from headstart.control.values import Allowance, ModelDraftCall, Step
 from headstart.scheduler.ask_timer import AskTimer
+from headstart.scheduler.deferred import DeferredCalls
 from headstart.scheduler.draft_counts import DraftCounts
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
@@ -25,11 +26,13 @@ class ModelDrafting:
         controller: Controller,
         counts: DraftCounts,
         timer: AskTimer,
+        deferred: DeferredCalls,
     ) -> None:
         self._speculators = speculators
         self._controller = controller
         self._counts = counts
         self._timer = timer
+        self._deferred = deferred
 
     def ask(self, plans: Sequence[DraftPlan], step: Step) -> float:
         """Let model speculators draft where control expects it to pay, one at most for each slot;
@@ -117,7 +120,7 @@ class ModelDrafting:
         head = plan.proposal if plan.continues else NO_PROPOSAL
         before = head.tokens
         proposal = plan.legal(draft, before)
-        plan.watch(proposal, before)
+        self._deferred.add(lambda: plan.watch(proposal, before))
         if speculator.name not in proposal.speculators:
             plan.miss(speculator, ILLEGAL)
             return
