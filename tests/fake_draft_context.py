@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from tests.harness import SIZE, Model
 
 from headstart.structures.feature_batch import Blocks, FeatureBatch
-from headstart.types import Batch, Logits
+from headstart.types import Batch, Logits, Meanwhile
 
 LAYERS = (0, 2)
 STATE_WIDTH = 4
@@ -33,7 +33,7 @@ class FakeDraftContext(Model):
     def engine(self) -> Model:
         return self
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         assert batch.num_outputs in (0, batch.num_rows), "some rows have outputs and some have not"
         self._num_outputs = batch.num_outputs
         logits = [

@@ -22,6 +22,7 @@ from headstart.types import (
     Draft,
     DraftRequest,
     Logits,
+    Meanwhile,
 )
 
 LAYERS = frozenset({LAST_STATE, 2})
@@ -112,7 +113,7 @@ class FakeHeads(Model):
         self.rows: list[NDArray[np.float32]] = []
         self.num_calls = 0
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         self.num_calls += 1
         assert isinstance(batch, StateBatch)
         assert batch.num_outputs in (0, batch.num_rows), "some rows have outputs and some have not"

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.lib.curves import CostCurve
 
 from headstart.sampling.params import SamplingParams
-from headstart.types import Batch, Engine, Filters, Logits, MemoryKind
+from headstart.types import Batch, Engine, Filters, Logits, Meanwhile, MemoryKind
 
 CERTAIN = 1e4  # added to a logit: no sampler leaves another token
 
@@ -37,8 +37,12 @@ class WrappedEngine:
         self.padding_sequence: int | None = engine.padding_sequence
         self.sends_graphs = engine.sends_graphs
 
-    def decode(self, batch: Batch) -> Logits:
-        return self._engine.decode(batch)
+    @property
+    def is_asynchronous(self) -> bool:
+        return self._engine.is_asynchronous
+
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+        return self._engine.decode(batch, meanwhile)
 
     def publish_states(self, layers: Collection[int]) -> None:
         self._engine.publish_states(layers)
@@ -95,9 +99,9 @@ class ScriptedEngine(WrappedEngine):
         super().__init__(engine)
         self.scripts: dict[int, Sequence[int]] = {}
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         """Decode, then raise the logit of the script's next token in every output row."""
-        logits = self._engine.decode(batch)
+        logits = self._engine.decode(batch, meanwhile)
         if self.scripts:
             outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
             for row, at in enumerate(outputs.tolist()):
@@ -138,10 +142,10 @@ class PricedEngine(WrappedEngine):
         super().__init__(engine)
         self._curve, self._clock, self._attention = curve, clock, attention
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         attended = int(batch.positions[: batch.num_rows].sum())
         self._clock.spend(self._curve(batch.num_rows) + self._attention * attended / 1000.0)
-        return self._engine.decode(batch)
+        return self._engine.decode(batch, meanwhile)
 
 
 class SilentEngine:
@@ -161,7 +165,7 @@ class SilentEngine:
     max_rollback = 2**30
     can_shift = True
     padding_sequence: int | None = 10_000
-    sends_graphs = False
+    sends_graphs = is_asynchronous = False
 
     def __init__(
         self, vocab_size: int, max_outputs: int, make_filters: Callable[[SamplingParams], Filters]
@@ -171,7 +175,7 @@ class SilentEngine:
         self._make_filters = make_filters
         self._logits = np.zeros((max_outputs, vocab_size), np.float32)
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         logits = self._logits[: batch.num_outputs]
         logits.fill(0.0)
         return logits

@@ -8,15 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headstart import demo
 from headstart.config import Config, EngineConfig
-from headstart.errors import ConfigError
-from headstart.hub import ModelPaths, resolve_model
+from headstart.model_files import Models as Models
+from headstart.model_files import find_models as find_models
 from headstart.parent import Parent
 
 if TYPE_CHECKING:
@@ -55,46 +54,26 @@ def list_devices(config: EngineConfig) -> list[Device]:
     return devices()
 
 
-@dataclass(frozen=True, slots=True)
-class Models:
-    """The files to load."""
-
-    target: Path
-    draft: Path | None
-    is_demo: bool
-
-
 def check(config: Config) -> None:
     """Find mistakes before anything is downloaded or loaded.
 
     Raises:
         ConfigError, ModelError: settings that cannot work.
     """
+    from headstart.model_files import may_have_draft_model
     from headstart.process import cpus_of
     from headstart.server.constraints import default_constraint
     from headstart.speculation import uses_draft_model, wanted_types, wants_heads
     from headstart.text.chat_template import template_by_hand
 
     is_demo = not (config.model.model or config.model.hf_repo)
-    is_given = is_demo or bool(config.model.draft_model or config.model.draft_hf_repo)
+    is_given = is_demo or may_have_draft_model(config)
     has_draft = uses_draft_model(config, is_demo=is_demo, is_given=is_given)
     has_heads = None if wants_heads(config) else False  # the files are not there yet
     wanted_types(config.speculation, has_draft_model=has_draft, has_heads=has_heads)
     cpus_of(config.engine)
     default_constraint(config.sampling)
     template_by_hand(config.server)
-
-
-def find_models(config: Config) -> Models:
-    """Resolve, download if needed; without any model the embedded demo pair.
-
-    Raises:
-        ConfigError, ModelError: as `hub.resolve_model`.
-    """
-    paths: ModelPaths = resolve_model(config.model)
-    if paths.target is not None:
-        return Models(paths.target, paths.draft, is_demo=False)
-    return Models(demo.path(demo.TARGET), paths.draft or demo.path(demo.DRAFT), is_demo=True)
 
 
 def build_scheduler(
@@ -112,6 +91,7 @@ def build_scheduler(
     from headstart.engine.machine import available_memory
     from headstart.grammar.compiler import GrammarCompiler
     from headstart.loading import load_drafters, load_target, only_embeds
+    from headstart.model_files import draft_used, types_with, with_heads
     from headstart.remote import connect_workers, notice_lost_workers
     from headstart.saved_control import slots_place
     from headstart.scheduler.adapter_turns import AdapterTurns
@@ -121,13 +101,13 @@ def build_scheduler(
     from headstart.scheduler.scheduler import Scheduler
     from headstart.speculation import capped_options
 
-    models, heads = _with_heads(config, models)
-    types = _types(config, models, heads)
+    models, heads = with_heads(config, models)
+    types = types_with(config, models, heads)
     if only_embeds(config, models.target):
         types = ()
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
-    draft = _draft_of(models, types)
+    draft = draft_used(models, types)
     learned = _learned(config, models.target, draft, heads)
     connect_workers(config.engine)
     target = load_target(config, models.target, draft, heads)
@@ -161,7 +141,8 @@ def build_scheduler(
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
         speculation=drafting.describe()
-        | {"state": str(learned.file or ""), "state_not_used": learned.not_used},
+        | {"state": str(learned.file or ""), "state_not_used": learned.not_used}
+        | {"heads": heads.describe() if heads else None},
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,
         why_no_text=target.why_no_text,
@@ -171,53 +152,6 @@ def build_scheduler(
     if memory := fitted.describe():
         log.info("memory: %s", memory)
     return scheduler, info
-
-
-def _with_heads(config: Config, models: Models) -> tuple[Models, Heads | None]:
-    """The files, and the multi-token heads among them; a file with heads alone is no draft model.
-
-    Raises:
-        ModelError: a file is missing or no GGUF.
-    """
-    from headstart.loading import find_heads
-    from headstart.speculation import wants_heads
-
-    heads = find_heads(models.target, models.draft) if wants_heads(config) else None
-    if heads is not None and heads.path == models.draft:
-        models = replace(models, draft=None)
-    return models, heads
-
-
-def _types(config: Config, models: Models, heads: Heads | None) -> tuple[str, ...]:
-    """Names of the speculators to load.
-
-    Raises:
-        ConfigError: they cannot be used together, or with these models.
-    """
-    from headstart.engine.drafters import speculator_for
-    from headstart.speculation import WITH_HEADS, uses_draft_model, wanted_types
-
-    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
-    has_heads = heads is not None
-    draft_type = speculator_for(models.draft) if has_draft and models.draft else None
-    if draft_type == WITH_HEADS:
-        raise ConfigError(
-            f"{models.draft} has multi-token heads and nothing else, and they are left out here; "
-            "drop --no-mtp, or leave out --draft-model"
-        )
-    return wanted_types(
-        config.speculation,
-        has_draft_model=has_draft,
-        has_heads=has_heads,
-        draft_type=draft_type,
-    )
-
-
-def _draft_of(models: Models, types: tuple[str, ...]) -> Path | None:
-    """The draft model, if somebody drafts with it."""
-    from headstart.speculation import needs_draft_model
-
-    return models.draft if needs_draft_model(types) else None
 
 
 def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:
@@ -259,11 +193,12 @@ def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
         ConfigError, ModelError: they cannot be had or do not fit.
     """
     from headstart.loading import fit_models
+    from headstart.model_files import draft_used, types_with, with_heads
 
     check(config)
-    models, heads = _with_heads(config, find_models(config))
-    types = _types(config, models, heads)
-    return fit_models(config, models.target, _draft_of(models, types), heads, free)
+    models, heads = with_heads(config, find_models(config))
+    types = types_with(config, models, heads)
+    return fit_models(config, models.target, draft_used(models, types), heads, free)
 
 
 def _summary(info: WorkerInfo, models: Models) -> str:
@@ -274,6 +209,7 @@ def _summary(info: WorkerInfo, models: Models) -> str:
         "tokens of context, "
         f"{info.num_slots} slots; speculators: {drafts} ({speculation['mode']})"
         + (f"; draft model {info.draft.name}" if info.draft else "")
+        + (f"; {speculation['heads']['words']}" if speculation["heads"] else "")
         + (f"; {speculation['unusable']}" if speculation["unusable"] else "")
     )
 

@@ -166,7 +166,9 @@ class EngineConfig:
         choices=("distribute", "isolate", "numactl"),
     )
     mtp: bool = option(
-        True, "load the model's multi-token heads if it has some, and draft with them where it pays"
+        True,
+        "load the model's multi-token heads if it has some, in its file or in one beside it "
+        "(mtp-*, also in --hf-repo), and draft with them where it pays",
     )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError, ModelError
+from headstart.hub_files import (
+    DRAFTERS,
+    choose_drafter,
+    choose_file,
+    parse_reference,
+    quant_of_model,
+    select_files,
+    split_parts,
+)
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
-DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order when no quant is named
 LIST_TIMEOUT_SECONDS = 10
-NOT_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # companions of a model
-# companions that draft for a model, in the order in which llama-server takes them
-DRAFTERS = ("mtp-", "dspark-", "dflash-", "eagle3-")
-
-_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII)
-_QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
-_SPLIT = re.compile(r"(?P<prefix>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +37,45 @@ class ModelPaths:
 
     target: Path | None
     draft: Path | None
+    beside: HubFile | None = None  # what the target's repository holds to draft for it
 
 
-def resolve_model(config: ModelConfig, environment: Mapping[str, str] = os.environ) -> ModelPaths:
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file that can be had, and is not downloaded yet."""
+
+    repository: Repository
+    path: str
+
+    @property
+    def kind(self) -> str:
+        """Which of `DRAFTERS` it is."""
+        name = self.path.rsplit("/", 1)[-1]
+        return next(kind for kind in DRAFTERS if f"{kind}-" in name)
+
+    def fetch(self) -> Path:
+        """Where it is, after a download if need be.
+
+        Raises:
+            ModelError: it cannot be had.
+        """
+        return self.repository.fetch(split_parts(self.repository.paths, self.path))
+
+
+def resolve_model(
+    config: ModelConfig,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    drafters: Sequence[str] = DRAFTERS,
+    beside: Sequence[str] = (),
+) -> ModelPaths:
     """Find the model files on this disk, downloading what is missing. Shows a progress bar.
+
+    Args:
+        config: names them.
+        environment: where the hub and its cache are.
+        drafters: the kinds of files that a draft model's repository may hold instead of a model.
+        beside: the kinds to look for in the target's repository if no draft model is named.
 
     Raises:
         ConfigError: options that exclude each other, or a malformed reference.
@@ -49,89 +84,34 @@ def resolve_model(config: ModelConfig, environment: Mapping[str, str] = os.envir
     if config.hf_file and not config.hf_repo:
         raise ConfigError(f"--hf-file {config.hf_file} needs --hf-repo")
     hub = Hub.from_config(config, environment)
-    return ModelPaths(
-        target=_resolve(
-            hub, ("--model", config.model), ("--hf-repo", config.hf_repo), config.hf_file
-        ),
-        draft=_resolve(
-            hub,
-            ("--draft-model", config.draft_model),
-            ("--draft-hf-repo", config.draft_hf_repo),
-            None,
-        ),
-    )
+    target = _local("--model", config.model, "--hf-repo", config.hf_repo)
+    draft = _local("--draft-model", config.draft_model, "--draft-hf-repo", config.draft_hf_repo)
+    found = None
+    if config.hf_repo:
+        name, quant = parse_reference(config.hf_repo)
+        repository = hub.open(name)
+        files = repository.select(quant, config.hf_file)
+        if not (config.draft_model or config.draft_hf_repo):
+            path = choose_drafter(repository.paths, beside, quant, files[0])
+            found = HubFile(repository, path) if path else None
+        target = repository.fetch(files)
+    if config.draft_hf_repo:
+        draft = hub.fetch(*parse_reference(config.draft_hf_repo), drafters=drafters)
+    return ModelPaths(target, draft, found)
 
 
-def _resolve(
-    hub: Hub, local: tuple[str, str | None], remote: tuple[str, str | None], file: str | None
-) -> Path | None:
-    (local_flag, path), (remote_flag, reference) = local, remote
+def _local(flag: str, path: str | None, remote_flag: str, reference: str | None) -> Path | None:
+    """A file that was named as such."""
     if path and reference:
-        raise ConfigError(
-            f"{local_flag} {path} and {remote_flag} {reference} name two models; give one"
-        )
-    if reference:
-        is_draft = remote_flag == "--draft-hf-repo"
-        return hub.fetch(*parse_reference(reference), file, is_draft=is_draft)
+        raise ConfigError(f"{flag} {path} and {remote_flag} {reference} name two models; give one")
     if path is None:
         return None
     found = Path(path).expanduser()
     if found.is_dir():
-        raise ModelError(f"{local_flag} {path} is a folder; name the GGUF file in it")
+        raise ModelError(f"{flag} {path} is a folder; name the GGUF file in it")
     if not found.is_file():
-        raise ModelError(f"{local_flag} {path}: there is no such file")
+        raise ModelError(f"{flag} {path}: there is no such file")
     return found
-
-
-def parse_reference(reference: str) -> tuple[str, str]:
-    """`user/repo:quant` -> ("user/repo", "quant"); the quant is "" when absent.
-
-    Raises:
-        ConfigError: it has another form.
-    """
-    match = _REFERENCE.fullmatch(reference)
-    if match is None:
-        raise ConfigError(f"{reference!r} is not of the form user/repo or user/repo:quant")
-    return match["repo"], match["quant"] or ""
-
-
-def choose_file(paths: Sequence[str], quant: str) -> str | None:
-    """The model file of a repository: by quant, else the usual quants, else the first model.
-
-    A quant matches, in any case, wherever `quant-` or `quant.` occurs in the path. Of a split
-    model the first part is chosen.
-    """
-    models = [path for path in paths if _is_model(path) and _part_index(path) == 1]
-    for wanted in [quant] if quant else DEFAULT_QUANTS:
-        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
-        for path in models:
-            if pattern.search(path):
-                return path
-    return models[0] if models and not quant else None
-
-
-def choose_drafter(paths: Sequence[str], quant: str) -> str | None:
-    """The file of a repository that drafts for a model, by quant or the first; None without one."""
-    ggufs = [path for path in paths if path.endswith(".gguf") and _part_index(path) == 1]
-    for kind in DRAFTERS:
-        found = [path for path in ggufs if kind in path.rsplit("/", 1)[-1]]
-        exact = [path for path in found if quant and f"-{quant}.".lower() in path.lower()]
-        if found:
-            return (exact or found)[0]
-    return None
-
-
-def split_parts(paths: Sequence[str], path: str) -> list[str]:
-    """All parts of the split model that `path` belongs to, in order; of another, itself."""
-    match = _SPLIT.fullmatch(path)
-    if match is None:
-        return [path]
-    count = int(match["count"])
-    parts = [f"{match['prefix']}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1)]
-    missing = [part for part in parts if part not in paths]
-    if missing:
-        raise ModelError(f"{path} is one of {count} parts, but {missing[0]} is missing")
-    return parts
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
@@ -171,37 +151,27 @@ class Hub:
             or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),
         )
 
-    def fetch(self, repo: str, quant: str, file: str | None, *, is_draft: bool = False) -> Path:
-        """Path of a model's (first) file, after downloading every part that is not cached.
-
-        For drafts, files that are made for that come before whole models.
+    def open(self, repo: str) -> Repository:
+        """What a repository holds: at the hub, or in the cache where the hub must not or cannot be
+        asked.
 
         Raises:
-            ModelError: it does not exist or cannot be had.
+            ModelError: neither says.
         """
         if self.offline:
-            return self._fetch_cached(repo, quant, file, is_draft=is_draft)
+            return self._cached(repo)
         try:
             with self._explained(repo):
-                paths = self._list(repo)
-                file = file or (choose_drafter(paths, quant) if is_draft else None)
-                parts = [
-                    self._download(repo, part) for part in select_files(repo, paths, quant, file)
-                ]
-                return parts[0]
+                return Repository(self, repo, tuple(self._list(repo)))
         except _UnreachableError as error:
             # Whoever has the model wants to use it, network or not.
             try:
-                path = self._fetch_cached(repo, quant, file, is_draft=is_draft)
+                return replace(self._cached(repo), problem=error)
             except ModelError:
                 raise error from None
-            logger.warning("%s; using the cached %s", error, path)
-            return path
 
-    def _fetch_cached(
-        self, repo: str, quant: str, file: str | None, *, is_draft: bool = False
-    ) -> Path:
-        snapshot = self._snapshot(repo)
+    def _cached(self, repo: str) -> Repository:
+        snapshot = self.snapshot(repo)
         files = [path for path in snapshot.rglob("*") if path.is_file()] if snapshot else []
         if snapshot is None or not files:
             raise ModelError(
@@ -209,27 +179,44 @@ class Hub:
                 "start once without --offline to download it"
             )
         paths = sorted(path.relative_to(snapshot).as_posix() for path in files)
-        file = file or (choose_drafter(paths, quant) if is_draft else None)
-        return snapshot / select_files(f"{repo} (cached)", paths, quant, file)[0]
+        return Repository(self, repo, tuple(paths), snapshot)
+
+    def fetch(
+        self, repo: str, quant: str, file: str | None = None, *, drafters: Sequence[str] = ()
+    ) -> Path:
+        """Path of a model's (first) file, after downloading every part that is not cached.
+
+        Args:
+            repo: where it is.
+            quant: which one; empty: the usual.
+            file: its path there, instead of choosing.
+            drafters: kinds of files that are taken before whole models.
+
+        Raises:
+            ModelError: it does not exist or cannot be had.
+        """
+        repository = self.open(repo)
+        model = choose_file(repository.paths, quant) or ""
+        file = file or choose_drafter(repository.paths, drafters, quant, model)
+        return repository.fetch(repository.select(quant, file))
 
     def cached_models(self) -> dict[str, Path]:
         """user/repo:QUANT -> file of every model in the cache, as llama-server names them."""
         found: dict[str, Path] = {}
         for folder in sorted(self.cache.glob("models--*")):
             repo = folder.name.removeprefix("models--").replace("--", "/", 1)
-            snapshot = self._snapshot(repo)
+            snapshot = self.snapshot(repo)
             for file in sorted(snapshot.rglob("*.gguf")) if snapshot else ():
-                path = file.relative_to(snapshot or folder).as_posix()
-                parts = _SPLIT.fullmatch(path)
-                quant = _QUANT.search(parts["prefix"] if parts else path.removesuffix(".gguf"))
-                if quant and _is_model(path) and _part_index(path) == 1:
-                    found.setdefault(f"{repo}:{quant[1].upper()}", file)
+                if quant := quant_of_model(file.relative_to(snapshot or folder).as_posix()):
+                    found.setdefault(f"{repo}:{quant}", file)
         return found
 
     def cached_file(self, reference: str, file: str | None = None) -> Path | None:
         """Where a model is in the cache; None if it is not."""
         try:
-            return self._fetch_cached(*parse_reference(reference), file)
+            repo, quant = parse_reference(reference)
+            cached = self._cached(repo)
+            return cached.fetch(cached.select(quant, file))
         except (ConfigError, ModelError):
             return None
 
@@ -265,7 +252,7 @@ class Hub:
         names = [path.name for path in file.parent.iterdir()]
         return [file.parent / name for name in split_parts(names, file.name)]
 
-    def _snapshot(self, repo: str) -> Path | None:
+    def snapshot(self, repo: str) -> Path | None:
         """The cached revision that `main` pointed to at the last download."""
         folder = self.folder(repo)
         reference = folder / "refs/main"
@@ -280,14 +267,20 @@ class Hub:
         )
         return [sibling.rfilename for sibling in info.siblings or ()]
 
-    def _download(self, repo: str, path: str) -> Path:
+    def download(self, repo: str, path: str) -> Path:
+        """Where a file is, after a download unless it is cached.
+
+        Raises:
+            ModelError: it cannot be had.
+        """
         from huggingface_hub import hf_hub_download
 
-        return Path(
-            hf_hub_download(
-                repo, path, cache_dir=self.cache, token=self.token, endpoint=self.endpoint
+        with self._explained(repo):
+            return Path(
+                hf_hub_download(
+                    repo, path, cache_dir=self.cache, token=self.token, endpoint=self.endpoint
+                )
             )
-        )
 
     @contextmanager
     def _explained(self, repo: str) -> Iterator[None]:
@@ -333,32 +326,49 @@ class _UnreachableError(ModelError):
     """The hub cannot be asked now; a cached copy would do."""
 
 
-def select_files(repo: str, paths: Sequence[str], quant: str, file: str | None) -> list[str]:
-    """The files to have, the one to open first.
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """What a repository holds, at the hub or in the cache."""
 
-    Raises:
-        ModelError: none fits; names those that exist.
-    """
-    if file is None and "preset.ini" in paths:
-        raise ModelError(
-            f"{repo} is a preset (preset.ini), which Headstart does not read; name a file with "
-            "--hf-file"
-        )
-    chosen = choose_file(paths, quant) if file is None else file if file in paths else None
-    if chosen is None:
-        wanted = (
-            f"no file {file}" if file else f"no model of quant {quant}" if quant else "no model"
-        )
-        models = [path for path in paths if _is_model(path) and _part_index(path) == 1]
-        raise ModelError(f"{repo} holds {wanted}; its GGUF models: {', '.join(models) or 'none'}")
-    return split_parts(paths, chosen)
+    hub: Hub
+    name: str
+    paths: tuple[str, ...]
+    snapshot: Path | None = None  # its folder in the cache, if the hub is not asked
+    problem: ModelError | None = None  # why the hub is not, though it may be
 
+    def select(self, quant: str, file: str | None) -> list[str]:
+        """The files of a model, the one to open first.
 
-def _is_model(path: str) -> bool:
-    name = path.rsplit("/", 1)[-1]
-    return name.endswith(".gguf") and not any(word in name for word in NOT_MODELS)
+        Raises:
+            ModelError: none fits.
+        """
+        try:
+            name = f"{self.name} (cached)" if self.snapshot else self.name
+            return select_files(name, self.paths, quant, file)
+        except ModelError:
+            if self.problem:
+                raise self.problem from None
+            raise
 
+    def fetch(self, files: Sequence[str]) -> Path:
+        """Where the first of them is, after downloading those that are not cached.
 
-def _part_index(path: str) -> int:
-    match = _SPLIT.fullmatch(path)
-    return int(match["index"]) if match else 1
+        Raises:
+            ModelError: they cannot be had.
+        """
+        if self.snapshot:
+            if self.problem:
+                logger.warning("%s; using the cached %s", self.problem, files[0])
+            return self.snapshot / files[0]
+        found = [self._fetch(path) for path in files]
+        return found[0]
+
+    def _fetch(self, path: str) -> Path:
+        try:
+            return self.hub.download(self.name, path)
+        except _UnreachableError as error:
+            known = self.hub.snapshot(self.name)
+            if known is None or not (known / path).is_file():
+                raise
+            logger.warning("%s; using the cached %s", error, path)
+            return known / path

@@ -2,6 +2,7 @@
 
 A download is a process of its own, `python -m headstart.hub_store user/repo:quant`, which writes
 its progress as lines of JSON and can be killed at any time: what is whole is kept for the next try.
+What drafts for the model and stands beside it is downloaded, too, and removed with the last model.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError, ModelError
-from headstart.hub import Hub, parse_reference, select_files
+from headstart.hub import Hub, Repository
+from headstart.hub_files import (
+    choose_drafter,
+    is_model,
+    parse_reference,
+    select_files,
+    split_parts,
+)
 
 POLL_SECONDS = 0.25
 
@@ -24,9 +32,15 @@ POLL_SECONDS = 0.25
 class HubStore:
     """The cache of one hub, as `headstart.router.downloads.ModelStore` wants it."""
 
-    def __init__(self, config: ModelConfig, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        environment: Mapping[str, str] = os.environ,
+        drafters: Sequence[str] = (),
+    ) -> None:
+        """`drafters` are the kinds to download besides, as for `hub.resolve_model`."""
         self._hub = Hub.from_config(config, environment)
-        self._environment = environment
+        self._environment, self._drafters = environment, drafters
 
     def check(self, name: str) -> None:
         """Ask the hub whether there is such a model.
@@ -42,7 +56,8 @@ class HubStore:
     def download(self, name: str) -> tuple[list[str], dict[str, str]]:
         """The program that downloads a model, and its environment."""
         token = {"HF_TOKEN": self._hub.token} if self._hub.token else {}
-        return [sys.executable, "-m", "headstart.hub_store", name], {**self._environment, **token}
+        command = [sys.executable, "-m", "headstart.hub_store", name, *self._drafters]
+        return command, {**self._environment, **token}
 
     def remove(self, name: str) -> None:
         """Delete a model's files, and its repository's folder if no other model is left in it.
@@ -61,18 +76,20 @@ class HubStore:
                     link.unlink()
             if blob.is_relative_to(folder.resolve()):
                 blob.unlink(missing_ok=True)
-        if not any((folder / "snapshots").rglob("*.gguf")):
+        if not any(is_model(path.name) for path in (folder / "snapshots").rglob("*.gguf")):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(name: str) -> int:
-    """Download a model; return the exit code."""
+def main(name: str, *drafters: str) -> int:
+    """Download a model, and what drafts for it; return the exit code."""
     hub = Hub.from_config(ModelConfig(), os.environ)
     repo, quant = parse_reference(name)
     is_over = threading.Event()
     try:
         sizes = hub.sizes(repo)
         files = select_files(repo, list(sizes), quant, None)
+        if drafter := choose_drafter(list(sizes), drafters, quant, files[0]):
+            files += split_parts(list(sizes), drafter)
         total = sum(sizes[file] or 0 for file in files)
         before = _stored(hub.folder(repo))
         _tell(repo, 0, total)
@@ -83,7 +100,7 @@ def main(name: str) -> int:
 
         watching = threading.Thread(target=watch, daemon=True)
         watching.start()
-        hub.fetch(repo, quant, None)
+        Repository(hub, repo, tuple(sizes)).fetch(files)
         is_over.set()
         watching.join()
         _tell(repo, total, total)
@@ -111,4 +128,4 @@ def _stored(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

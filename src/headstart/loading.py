@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ class Heads:
     count: int
     is_in_target: bool
 
+    def describe(self) -> dict[str, Any]:
+        """For /props and the log."""
+        where = "of its own" if self.is_in_target else f"of {self.path.name}"
+        words = f"{self.count} multi-token head{'s' * (self.count > 1)} {where}"
+        return {"path": str(self.path), "num_heads": self.count, "words": words}
+
     def settings(self, config: Config, base: EngineConfig) -> EngineConfig:
         """Of their context. Each head has sequences, and so cells, of its own."""
         parallel = config.scheduler.parallel
@@ -65,7 +72,8 @@ def find_heads(target: Path, draft: Path | None) -> Heads | None:
     """The heads to draft with, if there are some.
 
     They are in the file that was named for drafting, in the target's own, or in one beside it whose
-    name begins with mtp-, as the hub stores them.
+    name begins with mtp-, as the hub stores them: of several that fit, the one that is named most
+    like the target.
 
     Raises:
         ModelError: a file is missing or no GGUF.
@@ -78,11 +86,19 @@ def find_heads(target: Path, draft: Path | None) -> Heads | None:
         return Heads(draft, found.num_heads, False) if found.is_heads_alone else None
     if facts.num_heads:
         return Heads(target, facts.num_heads, True)
-    for path in sorted(target.parent.glob("mtp-*.gguf")):
-        beside = read_facts(path)
-        if beside.is_heads_alone and beside.architecture == facts.architecture:
-            return Heads(path, beside.num_heads, False)
-    return None
+    beside = {path: read_facts(path) for path in sorted(target.parent.glob("mtp-*.gguf"))}
+    fitting = [path for path, file in beside.items() if not file.why_not_heads_of(facts)]
+    if not fitting:
+        return None
+    path = max(fitting, key=lambda path: _num_common(path.name.removeprefix("mtp-"), target.name))
+    log.info("multi-token heads were found beside %s: %s", target.name, path)
+    return Heads(path, beside[path].num_heads, False)
+
+
+def _num_common(one: str, other: str) -> int:
+    """Characters with which both names begin."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def fit_models(

@@ -22,7 +22,15 @@ from headstart.scheduler.request import Request, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.base import Speculator
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
-from headstart.types import Batch, ContextFullError, Filters, FimTokens, Logits, MemoryKind
+from headstart.types import (
+    Batch,
+    ContextFullError,
+    Filters,
+    FimTokens,
+    Logits,
+    Meanwhile,
+    MemoryKind,
+)
 
 _MASK = 2**64 - 1
 
@@ -104,7 +112,7 @@ class FakeEngine:
         self.max_batch_tokens = 256
         self.max_outputs = 128
         self.padding_sequence: int | None = 10_000
-        self.sends_graphs = False
+        self.sends_graphs = self.is_asynchronous = False
         self.memory = memory
         self.max_rollback = {
             MemoryKind.CUT: 2**30,
@@ -126,7 +134,7 @@ class FakeEngine:
         self.state_layers: tuple[int, ...] = ()  # whose states are published
         self._states: dict[int, list[NDArray[np.float32]]] = {}  # of the last decode
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         if self.fail is not None:
             self.fail(batch)
         if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
@@ -159,6 +167,8 @@ class FakeEngine:
                 rows.append(self.state_after(cached, layer))
             if batch.wants_logits[row]:
                 out.append(self.logits_after(cached))
+        if meanwhile is not None:
+            meanwhile()
         return np.stack(out) if out else np.zeros((0, self.vocab_size), np.float32)
 
     def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:

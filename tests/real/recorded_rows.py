@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.request import Request
-from headstart.types import Batch, Logits
+from headstart.types import Batch, Logits, Meanwhile
 
 ROUNDING = 0.01  # most that a logit changes with the width of a batch, their deviation being 1
 # Share of rows to which that applies. In the others a choice inside the model falls the other way:
@@ -32,8 +32,8 @@ class RecordedRows:
         for name in names:
             setattr(engine, name, getattr(self, name))
 
-    def decode(self, batch: Batch) -> Logits:
-        logits: Logits = self._plain["decode"](batch)
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+        logits: Logits = self._plain["decode"](batch, meanwhile)
         outputs = iter(logits.copy())
         for row in range(batch.num_rows):
             text, position = self._texts[int(batch.seq_ids[row])], int(batch.positions[row])

@@ -11,6 +11,7 @@ from headstart.cli.resolve import Resolved
 from headstart.cli.settings import all_settings
 from headstart.errors import HeadstartError
 from headstart.hub_store import HubStore
+from headstart.model_files import drafters_wanted
 from headstart.parent import Parent
 
 ABOUT = (
@@ -45,5 +46,5 @@ def _route(resolved: Resolved) -> int:
     from headstart.router.serve import serve
 
     config = resolved.config()
-    store = HubStore(config.model)
+    store = HubStore(config.model, drafters=drafters_wanted(config))
     return serve(config, lambda: read_models(resolved), resolved.in_force(), store)

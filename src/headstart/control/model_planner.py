@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headstart.control.budget import Budget
@@ -239,7 +240,8 @@ class ModelDraftPlanner:
         choice = self._best(speculator, slots, step, optimistic=True)
         drafter, plain = self._drafter(speculator), self._plain(step)
         catch_up = sum(slots[i].catch_up for i in choice.slots)
-        price = drafter.cost.milliseconds(len(choice.slots), choice.length, catch_up, plain) / plain
+        rounds = choice.length + max((slots[i].lead for i in choice.slots), default=0)
+        price = drafter.cost.milliseconds(len(choice.slots), rounds, catch_up, plain) / plain
         if not choice.slots or price > drafter.probes.savings:
             return NO_DECISION
         drafter.probes.is_charged = True
@@ -262,6 +264,9 @@ class ModelDraftPlanner:
         rate = self._budget.rate(step.num_slots, plain, is_unread=is_unread)
         token_price = rate * drafter.cost.token(plain)
         reading = [self._reading(drafter, slot, token_price) for slot in slots]
+        # each pays its own lead, though those of several slots are decoded together
+        lead_price = rate * drafter.cost.round(len(slots), plain)
+        slots = [_with_lead_paid(slot, lead_price) if slot.lead else slot for slot in slots]
         price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
         num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
@@ -292,14 +297,14 @@ class ModelDraftPlanner:
         """The slot to probe with now, if any."""
         plain = self._plain(step)
         drafter.probes.saved_by_token = 1.0 / step.num_slots
-        token = drafter.cost.token(plain) / plain
+        token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
         saved = self._saved_if_perfect(drafter.cost, step)
         return drafter.probes.choose(
             [slot.seq_id for slot in slots],
-            [token * slot.catch_up for slot in slots],
+            [token * slot.catch_up + round_price * slot.lead for slot in slots],
             [saved * self._answers.left(slot) / step.num_slots for slot in slots],
             [slot.seq_id in drafter.requests for slot in slots],
-            PROBE_TOKENS * drafter.cost.round(1, plain) / plain,
+            PROBE_TOKENS * round_price,
         )
 
     def _spent(self, run: ModelDraftCall, seq_id: int, step: Step) -> float:
@@ -337,6 +342,11 @@ class ModelDraftPlanner:
         if drafter is None:
             drafter = self.drafters[speculator] = ModelState()
         return drafter
+
+
+def _with_lead_paid(slot: ModelSlot, price: float) -> ModelSlot:
+    """Its draft has to earn the rounds that read the text's."""
+    return replace(slot, rival=slot.rival + price * slot.lead)
 
 
 def _better(

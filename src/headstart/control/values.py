@@ -62,6 +62,7 @@ class ModelSlot:
     num_answered: int = 0  # tokens of its answer so far
     num_left: int = 2**30  # most that may still come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
+    lead: int = 0  # rounds in which it reads the text draft that it would continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,15 @@ class ModelDraftCall:
     confidences: Sequence[Sequence[float]]  # of the tokens it drafted
     catch_up: int  # tokens read in this call, for all slots
     milliseconds: float
+    leads: Sequence[int] = ()  # rounds that read a text draft first; empty: none did
 
     @property
     def rounds(self) -> int:
         """Passes of the draft model: one per token, and one for a token below the limit."""
-        return max(
-            (
-                min(g.max_tokens, len(c) + 1)
-                for g, c in zip(self.allowances, self.confidences, strict=True)
-            ),
-            default=0,
-        )
+        own = [
+            min(g.max_tokens, len(c) + 1)
+            for g, c in zip(self.allowances, self.confidences, strict=True)
+        ]
+        if self.leads:
+            own = [lead + rounds for lead, rounds in zip(self.leads, own, strict=True)]
+        return max(own, default=0)

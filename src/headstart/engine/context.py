@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
+from headstart.engine.asynchrony import Asynchrony
 from headstart.engine.c_batch import c_batch
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.hidden_states import HiddenStates
@@ -29,7 +31,7 @@ from headstart.engine.sequences import CacheRules, Sequences
 from headstart.errors import EngineError, InvalidParameterError, ModelError
 from headstart.sampling.params import SamplingParams
 from headstart.structures.checkpoints import Checkpoints
-from headstart.types import Batch, ContextFullError, Filters, Logits, MemoryKind
+from headstart.types import Batch, ContextFullError, Filters, Logits, Meanwhile, MemoryKind
 
 _UNLIMITED = 2**30
 
@@ -89,6 +91,7 @@ class LlamaEngine:
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
         self._published = HiddenStates(self.handle, model.handle, model.facts)
         self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
+        self._asynchrony = Asynchrony()
         if self.deterministic:
             use_reference_kernels(self.handle)
         if self.deterministic or rules.kind is MemoryKind.ROLLBACK:
@@ -123,7 +126,11 @@ class LlamaEngine:
         whole, partial = (api.llama_state_seq_get_size_ext(self.handle, 0, f) for f in (0, 1))
         return self.model.facts.window if partial < whole else 0
 
-    def decode(self, batch: Batch) -> Logits:
+    @property
+    def is_asynchronous(self) -> bool:
+        return self._asynchrony.is_proven
+
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
 
         A view into libllama's memory, valid until the next decode (a copy when deterministic).
@@ -136,12 +143,12 @@ class LlamaEngine:
             )
         runs = _runs(batch) if self.memory is not MemoryKind.CUT else []
         if self.memory is MemoryKind.ROLLBACK and len(runs) > 1:
-            return self._decode_evenly(batch, runs)
+            return self._decode_evenly(batch, runs, meanwhile)
         self._settle(batch, runs)
         if self.deterministic:
-            logits = self._decode_invariant(batch)
+            logits = self._decode_invariant(batch, meanwhile)
         else:
-            logits = self._decode(batch)
+            logits = self._decode(batch, meanwhile)
             self._states = self._published.of(batch.num_rows)
         self._note(batch, runs)
         return logits
@@ -158,7 +165,9 @@ class LlamaEngine:
             length = int(batch.positions[end - 1]) + 1
             self._sequences.note_rows(int(batch.seq_ids[start]), end - start, length)
 
-    def _decode_evenly(self, batch: Batch, runs: Sequence[Run]) -> Logits:
+    def _decode_evenly(
+        self, batch: Batch, runs: Sequence[Run], meanwhile: Meanwhile | None
+    ) -> Logits:
         """Decode so that each sequence with a draft can be rolled back afterwards.
 
         A snapshot is good until libllama computes other sequences, also in a later micro-batch of
@@ -190,7 +199,7 @@ class LlamaEngine:
             staged = _runs(staging)
             self._settle(staging, staged)
             try:
-                logits, offset = self._decode(staging), 0
+                logits, offset = self._decode(staging, meanwhile), 0
             except ContextFullError:
                 for seq_id, state in held.items() if group is drafts else ():
                     self._sequences.put_back(seq_id, state)
@@ -222,7 +231,8 @@ class LlamaEngine:
                 self._states[layer] = np.empty((batch.num_rows, values.shape[1]), np.float32)
             self._states[layer][start:end] = values[at : at + end - start]
 
-    def _decode(self, batch: Batch) -> Logits:
+    def _decode(self, batch: Batch, meanwhile: Meanwhile | None) -> Logits:
+        started = perf_counter()
         status = api.llama_decode(self.handle, self._c_batch_of(batch))
         if status == 1:
             raise ContextFullError
@@ -231,10 +241,16 @@ class LlamaEngine:
                 f"llama_decode returned {status} for {batch.num_rows} rows: "
                 f"{take_errors() or 'no reason given'}"
             )
+        handed_over = perf_counter()
+        if meanwhile is not None:
+            meanwhile()
         count = batch.num_outputs * self.vocab_size
         if not count:
             return np.empty((0, self.vocab_size), np.float32)
-        memory: Any = (ctypes.c_float * count).from_address(get_logits(self.handle))
+        address = get_logits(self.handle)  # waits for the result
+        if meanwhile is None:
+            self._asynchrony.observe(handed_over - started, perf_counter() - handed_over)
+        memory: Any = (ctypes.c_float * count).from_address(address)
         logits: Logits = np.frombuffer(memory, np.float32).reshape(
             batch.num_outputs, self.vocab_size
         )
@@ -248,7 +264,7 @@ class LlamaEngine:
         known[1].n_tokens = batch.num_rows
         return known[1]
 
-    def _decode_invariant(self, batch: Batch) -> Logits:
+    def _decode_invariant(self, batch: Batch, meanwhile: Meanwhile | None) -> Logits:
         """Decode so that a row's logits do not depend on what else is in the batch.
 
         Every call computes at least two rows, all of them in one micro-batch: short runs of rows
@@ -264,7 +280,7 @@ class LlamaEngine:
             staging.clear()
             for start, end, _ in group:
                 self._stage(batch, start, end, width)
-            logits = self._decode_outputs(staging)
+            logits = self._decode_outputs(staging, meanwhile)
             states, offset = self._published.of(staging.num_rows), 0
             for index, (start, end, first) in enumerate(group):
                 self._copy_states(batch, states, (start, end), index * width)
@@ -276,14 +292,14 @@ class LlamaEngine:
                     api.llama_memory_seq_rm(self._memory, int(batch.seq_ids[start]), length, -1)
         return outputs
 
-    def _decode_outputs(self, batch: Batch) -> Logits:
+    def _decode_outputs(self, batch: Batch, meanwhile: Meanwhile | None) -> Logits:
         """Decode with two outputs at least: behind the last layer only their rows are computed."""
         if batch.num_outputs != 1:
-            return self._decode(batch)
+            return self._decode(batch, meanwhile)
         row = int(batch.wants_logits[: batch.num_rows].argmax())
         other = row + 1 if row + 1 < batch.num_rows else row - 1
         batch.wants_logits[other], batch.num_outputs = 1, 2
-        return self._decode(batch)[int(other < row) :][:1]
+        return self._decode(batch, meanwhile)[int(other < row) :][:1]
 
     def _stage(self, batch: Batch, start: int, end: int, width: int) -> None:
         """Copy rows start:end to the staging batch and pad them to `width` rows without output."""

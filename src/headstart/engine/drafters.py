@@ -94,14 +94,9 @@ def _why_not_eagle3(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str 
     if (count := draft.number("eagle3.block_count")) != 1:
         return f"it has {count} layers, and EAGLE-3 models have one"
     read = draft.number("eagle3.target_hidden_size")
-    width = _width(target)
-    if read != width:
-        return f"it reads states of {read} numbers and the target's have {width}"
-    return (
-        _why_not_heads(draft)
-        or hidden_states.why_not(facts, layers)
-        or _why_not_shared(draft, target)
-    )
+    if read != _width(target):
+        return f"it reads states of {read} numbers and the target's have {_width(target)}"
+    return _why_not_layers(draft, target, facts, layers)
 
 
 def _why_not_dflash(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str | None:
@@ -121,11 +116,7 @@ def _why_not_dflash(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str 
     mask = draft.number("tokenizer.ggml.mask_token_id", _NOT_DEFINED)
     if mask >= draft.count(_TOKENS):
         return "it names no mask token (tokenizer.ggml.mask_token_id)"
-    return (
-        _why_not_heads(draft)
-        or hidden_states.why_not(facts, layers)
-        or _why_not_shared(draft, target)
-    )
+    return _why_not_layers(draft, target, facts, layers)
 
 
 def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str | None:
@@ -154,6 +145,17 @@ def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> s
         if own != expected:
             return f"its layer {layer} reads {own} cached heads and the target has {expected}"
     return hidden_states.why_not(facts, (LAST_STATE,))
+
+
+def _why_not_layers(
+    draft: GgufHeader, target: GgufHeader, facts: Facts, layers: tuple[int, ...]
+) -> str | None:
+    """What every model that reads layers of its target must have in common with it."""
+    return (
+        _why_not_heads(draft)
+        or hidden_states.why_not(facts, layers)
+        or _why_not_shared(draft, target)
+    )
 
 
 def _why_not_heads(draft: GgufHeader) -> str | None:

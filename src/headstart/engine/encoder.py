@@ -12,14 +12,14 @@ from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
 from headstart.errors import EngineError, ModelError, NotSupportedError
 from headstart.sampling.params import SamplingParams
-from headstart.types import Batch, Filters, Logits, MemoryKind
+from headstart.types import Batch, Filters, Logits, Meanwhile, MemoryKind
 
 
 class EncoderEngine:
     """Answers what a scheduler asks an engine that has nothing to do."""
 
     padding_sequence: int | None = None
-    sends_graphs = False
+    sends_graphs = is_asynchronous = False
     memory = MemoryKind.CUT
     max_rollback = 0
     can_shift = False
@@ -36,7 +36,7 @@ class EncoderEngine:
         """What whoever asks for text is told."""
         return f"{self.model.facts.architecture} models compute embeddings and generate no text"
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         raise EngineError(self.why_no_text)
 
     def publish_states(self, layers: Collection[int]) -> None:

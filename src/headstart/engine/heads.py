@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headstart.engine import extension, hidden_states
@@ -42,6 +42,22 @@ class FileFacts:
     num_heads: int = 0  # heads in the file that libllama computes
     is_heads_alone: bool = False
     why_none: str = ""  # why heads that the file has cannot be used
+    width: int = 0  # numbers of a token's embedding
+    num_tokens: int = 0  # of the vocabulary
+
+    def why_not_heads_of(self, target: FileFacts) -> str | None:
+        """Why this is no file of heads for a target, in words; None if it may be one."""
+        if not self.is_heads_alone:
+            return self.why_none or "it is no file of multi-token heads"
+        pairs = {
+            "architecture": (self.architecture, target.architecture),
+            "width": (self.width, target.width),
+            "vocabulary": (self.num_tokens, target.num_tokens),
+        }
+        for name, (own, wanted) in pairs.items():
+            if own != wanted:
+                return f"its {name} is {own} and the model's is {wanted}"
+        return None
 
 
 def read_facts(path: Path) -> FileFacts:
@@ -53,17 +69,23 @@ def read_facts(path: Path) -> FileFacts:
     check_file(path)
     header = GgufHeader(path)
     architecture = header.architecture
+    facts = FileFacts(
+        architecture,
+        width=header.number(f"{architecture}.embedding_length"),
+        num_tokens=header.count("tokenizer.ggml.tokens"),
+    )
     count = header.number(f"{architecture}.nextn_predict_layers")
     if not count:
-        return FileFacts(architecture)
+        return facts
     if reason := _why_none(header):
-        return FileFacts(architecture, why_none=reason)
+        return replace(facts, why_none=reason)
     if header.number("split.count") > 1:  # the weights of heads are in another part
-        return FileFacts(architecture, count)
+        return replace(facts, num_heads=count)
     last = header.number(f"{architecture}.block_count") - 1
     if not header.shape(f"blk.{last}.nextn.eh_proj.weight"):  # left out by who made the file
-        return FileFacts(architecture)
-    return FileFacts(architecture, count, not header.shape("blk.0.attn_norm.weight"))
+        return facts
+    is_alone = not header.shape("blk.0.attn_norm.weight")
+    return replace(facts, num_heads=count, is_heads_alone=is_alone)
 
 
 def _why_none(header: GgufHeader) -> str | None:

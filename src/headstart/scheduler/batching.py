@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headstart.scheduler.slot import ActiveRequest
-from headstart.types import Batch, Decoded, Engine, Logits
+from headstart.types import Batch, Decoded, Engine, Logits, Meanwhile
 
 _SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
 
@@ -85,7 +85,9 @@ def pad(batch: Batch, num_rows: int, seq_id: int) -> None:
     batch.add(seq_id, 0, np.resize(tokens, num_rows).tolist(), 0)
 
 
-def decode_like_last(engine: Engine, batch: Batch, num_rows: int) -> Logits:
+def decode_like_last(
+    engine: Engine, batch: Batch, num_rows: int, meanwhile: Meanwhile | None
+) -> Logits:
     """Decode with so many rows more, of the last request and with outputs, and forget them.
 
     So rows, outputs and sequences are those of the last decode, whose graph libllama then reuses.
@@ -95,7 +97,7 @@ def decode_like_last(engine: Engine, batch: Batch, num_rows: int) -> Logits:
     seq_id, length = int(batch.seq_ids[start - 1]), int(batch.positions[start - 1]) + 1
     batch.add(seq_id, length, [int(batch.tokens[start - 1])] * num_rows, num_rows)
     try:
-        return engine.decode(batch)[:num_outputs]
+        return engine.decode(batch, meanwhile)[:num_outputs]
     finally:
         engine.truncate(seq_id, length)
         batch.wants_logits[start : batch.num_rows], batch.num_outputs = 0, num_outputs

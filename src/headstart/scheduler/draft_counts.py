@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from headstart.scheduler.draft_plan import DraftPlan
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.proposal import Proposal
 from headstart.scheduler.slot import ActiveRequest
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import Draft
@@ -31,10 +32,10 @@ class DraftCounts:
             plan.miss(speculator, draft.reason or "no match")
         return has_draft
 
-    def count_verified(self, active: ActiveRequest, num_accepted: int) -> None:
+    def count_verified(self, active: ActiveRequest, proposal: Proposal, num_accepted: int) -> None:
         """Count the draft that was verified, for the request and for those who made it."""
         start = 0
-        for draft in active.proposal.drafts:
+        for draft in proposal.drafts:
             num_drafted = len(draft.tokens)
             num_right = max(0, min(num_drafted, num_accepted - start))
             for stats in self._stats_of(active, draft.speculator):

@@ -34,7 +34,8 @@ class DraftPlan:
     survival: Sequence[float] = ()  # of the proposal's tokens
     has_model_draft: bool = False  # whether some of them are a model's
     drafts: dict[str, Draft] = field(default_factory=dict)  # of text speculators
-    can_continue: bool = True  # whether the model being asked can draft behind a text's draft
+    # decodes in which the model being asked reads the text's draft; None: it cannot continue it
+    rounds_behind: int | None = 0
     allowance: Allowance = NO_ALLOWANCE  # to it
     reason: str = ""  # why there is no draft
     # why a speculator has none, where it is its own doing
@@ -97,6 +98,7 @@ class DraftPlan:
             choose,
             active.request.namespace,
             self._draft_legality(),
+            len(self.proposal.tokens) if self.continues else 0,
         )
 
     def _draft_legality(self) -> MatcherLegality | None:
@@ -108,9 +110,14 @@ class DraftPlan:
         return MatcherLegality.behind(legality, before, self.active.sampler.vocab_size)
 
     @property
+    def lead(self) -> int:
+        """Decodes of the model being asked before its own first token."""
+        return self.rounds_behind or 0 if self.continues else 0
+
+    @property
     def continues(self) -> bool:
         """Whether a model should continue the text draft rather than replace it."""
-        if not (self.can_continue and self.survival) or self.has_model_draft:
+        if self.rounds_behind is None or not self.survival or self.has_model_draft:
             return False
         if len(self.survival) >= self.max_tokens:
             return False
@@ -164,9 +171,14 @@ class DraftPlan:
         """Tokens of the text that the model has not read, the newest one not counted."""
         return speculator.num_catch_up(self.seq_id, self.active.tokens)
 
+    def address(self, speculator: GuardedSpeculator) -> None:
+        """This model is the one being asked."""
+        length = len(self.survival)
+        self.rounds_behind = speculator.rounds_behind(self.seq_id, length) if length else 0
+
     def model_slot(self, speculator: GuardedSpeculator) -> ModelSlot:
         """What a model could do here, for control."""
-        self.can_continue = speculator.speculator.continues_drafts
+        self.address(speculator)
         length, continued = len(self.survival), self.continues
         return ModelSlot(
             self.seq_id,
@@ -174,6 +186,7 @@ class DraftPlan:
             self.num_catch_up(speculator),
             prefix=self.survival[-1] if continued else 1.0,
             rival=0.0 if continued else sum(self.survival),
+            lead=self.lead,
             num_answered=self.active.num_emitted,
             num_left=self.active.num_left,
             fixed_confidence=self.policy.p_min if self.is_fixed else None,

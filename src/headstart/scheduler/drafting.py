@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from headstart.control.values import NO_SLOT_DRAFT, Step
 from headstart.scheduler.ask_timer import AskTimer
 from headstart.scheduler.batching import DraftLimit
 from headstart.scheduler.corpus import read_corpus
+from headstart.scheduler.deferred import DeferredCalls
 from headstart.scheduler.draft_counts import DraftCounts
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
@@ -67,9 +69,12 @@ class Drafting:
         texts = [one.name for one in speculators if not one.is_model]
         self._timer = AskTimer(controller, clock, texts, models)
         self.observes = any(speculator.wants_logits for speculator in speculators)
+        self.deferred = DeferredCalls()
         self.guess_logs = GuessLogs(controller, speculators)
         self._counts = DraftCounts(self.speculators)
-        self._models = ModelDrafting(self.speculators, controller, self._counts, self._timer)
+        self._models = ModelDrafting(
+            self.speculators, controller, self._counts, self._timer, self.deferred
+        )
         self.stats = self._counts.stats
         for speculator in speculators:
             if speculator.speculator.scores_are_probabilities:
@@ -149,7 +154,7 @@ class Drafting:
                 plan.settle_on(length)
             num_padding = batch.num_padding_rows
             self._timer.finish(plans, batch, step)
-        self._counts.count_reasons(plans)
+        self.deferred.add(lambda: self._counts.count_reasons(plans))
         return num_padding
 
     def _propose_nothing(
@@ -190,16 +195,24 @@ class Drafting:
         """The target emitted these tokens: count the draft, teach control and the speculators."""
         if active.policy is None or active.policy.reason:
             return
-        if active.proposal.drafts:
-            self._counts.count_verified(active, num_accepted)
-        for outcome in active.tracker.follow(active.slot_id, emitted):
-            self.controller.record(outcome)
+        proposal = active.proposal
+        self.deferred.add(lambda: self._learn(active, proposal, emitted, num_accepted))
         for speculator in self.speculators.values():
             speculator.accept(active.slot_id, emitted, num_accepted)
         self.guess_logs.follow(active)
 
+    def _learn(
+        self, active: ActiveRequest, proposal: Proposal, emitted: Sequence[int], num_accepted: int
+    ) -> None:
+        """Count a draft that was verified, and teach control what the text says of all drafts."""
+        if proposal.drafts:
+            self._counts.count_verified(active, proposal, num_accepted)
+        for outcome in active.tracker.follow(active.slot_id, emitted):
+            self.controller.record(outcome)
+
     def end(self, active: ActiveRequest) -> None:
         """The request leaves its slot."""
+        self.deferred.run()
         if active.policy is None:
             return
         if not active.policy.reason:
@@ -251,6 +264,7 @@ class Drafting:
 
     def save(self) -> None:
         """Keep what control learned; a failure costs only that."""
+        self.deferred.run()
         if self._state is None:
             return
         try:
@@ -316,7 +330,7 @@ class Drafting:
             if name not in plan.drafts:
                 continue
             proposal = plan.legal(plan.drafts[name])
-            plan.watch(proposal)
+            self.deferred.add(partial(plan.watch, proposal))
             if name in proposal.speculators:
                 proposals.append(proposal)
             else:

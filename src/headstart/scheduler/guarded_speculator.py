@@ -146,6 +146,15 @@ class GuardedSpeculator:
             self._fail("num_catch_up", [seq_id], error)
             return 0
 
+    def rounds_behind(self, seq_id: int, num_drafted: int) -> int | None:
+        """Decodes to read another's draft of so many tokens; None: it cannot, or it failed."""
+        try:
+            rounds = self.speculator.rounds_behind(num_drafted)
+            return None if rounds is None else max(0, int(rounds))
+        except Exception as error:
+            self._fail("rounds_behind", [seq_id], error)
+            return None
+
     def picks(self, request: DraftRequest, start: int) -> list[int] | None:
         """What a model would have guessed in place of tokens[start:]; None: nobody knows."""
         if not self.can_draft(request.seq_id):

@@ -18,6 +18,7 @@ from headstart.scheduler.report import SlotReport, WorkerReport
 from headstart.scheduler.request import (
     CorpusQuestion,
     EmbeddingRequest,
+    Event,
     SlotAction,
     Work,
     error_event,
@@ -58,6 +59,30 @@ class _StateSaver:
             self._earliest, self._latest = now + SAVE_SECONDS, None
 
 
+class _EventSender:
+    """Sends events, and a report when one is due or something ended."""
+
+    def __init__(
+        self, scheduler: Scheduler, send: Callable[[Message], None], clock: Callable[[], float]
+    ) -> None:
+        self._scheduler, self._send, self._clock = scheduler, send, clock
+        self._last_report = 0.0
+
+    def deliver(self) -> None:
+        """What the scheduler has to tell."""
+        self.tell(self._scheduler.take_events())
+
+    def tell(self, events: list[Event]) -> None:
+        now = self._clock()
+        is_due = now - self._last_report > REPORT_SECONDS or any(
+            not hasattr(event, "tokens") for event in events
+        )
+        if is_due:
+            self._last_report = now
+        if events or is_due:
+            self._send(Message(events, make_report(self._scheduler) if is_due else None))
+
+
 def run_loop(
     scheduler: Scheduler,
     receive: Callable[[float | None], Sequence[Command]],
@@ -74,7 +99,8 @@ def run_loop(
             (None: for ever).
         send: hands a message over; must not block for long.
     """
-    last_report, saver = 0.0, _StateSaver(scheduler.drafting, clock())
+    saver, sender = _StateSaver(scheduler.drafting, clock()), _EventSender(scheduler, send, clock)
+    scheduler.deliver = sender.deliver
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
     commands: list[Command] = []
@@ -92,6 +118,7 @@ def run_loop(
         taken, commands[:] = list(commands), []
         for command in taken:
             if isinstance(command, Stop):
+                sender.deliver()
                 scheduler.drafting.close()
                 if scheduler.kept_slots is not None:
                     scheduler.kept_slots.write(scheduler.slots, scheduler.engine, clock)
@@ -99,20 +126,13 @@ def run_loop(
             _obey(scheduler, command, send)
         has_work = scheduler.has_work
         scheduler.step()
-        events = scheduler.take_events()
         if scheduler.embeddings:
-            events += scheduler.embeddings.step(is_alone=not scheduler.has_work)
-        now = clock()
-        is_due = now - last_report > REPORT_SECONDS or any(not hasattr(e, "tokens") for e in events)
-        if is_due:
-            last_report = now
-        if events or is_due:
-            send(Message(events, make_report(scheduler) if is_due else None))
+            sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
         if scheduler.num_failed_decodes >= MAX_FAILED_DECODES:
             raise EngineError(
                 f"{scheduler.num_failed_decodes} decodes in a row failed; the engine begins anew"
             )
-        saver.note(now, has_worked=has_work, is_idle=not scheduler.has_work)
+        saver.note(clock(), has_worked=has_work, is_idle=not scheduler.has_work)
 
 
 def _has_work(scheduler: Scheduler) -> bool:

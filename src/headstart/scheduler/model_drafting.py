@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from headstart.control.controller import Controller
 from headstart.control.values import Allowance, ModelDraftCall, Step
 from headstart.scheduler.ask_timer import AskTimer
+from headstart.scheduler.deferred import DeferredCalls
 from headstart.scheduler.draft_counts import DraftCounts
 from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
@@ -25,11 +26,13 @@ class ModelDrafting:
         controller: Controller,
         counts: DraftCounts,
         timer: AskTimer,
+        deferred: DeferredCalls,
     ) -> None:
         self._speculators = speculators
         self._controller = controller
         self._counts = counts
         self._timer = timer
+        self._deferred = deferred
 
     def ask(self, plans: Sequence[DraftPlan], step: Step) -> float:
         """Let model speculators draft where control expects it to pay, one at most for each slot;
@@ -69,7 +72,7 @@ class ModelDrafting:
         """Let one of them draft as far as control allows; returns the milliseconds spent."""
         allowed = []
         for plan, allowance in zip(candidates, allowances, strict=True):
-            plan.can_continue = speculator.speculator.continues_drafts
+            plan.address(speculator)
             has_failed = not speculator.can_draft(plan.seq_id)  # asked what it has to catch up
             if has_failed or not allowance.max_tokens:
                 plan.miss(speculator, FAILED if has_failed else BELOW_BREAK_EVEN)
@@ -85,18 +88,26 @@ class ModelDrafting:
         with model_requests(plans) as requests:
             drafts = speculator.propose(requests)
         milliseconds = 1000.0 * speculator.last_seconds
-        seq_ids, allowances, scores = [], [], []
+        seq_ids, allowances, scores, leads = [], [], [], []
         for plan, draft in zip(plans, drafts, strict=True):
             if draft.is_ready:
                 seq_ids.append(plan.seq_id)
                 allowances.append(plan.allowance)
                 scores.append(draft.confidence)
-                num_caught_up += len(plan.proposal.tokens) if plan.continues else 0
+                leads.append(plan.lead)
+                if plan.continues and not plan.lead:
+                    num_caught_up += len(plan.proposal.tokens)
             else:
                 num_caught_up -= plan.num_catch_up(speculator)  # what it left for later
         if drafts[0].reason != FAILED:  # then for all, and nothing is known of what it read
             call = ModelDraftCall(
-                speculator.name, seq_ids, allowances, scores, max(0, num_caught_up), milliseconds
+                speculator.name,
+                seq_ids,
+                allowances,
+                scores,
+                max(0, num_caught_up),
+                milliseconds,
+                leads,
             )
             if self._controller.observe_draft(call, step):
                 milliseconds = 0.0
@@ -110,7 +121,7 @@ class ModelDrafting:
         head = plan.proposal if plan.continues else NO_PROPOSAL
         before = head.tokens
         proposal = plan.legal(draft, before)
-        plan.watch(proposal, before)
+        self._deferred.add(lambda: plan.watch(proposal, before))
         if speculator.name not in proposal.speculators:
             plan.miss(speculator, ILLEGAL)
             return

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.types import Batch, DecodedStates, Engine, Filters, Logits
+from headstart.types import Batch, DecodedStates, Engine, Filters, Logits, Meanwhile
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
@@ -48,8 +48,12 @@ class ObservedEngine:
         self.max_rollback = engine.max_rollback
         self.can_shift = False  # what readers have of the tokens that move cannot be moved
 
-    def decode(self, batch: Batch) -> Logits:
-        logits = self._engine.decode(batch)
+    @property
+    def is_asynchronous(self) -> bool:
+        return self._engine.is_asynchronous
+
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+        logits = self._engine.decode(batch, meanwhile)
         end = batch.num_rows
         while end and batch.seq_ids[end - 1] == self.padding_sequence:
             end -= 1

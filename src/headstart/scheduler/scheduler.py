@@ -13,7 +13,7 @@ from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
 from headstart.errors import EngineError, HeadstartError, InvalidParameterError
 from headstart.scheduler import admission, batching, slot_actions
-from headstart.scheduler.checkpoints import choose_pauses
+from headstart.scheduler.checkpoints import choose_pauses, note_chunk
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
@@ -34,6 +34,7 @@ from headstart.scheduler.request import (
 )
 from headstart.scheduler.rollback import keep_states
 from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
+from headstart.scheduler.step_account import StepClock, mean_context, step_stats
 from headstart.scheduler.warm_up import NEEDED_ROWS, time_change, time_decodes
 from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
@@ -74,6 +75,9 @@ class Scheduler:
         self.waiting: deque[ActiveRequest] = deque()
         self.running: list[ActiveRequest] = []  # in the order of their admission
         self.counters = Counters()
+        # hands on what `take_events` returns: at the end of a step; where a device computes by
+        # itself and another step follows, while it computes that one
+        self.deliver: Callable[[], object] = lambda: None
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
         self.adapters: AdapterTurns | None = None  # where requests may differ in them
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
@@ -144,25 +148,27 @@ class Scheduler:
 
     def step(self) -> StepStats:
         """Advance every running request by one decode."""
-        started = self.clock()
+        times = StepClock(self.clock())
         self._take_compiled()
         self._admit()
         if self.adapters:
             self.adapters.begin_step(self.running)
         self._draft()
-        drafted = self.clock()
+        times.drafted = self.clock()
         logits = self._decode()
-        decoded = self.clock()
-        if logits is None:
-            return StepStats()
-        self.num_failed_decodes = 0
-        self._observe_cost(1000.0 * (decoded - drafted))
-        if self.drafting.observes:
-            self.drafting.observe(batching.output_rows(self._batch, logits))
-        self._committer.target_ms = 1000.0 * (decoded - drafted)
-        self._committer.draft_ms = 1000.0 * (drafted - started)
-        emitted = self._commit(logits)
-        return self._account(started, drafted, decoded, emitted)
+        times.decoded = self.clock()
+        stats = StepStats()
+        if logits is not None:
+            self.num_failed_decodes = 0
+            stats = self._take_logits(logits, times)
+        if not (self.engine.is_asynchronous and self.running):
+            self._meanwhile()
+        return stats
+
+    def _meanwhile(self) -> None:
+        """Do what need not be done before the next batch is on its way."""
+        self.drafting.deferred.run()
+        self.deliver()
 
     def take_events(self) -> list[Event]:
         """Events since the last call, in order."""
@@ -248,6 +254,8 @@ class Scheduler:
 
     def _decode(self) -> Logits | None:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
+        if not self.engine.is_asynchronous:
+            self.drafting.deferred.run()
         while True:
             rows = self._max_prompt_rows
             self._in_batch = batching.build(self._batch, self._sharing(), self.engine, rows)
@@ -263,18 +271,20 @@ class Scheduler:
     def _decode_padded(self) -> Logits:
         """Decode the batch with the rows that make it faster, which leave nothing behind."""
         spare, num_padding = self.engine.padding_sequence, self._num_padding
+        meanwhile = self._meanwhile if self.engine.is_asynchronous else None
         if spare is None or not num_padding:
-            return self.engine.decode(self._batch)
+            return self.engine.decode(self._batch, meanwhile)
         if self.engine.sends_graphs:
-            return batching.decode_like_last(self.engine, self._batch, num_padding)
+            return batching.decode_like_last(self.engine, self._batch, num_padding, meanwhile)
         batching.pad(self._batch, num_padding, spare)
         try:
-            return self.engine.decode(self._batch)
+            return self.engine.decode(self._batch, meanwhile)
         finally:
             self.engine.clear(spare)
 
     def _make_room(self) -> None:
         """Free cells: drop padding, drafts, idle prefixes, then preempt the youngest request."""
+        self.drafting.deferred.run()  # it counts drafts that may be dropped now
         if self._num_padding:
             self._num_padding = 0
         elif any(active.proposal.drafts for active in self.running):
@@ -307,6 +317,7 @@ class Scheduler:
             self._fail_request(active, error)
 
     def _fail_request(self, active: ActiveRequest, error: HeadstartError) -> None:
+        self.drafting.deferred.run()
         summary = active.summarize(self.clock())
         self._events.append(error_event(active.request.request_id, error, summary))
         self.counters.requests_failed += 1
@@ -332,6 +343,7 @@ class Scheduler:
         request_id = active.request.request_id
         if rest := active.stop.flush():  # held back because it might have begun a stop string
             self._events.append(TokenEvent(request_id, (), rest, ()))
+        self.drafting.deferred.run()
         self.drafting.guess_logs.conclude(active)
         summary = active.summarize(now)
         self.counters.add_request(summary)
@@ -341,11 +353,20 @@ class Scheduler:
         self._events.append(end)
         self._release(active)
 
-    def _observe_cost(self, milliseconds: float) -> None:
-        """Tell control what the decode cost: rows, and what each attended to on average."""
-        attended = sum(a.num_rows * (a.num_decoded + a.num_rows // 2) for a in self._in_batch)
-        num_rows = self._batch.num_rows
-        self.drafting.observe_step(num_rows, attended // num_rows, milliseconds)
+    def _take_logits(self, logits: Logits, times: StepClock) -> StepStats:
+        """The batch was decoded: learn what that took, commit, and count it."""
+        batch, committer = self._batch, self._committer
+        committer.target_ms = 1000.0 * times.decode_seconds
+        committer.draft_ms = 1000.0 * times.draft_seconds
+        context = mean_context(batch, self._in_batch)
+        self.drafting.observe_step(batch.num_rows, context, committer.target_ms)
+        if self.drafting.observes:
+            self.drafting.observe(batching.output_rows(batch, logits))
+        num_emitted = self._commit(logits)
+        times.ended = self.clock()
+        stats = step_stats(batch, self._num_padding, len(self._in_batch), num_emitted, times)
+        self.counters.add(stats)
+        return stats
 
     def _commit(self, logits: Logits) -> int:
         """Verify and emit in the order of the batch's outputs; returns tokens emitted."""
@@ -356,10 +377,7 @@ class Scheduler:
                 scores, offset = score_prompt(active, logits, offset)
                 self._events += scores
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
-                active.num_decoded += active.num_rows
-                if active.pauses and active.num_decoded == active.pauses[0]:
-                    self.engine.checkpoint(active.slot_id)
-                    active.pauses.pop(0)
+                note_chunk(active, self.engine)
                 if active.request.wants_progress:
                     self._events.append(active.progress(now))
                 continue
@@ -380,19 +398,3 @@ class Scheduler:
             if ending is not None:
                 self._finish(active, ending, now)
         return num_emitted
-
-    def _account(self, started: float, drafted: float, decoded: float, emitted: int) -> StepStats:
-        """Sum up."""
-        batch = self._batch
-        stats = StepStats(
-            num_prompt_rows=batch.num_rows - batch.num_outputs - self._num_padding,
-            num_verify_rows=batch.num_outputs,
-            num_padding_rows=self._num_padding,
-            num_emitted=emitted,
-            num_slots=len(self._in_batch),
-            draft_seconds=drafted - started,
-            decode_seconds=decoded - drafted,
-            step_seconds=self.clock() - started,
-        )
-        self.counters.add(stats)
-        return stats

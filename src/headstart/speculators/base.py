@@ -37,8 +37,6 @@ class Speculator(ABC):
     # believes it from the first step on
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes, so control weighs the price first
-    # a model: whether it can draft behind another's draft, which the target has not decoded yet
-    continues_drafts: ClassVar[bool] = True
     # may set Draft.num_unverified: for measurements, the text is not valid
     skips_verification: ClassVar[bool] = False
 
@@ -66,6 +64,14 @@ class Speculator(ABC):
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens a model speculator has to read before it can draft, the newest one not counted."""
+        return 0
+
+    def rounds_behind(self, num_drafted: int) -> int | None:
+        """Decodes in which a model reads another's draft of so many tokens, before its own first.
+
+        The target has not decoded them yet. 0: it reads them together with the newest token; None:
+        it cannot draft behind them.
+        """
         return 0
 
     def picks(self, request: DraftRequest, start: int) -> list[int] | None:

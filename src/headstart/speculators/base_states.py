@@ -41,7 +41,6 @@ class StateSpeculator(Speculator):
     needs = frozenset({Capability.HIDDEN_STATES})
     scores_are_probabilities = True
     is_model = True
-    continues_drafts = False  # the target has no states of tokens that it did not decode
     reading: ClassVar[str] = "draft model is reading the prompt"  # reasons for no draft
     unsure: ClassVar[str] = "draft model is unsure"
 
@@ -67,9 +66,8 @@ class StateSpeculator(Speculator):
         """Draft from the states of these layers of the target."""
         self.caches, self.heads, self.options = caches, caches.heads, options
         self.state_layers = frozenset(layers)
-        self._most_drafts = self.heads.engine.max_outputs // self.rows_per_draft
         self._tokenizer = make_draft_tokenizer(None, options.sampling)()
-        self._last: dict[int, DraftBuilder] = {}  # the last draft of each sequence
+        self._last: dict[int, StateDraft] = {}  # the last draft of each sequence
         self._num_calls = 0
 
     @property
@@ -81,6 +79,11 @@ class StateSpeculator(Speculator):
     def longest_draft(self) -> int | None:
         """Most tokens of a draft; None: any number."""
         return None
+
+    def rounds_behind(self, num_drafted: int) -> int | None:
+        """One decode a token, as for its own: the state before the next one is what it computes."""
+        longest = self.longest_draft
+        return num_drafted if longest is None or num_drafted < longest else None
 
     def observe_states(self, decoded: DecodedStates) -> None:
         self.caches.observe(decoded)
@@ -101,7 +104,8 @@ class StateSpeculator(Speculator):
         """One decode per draft token for all requests together."""
         self._num_calls += 1
         drafts = [self._begin(request) for request in requests]
-        for draft in [d for d in drafts if d.is_active][self._most_drafts :]:
+        most_drafts = self.heads.engine.max_outputs // self.rows_per_draft
+        for draft in [d for d in drafts if d.is_active][most_drafts:]:
             draft.fail("batch full")
         try:
             self._catch_up(drafts)
@@ -113,7 +117,7 @@ class StateSpeculator(Speculator):
         for draft in drafts:
             self.caches.cut(draft.request.seq_id)
             if draft.builder is not None:
-                self._last[draft.request.seq_id] = draft.builder
+                self._last[draft.request.seq_id] = draft
         return [draft.finish(self.name, self.unsure) for draft in drafts]
 
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
@@ -167,13 +171,14 @@ class StateSpeculator(Speculator):
     def _begin(self, request: DraftRequest) -> StateDraft:
         sequence = self.caches.sequence(request.seq_id)
         sequence.last_used = self._num_calls
-        states, length = sequence.states, len(request.tokens) - 1
+        states, length = sequence.states, len(request.tokens) - 1 - request.num_drafted
         draft = StateDraft(request, states)
         if states.length != length or not states.num_states:
             draft.fail("the target's states are missing")
             return draft
-        limit = min(request.max_tokens, self.heads.engine.context_size - length - 1)
-        limit = min(limit, self.longest_draft or limit)
+        room = self.heads.engine.context_size - length - 1
+        room = min(room, self.longest_draft or room) - request.num_drafted
+        limit = min(request.max_tokens, room)
         if limit <= 0:
             draft.fail(CONTEXT_FULL)
             return draft
@@ -214,7 +219,7 @@ class StateSpeculator(Speculator):
         rows = self.heads.outputs()
         for draft, end in zip(drafts, ends, strict=True):
             if is_first:
-                draft.states.expect(draft.request.tokens[-1], head)
+                draft.states.expect(draft.newest, head)
             draft.extend(logits[end - 1], rows[end - 1])
 
     def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
@@ -232,7 +237,7 @@ class StateSpeculator(Speculator):
             batch.add_rows(own, length + len(tokens), tokens[-1:], draft.guessed[-1][None])
         else:
             start = length + 1 - len(first)
-            known = [*states.tokens[start:length], draft.request.tokens[-1]]
+            known = [*states.tokens[start:length], draft.newest]
             batch.add_rows(own, start, known, first)
             if tokens:
                 batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
@@ -266,6 +271,7 @@ class StateDraft:
     request: DraftRequest
     states: TargetStates
     builder: DraftBuilder | None = None
+    read: list[int] = field(default_factory=list)  # of another's draft that it continues
     guessed: list[NDArray[np.float32]] = field(default_factory=list)  # states before draft tokens
     scores: list[float] = field(default_factory=list)  # of draft tokens, where logits have none
     reason: str = ""  # why there is no draft
@@ -278,7 +284,13 @@ class StateDraft:
 
     @property
     def tokens(self) -> list[int]:
-        return [] if self.builder is None else self.builder.tokens
+        """What follows the newest token of the text, as far as it was decided."""
+        return self.read if self.builder is None else self.read + self.builder.tokens
+
+    @property
+    def newest(self) -> int:
+        """The last token of the text."""
+        return self.request.tokens[-1 - self.request.num_drafted]
 
     def num_unread(self, head: int) -> int:
         """Verified rows that a head lacks."""
@@ -300,20 +312,30 @@ class StateDraft:
     ) -> None:
         """Pick the next token from the row after the last one; none ends the draft.
 
+        Where it continues another's draft, the tokens of that come first.
+
         Args:
             logits: of the row.
             state: what the model takes for the target's state there.
             score: the probability of acceptance, if it is known better than by the logits.
         """
         assert self.builder is not None
-        least = self.request.min_confidence
-        if score is None:
+        least, given = self.request.min_confidence, self.request.num_drafted - len(self.read)
+        if given:
+            self.read.append(self.request.tokens[-given])
+        elif score is None:
             self.has_ended = self.builder.extend(logits, least) is None
         elif not (score >= least and self.builder.extend(logits, 0.0) is not None):
             self.has_ended = True
         else:
             self.scores.append(score)
         self.guessed.append(state.copy())
+
+    def learn(self, emitted: Sequence[int]) -> None:
+        """The target emitted these tokens where it began, or where what it continued began."""
+        before = len(self.read)
+        if self.builder is not None and list(emitted[:before]) == self.read:
+            self.builder.learn(emitted[before:])
 
     def finish(self, name: str, unsure: str) -> Draft:
         """What became of it; `unsure` says why it has no token."""

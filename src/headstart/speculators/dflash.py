@@ -35,11 +35,11 @@ class DflashSpeculator(StateSpeculator):
         options: StateSpeculator.Options | None = None,
     ) -> None:
         options = options or self.Options()
+        caches = InjectedCaches(context, layers, options.waiting_mib)
+        super().__init__(caches, layers, options)
         assert context.blocks is not None
         self.blocks: Blocks = context.blocks
-        self._features = InjectedCaches(context, layers, options.waiting_mib)
-        super().__init__(self._features, layers, options)
-        self._block = Batch(context.engine.max_batch_tokens)
+        self._features, self._block = caches, Batch(context.engine.max_batch_tokens)
 
     @property
     def rows_per_draft(self) -> int:
@@ -48,6 +48,10 @@ class DflashSpeculator(StateSpeculator):
     @property
     def longest_draft(self) -> int | None:
         return self.blocks.size - (not self.blocks.has_anchor)
+
+    def rounds_behind(self, num_drafted: int) -> int | None:
+        """A block stands right behind states of the target, and its first token alone is known."""
+        return None
 
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
         active = [draft for draft in drafts if draft.is_active]

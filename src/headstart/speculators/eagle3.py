@@ -31,4 +31,5 @@ class Eagle3Speculator(StateSpeculator):
         options: StateSpeculator.Options | None = None,
     ) -> None:
         options = options or self.Options()
-        super().__init__(EncodedCaches(context, layers, options.waiting_mib), layers, options)
+        caches = EncodedCaches(context, layers, options.waiting_mib)
+        super().__init__(caches, layers, options)

@@ -31,7 +31,8 @@ class Gemma4AssistantSpeculator(StateSpeculator):
         self, context: DraftContext, options: StateSpeculator.Options | None = None
     ) -> None:
         options = options or self.Options()
-        super().__init__(BorrowedCaches(context, options.waiting_mib), [LAST_STATE], options)
+        caches = BorrowedCaches(context, options.waiting_mib)
+        super().__init__(caches, [LAST_STATE], options)
 
     def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
         """The target has read what comes before the newest token."""
@@ -44,7 +45,7 @@ class Gemma4AssistantSpeculator(StateSpeculator):
     def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32] | None) -> int:
         batch, own, length = self.caches.batch, draft.request.seq_id, draft.states.length
         if first is not None:
-            batch.add_rows(own, length, draft.request.tokens[-1:], first)
+            batch.add_rows(own, length, [draft.newest], first)
         else:
             batch.add_rows(own, length, draft.tokens[-1:], draft.guessed[-1][None])
         return batch.num_rows

@@ -30,9 +30,8 @@ class MtpSpeculator(StateSpeculator):
 
     def __init__(self, heads: HeadContext, options: StateSpeculator.Options | None = None) -> None:
         options = options or self.Options()
-        super().__init__(
-            FollowedCaches(heads, [LAST_STATE], options.waiting_mib), [LAST_STATE], options
-        )
+        caches = FollowedCaches(heads, [LAST_STATE], options.waiting_mib)
+        super().__init__(caches, [LAST_STATE], options)
 
     @property
     def longest_draft(self) -> int | None:

@@ -64,6 +64,9 @@ class DraftRequest:
     namespace: str = ""  # hash of the API key: text must not cross it
     # models only; of a constrained request: illegal tokens are cut off later, so pick legal ones
     legality: DraftLegality | None = None
+    # models only; that many of `tokens`, at the end, are another speculator's draft behind the
+    # newest token: the target has not decoded them
+    num_drafted: int = 0
 
 
 @dataclass(slots=True, unsafe_hash=True)

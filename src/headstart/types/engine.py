@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
 """
+
+Meanwhile = Callable[[], None]
+"""What is done while a device computes."""
 
 
 class MemoryKind(Enum):
@@ -140,8 +143,15 @@ class Engine(Protocol):
     max_rollback: int
     can_shift: bool  # whether `shift` is possible
 
-    def decode(self, batch: Batch) -> Logits:
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a device computes by itself in a decode, so that `meanwhile` costs no time."""
+
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
+
+        `meanwhile` is called when the rows have been handed over, before waiting for the logits:
+        not if that fails, and perhaps more than once. It must not use the engine.
 
         Raises:
             ContextFullError: the cache has no room; nothing was changed.

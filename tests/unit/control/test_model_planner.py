@@ -206,3 +206,20 @@ def test_draft_prices_follow_measurements() -> None:
     assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(
         8.0, rel=0.1
     )
+
+
+def test_reading_a_text_draft_token_by_token_has_to_be_earned() -> None:
+    """A draft that is always right earns a few rounds of reading before it, not any number."""
+    controller = learned((4, 4))
+    leads = [ModelSlot(1, 16, prefix=0.98, lead=lead) for lead in (0, 1, 200)]
+    granted = [controller.plan_model("model", [slot], STEP)[0].max_tokens for slot in leads]
+    assert granted[0] >= granted[1] > granted[2] == 0
+
+
+def test_rounds_that_read_a_text_draft_are_not_taken_for_dear_ones() -> None:
+    """Each round takes 5 ms: calls that read six tokens of a text first say the same price."""
+    controller = learned((4, 4))
+    for _ in range(20):
+        call = ModelDraftCall("model", [1], [Allowance(2)], [[0.9] * 2], 0, 8 * 5.0, leads=[6])
+        controller.observe_draft(call, STEP)
+    assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(5.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +11,8 @@ from tests.unit.hub.fake_hub import Client, FakeHub
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
-    with FakeHub() as server:
-        thread = threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        )
-        thread.start()
+    with FakeHub.serving() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

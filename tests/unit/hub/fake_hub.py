@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,18 @@ class FakeHub(ThreadingHTTPServer):
         self.needs_token: dict[str, str] = {}
         self.downloads: list[str] = []
         self.failing_status: int | None = None
+
+    @classmethod
+    @contextmanager
+    def serving(cls) -> Iterator[FakeHub]:
+        """One that answers until the block ends."""
+        with cls() as server:
+            poll = {"poll_interval": 0.01}
+            thread = threading.Thread(target=server.serve_forever, kwargs=poll, daemon=True)
+            thread.start()
+            yield server
+            server.shutdown()
+            thread.join()
 
     @property
     def endpoint(self) -> str:
@@ -98,6 +113,12 @@ class Client:
 
     def resolve(self, hf_repo: str | None = None, **options: Any) -> ModelPaths:
         return resolve_model(ModelConfig(hf_repo=hf_repo, **options), self.environment)
+
+    def beside(self, hf_repo: str, *kinds: str, **options: Any) -> str | None:
+        """Path of what drafts for a model and stands beside it."""
+        config = ModelConfig(hf_repo=hf_repo, **options)
+        found = resolve_model(config, self.environment, beside=kinds).beside
+        return found.path if found else None
 
     def target(self, hf_repo: str, **options: Any) -> Path:
         path = self.resolve(hf_repo, **options).target

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.hub.fake_hub import COMMIT, Client, FakeHub
 
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError, ModelError
+from headstart.hub import resolve_model
 
 REPO = "someone/Model-1B-GGUF"
 
@@ -81,6 +83,47 @@ def test_a_draft_repository_gives_what_drafts_before_whole_models(
     assert draft is not None
     assert draft.name == name
     assert client.resolve(REPO, draft_hf_repo=reference, offline=True).draft == draft
+
+
+def test_what_drafts_beside_a_model_is_found_and_downloaded_only_when_it_is_used(
+    client: Client, hub: FakeHub
+) -> None:
+    hub.add(REPO, "a-Q8_0.gguf", "mtp-a-Q8_0.gguf", "eagle3-a-Q8_0.gguf")
+    assert client.beside(REPO, "mtp") == "mtp-a-Q8_0.gguf"
+    assert client.beside(REPO, "dspark", "eagle3") == "eagle3-a-Q8_0.gguf"
+    assert client.beside(REPO) is None
+    assert client.beside(REPO, "dflash") is None
+    assert hub.downloads == ["a-Q8_0.gguf"]
+    config = ModelConfig(hf_repo=REPO)
+    found = resolve_model(config, client.environment, beside=["mtp"]).beside
+    assert found is not None
+    assert found.kind == "mtp"
+    assert found.fetch().read_text() == "content of mtp-a-Q8_0.gguf"
+    client.environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
+    for is_offline in (True, False):
+        assert client.beside(REPO, "mtp", offline=is_offline) == "mtp-a-Q8_0.gguf"
+        assert client.beside(REPO, "eagle3", offline=is_offline) is None  # was never downloaded
+
+
+def test_a_named_draft_model_comes_before_what_stands_beside_the_target(
+    client: Client, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.add(REPO, "a-Q8_0.gguf", "mtp-a-Q8_0.gguf")
+    hub.add("someone/tiny", "b-Q8_0.gguf")
+    file = tmp_path / "mine.gguf"
+    file.touch()
+    assert client.beside(REPO, "mtp", draft_hf_repo="someone/tiny") is None
+    assert client.beside(REPO, "mtp", draft_model=str(file)) is None
+
+
+def test_a_draft_repository_gives_the_kind_that_was_asked_for(client: Client, hub: FakeHub) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    hub.add("someone/drafts", "mtp-a.gguf", "eagle3-a.gguf", "b-Q8_0.gguf")
+    config = ModelConfig(hf_repo=REPO, draft_hf_repo="someone/drafts")
+    for kinds, name in ((["eagle3"], "eagle3-a.gguf"), ([], "b-Q8_0.gguf")):
+        draft = resolve_model(config, client.environment, drafters=kinds).draft
+        assert draft is not None
+        assert draft.name == name
 
 
 def test_offline_uses_the_cache_and_asks_nobody(client: Client, hub: FakeHub) -> None:

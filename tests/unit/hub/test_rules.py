@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headstart.config import ModelConfig
-from headstart.hub import Hub, cache_directory, choose_file, parse_reference
+from headstart.hub import Hub, cache_directory
+from headstart.hub_files import choose_drafter, choose_file, parse_reference
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,31 @@ def test_a_file_is_chosen_as_llama_cpp_chooses(
     paths: list[str], quant: str, chosen: str | None
 ) -> None:
     assert choose_file(paths, quant) == chosen
+
+
+@pytest.mark.parametrize(
+    ("drafters", "quant", "model", "chosen"),
+    [
+        (["mtp-m.gguf"], "", "m-Q8_0.gguf", "mtp-m.gguf"),
+        (["eagle3-m.gguf"], "", "m-Q8_0.gguf", None),
+        # in the model's folder or above it, the nearest first
+        (["mtp-m.gguf", "Q8/mtp-m.gguf", "Q4/mtp-m.gguf"], "", "Q8/m-Q8_0.gguf", "Q8/mtp-m.gguf"),
+        (["mtp-m.gguf", "Q4/mtp-m.gguf"], "", "Q8/m-Q8_0-00001-of-00002.gguf", "mtp-m.gguf"),
+        (["Q8/mtp-m.gguf"], "", "m-Q8_0.gguf", None),
+        # then the quant that was asked for
+        (["mtp-m-Q4_0.gguf", "mtp-m-Q4_K_M.gguf"], "q4_k_m", "m-Q4_K_M.gguf", "mtp-m-Q4_K_M.gguf"),
+        # then about as many bits as were asked for, or as the model has
+        (["mtp-m-BF16.gguf", "mtp-m-Q8_0.gguf"], "Q4_K_M", "m-Q4_K_M.gguf", "mtp-m-Q8_0.gguf"),
+        (["mtp-m-Q4_0.gguf", "mtp-m-BF16.gguf"], "", "m-F16.gguf", "mtp-m-BF16.gguf"),
+        (["mtp-m-Q4_0.gguf", "mtp-m-Q8_0.gguf"], "", "m-Q6_K.gguf", "mtp-m-Q4_0.gguf"),
+        (["mtp-m.Q8_0.gguf.part", "mtp-m.bin"], "", "m-Q8_0.gguf", None),
+        (["mtp-folder/a-Q8_0.gguf"], "", "mtp-folder/m-Q8_0.gguf", None),
+    ],
+)
+def test_what_drafts_for_a_model_is_chosen_as_llama_server_chooses(
+    drafters: list[str], quant: str, model: str, chosen: str | None
+) -> None:
+    assert choose_drafter([model, *drafters], ["mtp"], quant, model) == chosen
 
 
 def test_a_reference_is_a_repository_and_perhaps_a_quant() -> None:

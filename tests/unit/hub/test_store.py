@@ -52,6 +52,16 @@ def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(
         store.remove(NAME)
 
 
+def test_what_drafts_for_a_model_comes_and_goes_with_it(store: HubStore, hub: FakeHub) -> None:
+    hub.add("org/model", "model-F16.gguf", "mtp-model-F16.gguf", "eagle3-model-F16.gguf")
+    store = HubStore(ModelConfig(), store._environment, ["mtp"])
+    lines = download(store, NAME)
+    assert sorted(hub.downloads) == ["model-F16.gguf", "mtp-model-F16.gguf"]
+    assert lines[-1]["done"] == sum(len(hub.repos["org/model"][name]) for name in hub.downloads)
+    store.remove(NAME)
+    assert not store._hub.folder("org/model").exists()
+
+
 def test_what_cannot_be_downloaded_is_refused_with_a_reason(store: HubStore, hub: FakeHub) -> None:
     for name, says in (("org/model:Q2_K", "no model of quant Q2_K"), ("org/none", "no repository")):
         with pytest.raises(ModelError, match=says):

@@ -16,6 +16,8 @@ from tests.harness import (
     AUTO,
     SIZE,
     Model,
+    Oracle,
+    RandomController,
     check,
     fixed,
     make_requests,
@@ -29,7 +31,7 @@ from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.loop import make_report
 from headstart.speculators import Speculator
 from headstart.testing import assert_lossless
-from headstart.types import Batch, Capability, Decoded, Draft, DraftRequest, Logits
+from headstart.types import Batch, Capability, Decoded, Draft, DraftRequest, Logits, Meanwhile
 
 
 class Careless(Speculator):
@@ -266,6 +268,28 @@ def test_a_model_that_cannot_say_how_much_it_lacks_costs_no_request(tokens: obje
         }
 
 
+@pytest.mark.parametrize("rounds", [ZeroDivisionError(), "many", float("nan"), None, -5, 2.0])
+def test_a_model_that_cannot_say_what_continuing_costs_costs_no_request(rounds: object) -> None:
+    class Continues(Careless):
+        name = "continues"
+        is_model = True
+
+        def rounds_behind(self, num_drafted: int) -> int | None:
+            if isinstance(rounds, Exception):
+                raise rounds
+            return rounds  # type: ignore[return-value]  # the mistake under test
+
+    engine, requests = Model(), make_requests(5)
+    chain = [Oracle(engine, requests, wrong=0.0), Continues(Draft([1, 2]))]
+    scheduler = make_scheduler(engine, chain, AUTO, RandomController())
+    check(engine, requests, play(scheduler, requests))
+    failure = scheduler.drafting.speculators["continues"].failure
+    if rounds is None or (isinstance(rounds, int | float) and rounds == rounds):
+        assert not failure
+    else:
+        assert failure.startswith("rounds_behind: ")
+
+
 class Observing(Speculator):
     """Fails in `accept` on the sequences named; may not be shown them then, but the others."""
 
@@ -332,8 +356,8 @@ def test_the_logits_that_are_shown_cannot_be_changed() -> None:
             decoded.logits[:] = 0.0
 
     class Keeping(Model):
-        def decode(self, batch: Batch) -> Logits:
-            self.last = super().decode(batch)
+        def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+            self.last = super().decode(batch, meanwhile)
             return self.last
 
     engine, requests = Keeping(), make_requests(4)

@@ -23,7 +23,7 @@ from tests.harness import (
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.request import Request
-from headstart.types import Batch, Logits, MemoryKind
+from headstart.types import Batch, Logits, Meanwhile, MemoryKind
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 
@@ -36,9 +36,9 @@ class Watched(Model):
         self.copies: list[tuple[int, int, int]] = []
         self.batches: list[list[int]] = []
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         self.batches.append(batch.seq_ids[: batch.num_rows].tolist())
-        return super().decode(batch)
+        return super().decode(batch, meanwhile)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         assert source != target, "a sequence was copied onto itself"

@@ -16,7 +16,7 @@ from headstart.scheduler.warm_up import (
     time_decodes,
 )
 from headstart.testing import FakeEngine
-from headstart.types import Batch, Logits
+from headstart.types import Batch, Logits, Meanwhile
 
 
 def ticking(seconds: float) -> itertools.count[float]:
@@ -49,10 +49,10 @@ class SendingEngine(FakeEngine):
         self.sends_graphs, self.now = True, 0.0
         self._change, self._noise, self._last = change, itertools.cycle(noise), 0
 
-    def decode(self, batch: Batch) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         self.now += 0.01 + next(self._noise) + self._change * (batch.num_rows != self._last)
         self._last = batch.num_rows
-        return super().decode(batch)
+        return super().decode(batch, meanwhile)
 
 
 NOISE = [0.003, 0.0, -0.002, 0.001, 0.004, -0.001, 0.0, -0.003, 0.002, 0.001, -0.004]

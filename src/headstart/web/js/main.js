@@ -85,7 +85,9 @@ function showServer() {
   const isOff = mode === "off" || unusable || !types.length;
   const pill = byId("speculation");
   pill.textContent = isOff ? "guessing is off" : `guessing: ${types.join(", ")}`;
-  pill.title = unusable || `mode ${mode}`;
+  const draft = props.draft_model?.name;
+  const files = [draft && `draft model ${draft}`, props.speculation.heads?.words];
+  pill.title = unusable || [`mode ${mode}`, ...files.filter(Boolean)].join("; ");
   pill.classList.toggle("off", Boolean(isOff));
 }
 

@@ -1,0 +1,123 @@
+"""What drafts for a model and stands beside it, at the hub or on this disk, is found and used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.drafters import eagle3, target
+from tests.heads import only_heads, with_heads
+from tests.unit.hub.fake_hub import FakeHub
+
+from headstart.assemble import build_scheduler, check, find_models
+from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from headstart.errors import ConfigError, ModelError
+
+REPO = "someone/Model-GGUF"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A model without heads, one with, and heads for the first."""
+    folder = tmp_path_factory.mktemp("files")
+    paths = {
+        "trunk": with_heads(folder / "trunk.gguf", "step35", 0),
+        "whole": with_heads(folder / "whole.gguf", "step35", 1),
+        "heads": only_heads(folder / "heads.gguf", "step35", 1),
+        "other": only_heads(folder / "other.gguf", "mimo2", 1),
+    }
+    return {name: path.read_bytes() for name, path in paths.items()}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with FakeHub.serving() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "cache"))
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        yield server
+
+
+def config_of(spec_type: str | None = None, *, mtp: bool = True, **model: object) -> Config:
+    return Config(
+        model=ModelConfig(**{"hf_repo": REPO, **model}),  # type: ignore[arg-type]
+        engine=EngineConfig(gpu_layers=0, threads=1, context=256, mtp=mtp),
+        scheduler=SchedulerConfig(parallel=1),
+        speculation=SpeculationConfig(spec_type=spec_type, spec_state="none"),
+    )
+
+
+def drafts_of(config: Config) -> tuple[list[str], str]:
+    """Which speculators draft, and what is said of heads."""
+    check(config)
+    info = build_scheduler(config, find_models(config))[1]
+    heads = info.speculation["heads"]
+    return info.speculation["types"], heads["words"] if heads else ""
+
+
+def test_heads_beside_a_model_of_the_hub_are_downloaded_and_used_by_themselves(
+    hub: FakeHub, files: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.repos[REPO] = {"a-Q8_0.gguf": files["trunk"], "mtp-a-Q8_0.gguf": files["heads"]}
+    caplog.set_level("INFO")
+    assert drafts_of(config_of(mtp=False)) == (["suffix"], "")
+    assert drafts_of(config_of("suffix")) == (["suffix"], "")
+    assert hub.downloads == ["a-Q8_0.gguf"]
+    expected = "1 multi-token head of mtp-a-Q8_0.gguf"
+    assert drafts_of(config_of()) == (["suffix", "mtp"], expected)
+    assert hub.downloads == ["a-Q8_0.gguf", "mtp-a-Q8_0.gguf"]
+    assert "mtp-a-Q8_0.gguf was found in the repository of a-Q8_0.gguf" in caplog.text
+    assert expected in caplog.text
+    assert drafts_of(config_of("draft-mtp", offline=True)) == (["mtp"], expected)
+
+
+def test_a_model_with_heads_of_its_own_needs_none_beside_it(
+    hub: FakeHub, files: dict[str, bytes]
+) -> None:
+    hub.repos[REPO] = {"a-Q8_0.gguf": files["whole"], "mtp-a-Q8_0.gguf": files["heads"]}
+    assert drafts_of(config_of()) == (["suffix", "mtp"], "1 multi-token head of its own")
+    assert hub.downloads == ["a-Q8_0.gguf"]
+
+
+def test_what_nobody_asked_for_and_is_of_no_use_does_not_keep_a_model_from_starting(
+    hub: FakeHub, files: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.repos[REPO] = {"a-Q8_0.gguf": files["trunk"], "mtp-a-Q8_0.gguf": files["other"]}
+    assert drafts_of(config_of()) == (["suffix"], "")
+    assert "its architecture is mimo2 and the model's is step35" in caplog.text
+    hub.repos[REPO] = {"a-Q8_0.gguf": files["trunk"], "mtp-b-00001-of-00002.gguf": b""}
+    assert drafts_of(config_of()) == (["suffix"], "")
+    assert "mtp-b-00002-of-00002.gguf is missing" in caplog.text
+    with pytest.raises(ModelError, match=r"mtp-b-00002-of-00002\.gguf is missing"):
+        find_models(config_of("mtp"))
+
+
+def test_another_drafter_beside_the_model_is_used_when_its_type_is_named(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    model, draft = target(tmp_path / "a.gguf"), eagle3(tmp_path / "b.gguf")
+    hub.repos[REPO] = {
+        "a-Q8_0.gguf": model.read_bytes(),
+        "eagle3-a-Q8_0.gguf": draft.read_bytes(),
+    }
+    assert drafts_of(config_of())[0] == ["suffix"]
+    assert drafts_of(config_of("draft-eagle3"))[0] == ["eagle3"]
+    assert hub.downloads == ["a-Q8_0.gguf", "eagle3-a-Q8_0.gguf"]
+    with pytest.raises(ConfigError, match="names dflash but no draft model is given"):
+        drafts_of(config_of("draft-dflash"))
+
+
+def test_of_several_files_of_heads_in_a_folder_the_models_own_are_used(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
+    for name, content in (
+        ("Big-Q4_0", "trunk"),
+        ("mtp-Aim-Q4_0", "heads"),
+        ("mtp-Big-Q4_0", "heads"),
+        ("mtp-Big-Q4_0-v2", "other"),
+    ):
+        (tmp_path / f"{name}.gguf").write_bytes(files[content])
+    config = config_of(hf_repo=None, model=str(tmp_path / "Big-Q4_0.gguf"))
+    assert drafts_of(config) == (["suffix", "mtp"], "1 multi-token head of mtp-Big-Q4_0.gguf")
