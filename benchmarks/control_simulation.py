@@ -40,10 +40,16 @@ class Line:
     name: str
     setting: str
     speeds: dict[str, float]
+    compared: tuple[str, ...] = ("cold", "warm")  # policies, each with all that are not
+
+    @property
+    def others(self) -> list[str]:
+        """What they are compared with."""
+        return [policy for policy in self.speeds if policy not in self.compared]
 
     def __str__(self) -> str:
         speeds = self.speeds
-        ratios = [(a, b) for a in ("cold", "warm") for b in speeds if b not in ("cold", "warm")]
+        ratios = [(a, b) for a in self.compared for b in self.others]
         numbers = "".join(f"{speed:8.1f}" for speed in speeds.values())
         return f"{self.name:26}{numbers}{self.setting:>8}  " + "".join(
             f"{speeds[a] / speeds[b]:6.2f}" for a, b in ratios
@@ -151,7 +157,8 @@ def snapshots(tokens: int, seed: int) -> Iterator[Line]:
             speeds[str(number)] = auto_with(run, number, copy_ms).speed
         speeds["copies"] = auto_with(run, 0, copy_ms).speed
         name = f"{curve} {workload} {num_slots}"
-        yield Line(name, "", {policy: 1000 * speed for policy, speed in speeds.items()})
+        speeds = {policy: 1000 * speed for policy, speed in speeds.items()}
+        yield Line(name, "", speeds, tuple(policy for policy in speeds if policy != "off"))
 
 
 def main() -> None:
@@ -191,14 +198,13 @@ def main() -> None:
     for line in rows:
         if not lines:
             print(
-                f"tokens a second: {', '.join(line.speeds)}; best setting by hand; cold and then "
-                "warm by the others"
+                f"tokens a second: {', '.join(line.speeds)}; best setting by hand; "
+                f"{', then '.join(line.compared)} by {', '.join(line.others)}"
             )
         lines.append(line)
         print(line, flush=True)
-    policies = (*map(str, SNAPSHOTS), "copies") if args.snapshots else ("cold", "warm")
-    for policy in policies:
-        for other in (other for other in lines[0].speeds if other not in policies):
+    for policy in lines[0].compared:
+        for other in lines[0].others:
             shares = [line.speeds[policy] / line.speeds[other] for line in lines]
             print(
                 f"{policy} / {other}: average {sum(shares) / len(shares):.3f}, least "
