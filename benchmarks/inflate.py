@@ -77,6 +77,8 @@ class Preset:
 _DRAFT_SHAPE = Shape(8, 768, 2048, 12, 2)
 PRESETS = {
     "1b-q8": Preset(demo.TARGET, Shape(22, 2048, 5632, 32, 4), "Q8_0"),
+    # for tables of many cells: a step takes a fifth
+    "0.2b-q8": Preset(demo.TARGET, Shape(16, 1024, 2816, 16, 4), "Q8_0"),
     "0.5b-q8": Preset(demo.TARGET, Shape(20, 1536, 4096, 24, 4), "Q8_0"),
     # Few wide layers in F32 wait for memory: 2 or 3 rows cost what 1 does, 8 rows less than twice
     # that.

@@ -2,6 +2,7 @@
 
     python -m benchmarks.load --llama-server build/bin/llama-server --models models/
     python -m benchmarks.load ... --target 1b-Q4_0.gguf --clients 1,3,5,8 --loads burst
+    python -m benchmarks.load ... --target 0.2b-Q4_0.gguf,0.2b-q8.gguf --clients 1,3,4,8,16
 
     burst      all at once, behind one system prompt of some hundred tokens; every prompt is new
     arrivals   one after another at random times (Poisson), one in four with a long prompt
@@ -10,7 +11,8 @@
 All servers are loaded, with the same threads, context and cache types, and answer each load in
 turn, each time another first: what slows the machine down slows all of them. Prints tokens/s from
 the first request to the last token, and the median and 99th percentile of the time to the first
-token (TTFT) and of the longest wait between two tokens (ITL), in milliseconds.
+token (TTFT) and of the longest wait between two tokens (ITL), in milliseconds. At the end a line a
+cell: off and auto against llama-server's off and its best.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from benchmarks.lib.workloads import make_prompts
 
 TURNS = 2  # of a conversation that returns
 LONG = 6  # prompts that make a long one
+KINDS = ("llama-server off", "headstart off", "headstart auto")  # that the summary compares
 Body = dict[str, Any]
 
 
@@ -155,16 +158,17 @@ def play(port: int, sequences: Sequence[Sequence[Arrival]], num_tokens: int) -> 
     return answers
 
 
-def commands(options: argparse.Namespace, clients: int, folder: Path) -> dict[str, list[str]]:
+def commands(
+    options: argparse.Namespace, target: Path, clients: int, folder: Path
+) -> dict[str, list[str]]:
     """Command lines by name, the port left out."""
-    target = options.models / options.target
     context = str(options.context * clients)
     common = ["-m", str(target), "-np", str(clients), "-c", context, "-t", str(options.threads)]
     theirs = [str(options.llama_server), *common, "-b", "2048", "-ub", "512", "--kv-unified"]
     theirs += ["--no-webui"]
     ours = [sys.executable, "-m", "headstart", "serve", *common, "--log-level", "warning"]
     draft = str(options.models / options.draft)
-    state = str(folder / f"state-{clients}.json")
+    state = str(folder / f"state-{target.stem}-{clients}.json")
     every = {
         "llama-server off": theirs,
         "llama-server ngram-mod": [*theirs, "--spec-type", "ngram-mod"],
@@ -179,11 +183,16 @@ def commands(options: argparse.Namespace, clients: int, folder: Path) -> dict[st
     return {name: every[name] for name in wanted}
 
 
-def run_clients(options: argparse.Namespace, clients: int, folder: Path) -> None:
-    """All servers, all loads and rounds in turn; prints a table per load and temperature."""
+def run_clients(
+    options: argparse.Namespace, target: Path, clients: int, folder: Path
+) -> dict[str, dict[str, Score]]:
+    """All servers, all loads and rounds in turn; prints a table per load and temperature, and
+    returns the scores by server, by table.
+    """
+    tables = {}
     with ExitStack() as stack:
         ports = {}
-        for name, command in commands(options, clients, folder).items():
+        for name, command in commands(options, target, clients, folder).items():
             log = folder / f"{name.replace(' ', '-')}-{clients}.log"
             ports[name] = stack.enter_context(running(command, log))
             play(ports[name], burst(clients, 999, 0.7), 32)  # warm
@@ -195,7 +204,10 @@ def run_clients(options: argparse.Namespace, clients: int, folder: Path) -> None
                     sequences = LOADS[load](clients, 100 * turn + clients, temperature)
                     for name in names[turn % len(names) :] + names[: turn % len(names)]:
                         scores[name].add(play(ports[name], sequences, options.tokens))
-                print_table(f"{load}, {clients} clients, temperature {temperature:g}", scores)
+                title = f"{target.stem}, {load}, {clients} clients, temperature {temperature:g}"
+                print_table(title, scores)
+                tables[title] = scores
+    return tables
 
 
 def print_table(title: str, scores: dict[str, Score]) -> None:
@@ -214,6 +226,31 @@ def print_table(title: str, scores: dict[str, Score]) -> None:
     sys.stdout.flush()
 
 
+def print_summary(tables: dict[str, dict[str, Score]]) -> None:
+    """A line per table: ratios of tokens/s and of the median time to the first token."""
+    print("\n| cell | off / its off | auto / its best | auto / off | TTFT: auto / its best |")
+    print("|---|---|---|---|---|")
+    columns: list[list[float]] = []
+    for title, scores in tables.items():
+        theirs = [score for name, score in scores.items() if name.startswith("llama-server")]
+        auto = max(
+            (score for name, score in scores.items() if name.startswith("headstart auto")),
+            key=lambda score: score.rate,
+        )
+        off, best = scores["headstart off"], max(theirs, key=lambda score: score.rate)
+        first = min(_percentile(score.first, 0.5) for score in theirs)
+        ratios = [
+            off.rate / scores["llama-server off"].rate,
+            auto.rate / best.rate,
+            auto.rate / off.rate,
+            _percentile(auto.first, 0.5) / first,
+        ]
+        columns.append(ratios)
+        print(f"| {title} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+    means = [math.exp(statistics.fmean(map(math.log, column))) for column in zip(*columns, strict=True)]
+    print(f"| geometric mean | {' | '.join(f'{mean:.2f}' for mean in means)} |", flush=True)
+
+
 def _percentile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else 0.0
@@ -226,7 +263,9 @@ def main() -> None:
     )
     parser.add_argument("--llama-server", type=Path, required=True, help="of the same llama.cpp")
     parser.add_argument("--models", type=Path, default=Path("models"))
-    parser.add_argument("--target", default="1b-Q4_K_M.gguf", help="file in the models' folder")
+    parser.add_argument(
+        "--target", default="1b-Q4_K_M.gguf", help="files in the models' folder, by comma"
+    )
     parser.add_argument("--draft", default="draft-0.06b-q8.gguf")
     parser.add_argument("--clients", default="1,3,8")
     parser.add_argument("--loads", default=",".join(LOADS))
@@ -237,9 +276,18 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048, help="tokens per client")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    tables = {}
     with tempfile.TemporaryDirectory() as folder:
-        for clients in map(int, options.clients.split(",")):
-            run_clients(options, clients, Path(folder))
+        for name in options.target.split(","):
+            for clients in map(int, options.clients.split(",")):
+                target = options.models / name
+                tables |= run_clients(options, target, clients, Path(folder))
+    if all(
+        any(name.startswith(kind) for name in scores)
+        for scores in tables.values()
+        for kind in KINDS
+    ):
+        print_summary(tables)
 
 
 if __name__ == "__main__":
