@@ -7,7 +7,8 @@ then a step that takes three times as long), the scores are the times without it
 
 "Oracle" knows what will be accepted. "Reachable" knows the state the text is in, all chances and
 the cost curve, but not the outcomes: nothing that only sees the past can be expected to beat it.
-"Cold" starts knowing nothing; "warm" has seen another text of the kind on this machine.
+"Cold" has timed some decodes, as a server does before its first request, and knows nothing else;
+"warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
         [--model | --long-prompts | --tiled | --experts | --snapshots]
@@ -40,10 +41,16 @@ class Line:
     name: str
     setting: str
     speeds: dict[str, float]
+    compared: tuple[str, ...] = ("cold", "warm")  # policies, each with all that are not
+
+    @property
+    def others(self) -> list[str]:
+        """What they are compared with."""
+        return [policy for policy in self.speeds if policy not in self.compared]
 
     def __str__(self) -> str:
         speeds = self.speeds
-        ratios = [(a, b) for a in ("cold", "warm") for b in speeds if b not in ("cold", "warm")]
+        ratios = [(a, b) for a in self.compared for b in self.others]
         numbers = "".join(f"{speed:8.1f}" for speed in speeds.values())
         return f"{self.name:26}{numbers}{self.setting:>8}  " + "".join(
             f"{speeds[a] / speeds[b]:6.2f}" for a, b in ratios
@@ -53,14 +60,16 @@ class Line:
 def measure(simulation: Simulation, name: str, fixed: dict[str, float]) -> Line:
     """Off, best by hand, auto without and with experience."""
     best = max(fixed, key=lambda k: fixed[k])
-    experienced, seed = Controller(), simulation.seed
+    new, experienced, seed = Controller(), Controller(), simulation.seed
+    simulation.warm_up(new)
+    simulation.warm_up(experienced)
     simulation.seed += 1000
     simulation.auto(experienced)
     simulation.seed = seed
     speeds = {
         "off": simulation.off().speed,
         "fixed": fixed[best],
-        "cold": simulation.auto().speed,
+        "cold": simulation.auto(new).speed,
         "warm": simulation.auto(experienced).speed,
     }
     if not isinstance(simulation, ModelSimulation):
@@ -151,7 +160,8 @@ def snapshots(tokens: int, seed: int) -> Iterator[Line]:
             speeds[str(number)] = auto_with(run, number, copy_ms).speed
         speeds["copies"] = auto_with(run, 0, copy_ms).speed
         name = f"{curve} {workload} {num_slots}"
-        yield Line(name, "", {policy: 1000 * speed for policy, speed in speeds.items()})
+        speeds = {policy: 1000 * speed for policy, speed in speeds.items()}
+        yield Line(name, "", speeds, tuple(policy for policy in speeds if policy != "off"))
 
 
 def main() -> None:
@@ -191,14 +201,13 @@ def main() -> None:
     for line in rows:
         if not lines:
             print(
-                f"tokens a second: {', '.join(line.speeds)}; best setting by hand; cold and then "
-                "warm by the others"
+                f"tokens a second: {', '.join(line.speeds)}; best setting by hand; "
+                f"{', then '.join(line.compared)} by {', '.join(line.others)}"
             )
         lines.append(line)
         print(line, flush=True)
-    policies = (*map(str, SNAPSHOTS), "copies") if args.snapshots else ("cold", "warm")
-    for policy in policies:
-        for other in (other for other in lines[0].speeds if other not in policies):
+    for policy in lines[0].compared:
+        for other in lines[0].others:
             shares = [line.speeds[policy] / line.speeds[other] for line in lines]
             print(
                 f"{policy} / {other}: average {sum(shares) / len(shares):.3f}, least "

@@ -7,7 +7,8 @@
 
 For each: it loads and answers; every speculator at 1 and at 4 slots leaves the text as it is; a
 conversation that goes on and one whose answers are shortened reads little again and answers as if
-it had read all; the context's end is met; memory is what was estimated. Attention runs in
+it had read all; the context's end is met; memory is what was estimated; as draft model of a llama
+model with its vocabulary or another one it leaves the text as it is. Attention runs in
 deterministic mode and must be equal token by token; recurrent layers have no such mode, so texts
 may differ where rounding decides between two tokens.
 """
@@ -27,13 +28,13 @@ from pathlib import Path
 import numpy as np
 from benchmarks.equality import Result, Setting, different, generate, open_setting
 from tests.architectures import ARCHITECTURES, write_model
-from tests.models import SMALLER, tiny_llama
+from tests.models import MERGES, OTHER_MERGES, SMALLER, tiny_llama
 
 from headstart.assemble import Models
 from headstart.config import EngineConfig
 from headstart.engine.memory import HOST, measure, uses_of
 from headstart.engine.parameters import Limits
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, ModelError
 from headstart.sampling import SamplingParams
 from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
@@ -78,6 +79,8 @@ class Row:
     turns_equal: bool = False
     context_end: bool = False
     estimate: float = 0.0  # memory as estimated, by what was taken
+    why_no_draft_model: str = ""
+    accepted: float = 0.0  # of what it drafts for itself
     failure: str = ""
 
 
@@ -87,6 +90,7 @@ def inspect(name: str, folder: Path) -> Row:
     draft = tiny_llama(folder / "draft.gguf", shape=SMALLER)
     pair, row = Models(path, draft, is_demo=False), Row(name)
     models = replace(pair, draft=None)
+    row.why_no_draft_model = _why_no_draft_model(name, folder)
     plain = Setting(context=CONTEXT)
     try:
         scheduler = open_setting(plain, models)
@@ -98,11 +102,46 @@ def inspect(name: str, folder: Path) -> Row:
     except ConfigError as error:
         row.failure = f"served with --parallel 1 only: {error}"
         return row
+    _draft_for_itself(row, plain, path)
     _compare_speculators(row, scheduler, plain, pair)
     _talk(row, plain, models)
     _reach_the_end(row, plain, models)
     _weigh(row, path)
     return row
+
+
+def _why_no_draft_model(name: str, folder: Path) -> str:
+    """Why it cannot draft for a llama model of its vocabulary and of another; empty if it can."""
+    target = Models(tiny_llama(folder / "target.gguf"), None, is_demo=False)
+    requests = _requests(8)
+    expected = generate(open_setting(Setting(context=CONTEXT), target), requests)
+    for slots in (1, 4):
+        for merges in (MERGES, OTHER_MERGES):
+            draft = write_model(folder / "as-draft.gguf", name, merges=merges)
+            setting = Setting("draft-model", LENGTH, slots, CONTEXT)
+            try:
+                scheduler = open_setting(setting, replace(target, draft=draft))
+            except (ConfigError, ModelError) as error:
+                return f"{'with --parallel 1 only: ' * (slots > 1)}{error}"
+            results = generate(scheduler, requests)
+            (speculator,) = scheduler.drafting.speculators.values()
+            if different(expected, results) or speculator.failure:
+                return speculator.failure or "texts differ"
+            if not speculator.stats.num_drafted:
+                return "it drafts nothing"
+    return ""
+
+
+def _draft_for_itself(row: Row, plain: Setting, path: Path) -> None:
+    """A draft model that loses track of the text would guess other tokens than the target's."""
+    setting = replace(plain, types="draft-model", length=LENGTH, num_slots=4)
+    try:
+        scheduler = open_setting(setting, Models(path, path, is_demo=False))
+    except (ConfigError, ModelError):
+        return
+    generate(scheduler, _requests(8))
+    stats = scheduler.drafting.stats
+    row.accepted = stats.num_accepted / max(1, stats.num_drafted)
 
 
 def _compare_speculators(row: Row, scheduler: Scheduler, plain: Setting, models: Models) -> None:
@@ -205,8 +244,8 @@ def page(rows: Sequence[Row]) -> str:
         "memory. Random weights say nothing about speed or quality.",
         "",
         "| architecture | memory | texts equal with speculators | next turn | shortened turn "
-        "| context end | estimate / taken |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| context end | estimate / taken | as draft model |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [_line(row) for row in rows]
     lines += ["", *_NOTES]
@@ -217,8 +256,11 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def _line(row: Row) -> str:
+    drafts = f"no: {row.why_no_draft_model}"
+    if not row.why_no_draft_model:
+        drafts = f"yes, {row.accepted:.2f}" if row.accepted else "yes"
     if row.failure:
-        return f"| `{row.architecture}` | {row.failure} | | | | | |"
+        return f"| `{row.architecture}` | {row.failure} | | | | | | {drafts} |"
     equal = f"{row.equal} of {row.settings}"
     if row.unequal:
         equal += f" ({sum(row.unequal.values())} texts differ)"
@@ -230,7 +272,7 @@ def _line(row: Row) -> str:
     estimate = f"{row.estimate:.3f}" if row.estimate else "not measured"
     return (
         f"| `{row.architecture}` | {kind} | {equal} | +{row.read_next}{turns} "
-        f"| +{row.read_shortened} | {end} | {estimate} |"
+        f"| +{row.read_shortened} | {end} | {estimate} | {drafts} |"
     )
 
 
@@ -250,6 +292,12 @@ _NOTES = (
     "- **context end**: a request without a limit stops there and says so.",
     "- **estimate / taken**: main memory as known before the weights are loaded, by what libllama "
     "then took.",
+    "- **as draft model**: for a llama model with the same vocabulary and with another one, at 1 "
+    "and 4 slots; yes if every text",
+    "  is what the target writes alone. The number is the share of draft tokens accepted when the "
+    "model drafts for itself, which",
+    "  only rounding and the order of equal logits can lower; with deterministic attention nothing "
+    "does.",
 )
 
 

@@ -122,4 +122,4 @@ def test_without_adapters_there_are_none(client: httpx2.Client) -> None:
     assert client.get("/lora-adapters").json() == []
     assert client.post("/lora-adapters", json=[]).json() == {"success": True}
     answer = client.post("/completion", json={"prompt": "a", "lora": lora(1)})
-    assert "none: start with --lora" in answer.json()["error"]["message"]
+    assert "this server has no adapters; start it with --lora" in answer.json()["error"]["message"]

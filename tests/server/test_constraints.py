@@ -93,7 +93,10 @@ def test_a_lazy_grammar_begins_at_its_triggers(client, worker):
         ({"grammar": 3}, "grammar is 3 but must be a text"),
         ({"regex": ["a"]}, "regex is ['a'] but must be a text"),
         ({"json_schema": "{}"}, "json_schema is '{}' but must be a JSON schema"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.schema is required"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema is null but must",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": 3}},
             "response_format.json_schema is 3 but must be an object",

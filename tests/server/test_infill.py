@@ -198,7 +198,7 @@ def test_a_vocabulary_without_markers_cannot_fill_in(fim, missing):
         ({"input_suffix": None}, "input_suffix is required"),
         ({"input_suffix": 1.5}, "input_suffix must be a text"),
         ({"input_prefix": [999]}, "input_prefix holds token id 999"),
-        ({"prompt": ["a"]}, "prompt is ['a'] but must be a valid string"),
+        ({"prompt": ["a"]}, "prompt is ['a'] but must be a text"),
         ({"input_extra": [{"filename": "a"}]}, "input_extra.0.text is required"),
         ({"input_extra": "a"}, "input_extra"),
         ({"samplers": ["infill"]}, "put top_k before it"),

@@ -39,7 +39,8 @@ def error_of(response, status, kind="invalid_request_error"):
         (b'{"messages": "\xff"}', "not valid JSON in UTF-8"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not valid JSON"),
         (b'{"temperature": NaN}', "not valid JSON"),
-        (b"[1]", "must be a JSON object, not list"),
+        (b"[1]", "must be a JSON object, not [1]"),
+        (b"null", "must be a JSON object, not null"),
         (b"[" * 5000, "not valid JSON"),
     ],
 )
@@ -72,8 +73,10 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("temperature", "hot", "temperature is 'hot' but must be a valid number"),
-        ("temperature", True, "temperature is True"),
+        ("temperature", "hot", "temperature is 'hot' but must be a number"),
+        ("temperature", True, "temperature is true but must be a number"),
+        ("response_format", [], "response_format is [] but must be an object"),
+        ("stream", 1, "stream is 1 but must be true or false"),
         ("top_k", 1.5, "top_k is 1.5"),
         ("repeat_penalty", 0, "repeat_penalty is 0"),
         ("seed", 2**64, "seed is"),
@@ -116,8 +119,8 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("speculative", {"n_maxx": 3}, "speculative.n_maxx does not exist; there are mode, types"),
         ("speculative.ngram_size_n", 3, "speculative.ngram_size_n does not exist"),
         ("speculative", 4, "speculative is 4 but must be an object"),
-        ("speculative.n_max", 10**30, "must be less than or equal to 9007199254740992"),
-        ("n_predict", 10**30, "must be less than or equal to 9007199254740992"),
+        ("speculative.n_max", 10**30, "must be at most 9007199254740992"),
+        ("n_predict", 10**30, "must be at most 9007199254740992"),
         ("sse_ping_interval", 0, "sse_ping_interval is 0"),
         ("response_format", {"type": "xml"}, "must be one of text, json_object, json_schema"),
     ],
@@ -126,6 +129,27 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
     for path, body in ((CHAT, {"messages": MESSAGES}), ("/completion", {"prompt": "a"})):
         assert says in error_of(client.post(path, json=body | {field: value}), 400)
     assert worker.requests == []
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ({"messages": [None]}, "messages.0 is null but must be an object"),
+        ({"messages": "x"}, "messages is 'x' but must be a list"),
+        ({"tool_choice": {"type": "function"}}, "names null but there are no tools"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema is null but must be an object with a schema",
+        ),
+    ],
+)
+def test_an_error_speaks_of_json_not_of_python(client, field, says):
+    assert says in error_of(client.post(CHAT, json={"messages": MESSAGES} | field), 400)
+
+
+def test_a_prompt_that_is_an_object_is_shown_in_the_error(client):
+    response = client.post("/completion", json={"prompt": {"text": "x"}})
+    assert "it holds {'text': 'x'}" in error_of(response, 400)
 
 
 @pytest.mark.parametrize(

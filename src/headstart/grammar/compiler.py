@@ -65,7 +65,7 @@ class Compiled:
             if self._matcher.validate_tokens(pieces) < len(pieces):
                 raise InvalidParameterError(
                     f"the trigger {trigger.decode('utf-8', 'replace')!r} cannot be the beginning "
-                    f"of a text that the {constraint.kind.value} allows"
+                    f"of a text that the {constraint.kind.title} allows"
                 )
 
     def begin(self) -> GrammarState:
@@ -74,7 +74,7 @@ class Compiled:
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
             raise InvalidParameterError(
-                f"the {self.constraint.kind.value} cannot be used: {explain(matcher)}"
+                f"the {self.constraint.kind.title} cannot be used: {explain(matcher)}"
             )
 
 

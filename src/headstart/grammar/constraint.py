@@ -21,6 +21,12 @@ class ConstraintKind(Enum):
     LARK = "lark"  # llguidance's dialect of Lark; the start rule is `start`
     REGEX = "regex"  # Rust's regex syntax; the whole text has to match
 
+    @property
+    def title(self) -> str:
+        """The language as errors name it."""
+        titles = {"gbnf": "GBNF grammar", "lark": "Lark grammar"}
+        return titles.get(self.value, self.value.replace("json_", "JSON "))
+
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
@@ -58,7 +64,7 @@ class Constraint:
         size = len((self.text + self.before).encode("utf-8", "replace"))
         if size > MAX_TEXT_BYTES:
             raise InvalidParameterError(
-                f"the {self.kind.value} has {size} bytes but at most {MAX_TEXT_BYTES} are taken"
+                f"the {self.kind.title} has {size} bytes but at most {MAX_TEXT_BYTES} are taken"
             )
         if len(self.triggers) > MAX_TRIGGERS:
             raise InvalidParameterError(

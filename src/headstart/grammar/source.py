@@ -42,11 +42,11 @@ def grammar_text(constraint: Constraint) -> str:
         text = _convert(constraint)
     except RecursionError as error:
         raise InvalidParameterError(
-            f"the {constraint.kind.value} is nested too deep; use fewer levels"
+            f"the {constraint.kind.title} is nested too deep; use fewer levels"
         ) from error
     except ValueError as error:
         raise InvalidParameterError(
-            f"the {constraint.kind.value} cannot be used: {_reason(error)}"
+            f"the {constraint.kind.title} cannot be used: {_reason(error)}"
         ) from error
     before = "before? " * bool(constraint.before) + "SPACE? " * constraint.allows_space
     if not before:

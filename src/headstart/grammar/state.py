@@ -172,7 +172,7 @@ class GrammarState:
             answer = question(self._matcher)
         if self._matcher.is_error():
             raise InvalidParameterError(
-                f"the {self._constraint.kind.value} cannot be followed further: "
+                f"the {self._constraint.kind.title} cannot be followed further: "
                 f"{explain(self._matcher)}"
             )
         return answer

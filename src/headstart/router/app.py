@@ -19,6 +19,7 @@ from headstart.router.child import TENANT_HEADER
 from headstart.router.downloads import Downloads, ModelStore
 from headstart.router.listing import RouterState, json_response, props, routes
 from headstart.router.metrics import render, report_of
+from headstart.router.ollama import ollama_routes
 from headstart.router.pool import Pool
 from headstart.router.pooled_model import PooledModel
 from headstart.router.presets import ModelPreset
@@ -27,7 +28,7 @@ from headstart.router.proxy import (
     ProxiedRequest,
     Proxy,
     ProxyLimits,
-    model_of,
+    named_model,
     read_body,
     relay,
     unless_gone,
@@ -87,7 +88,7 @@ def create_app(
             await forward.proxy.close()
 
     forward = Forward(state)
-    own = [*routes(), *tools.router.routes(), *cors_proxy.router.routes()]
+    own = [*routes(), *ollama_routes(), *tools.router.routes(), *cors_proxy.router.routes()]
     app = Starlette(routes=own, lifespan=lifespan)
     host = tools.install(app, extras.tools)
     app.router.default = forward
@@ -148,7 +149,10 @@ class Forward:
         Raises:
             ApiError: there is none, or it is not loaded and is not to be.
         """
-        name = model_of(body) if scope["method"] == "POST" else query.get("model", [None])[0]
+        if scope["method"] == "POST":
+            name: object = named_model(body)
+        else:
+            name = query.get("model", [None])[0]
         model = self._state.find(name)
         asked = query.get("autoload", [""])[0]
         loads = asked in TRUE if asked else self._state.config.router.models_autoload

@@ -21,7 +21,7 @@ from headstart.router.downloads import Downloads
 from headstart.router.pool import Pool
 from headstart.router.pooled_model import PooledModel
 from headstart.router.presets import CACHE, ModelPreset
-from headstart.router.proxy import model_of
+from headstart.router.proxy import named_model
 from headstart.server import sse
 from headstart.server.errors import ApiError, shorten
 
@@ -35,6 +35,7 @@ class RouterState:
     settings: Sequence[Mapping[str, Any]] = ()
     pool: Pool = field(init=False)
     downloads: Downloads | None = field(init=False, default=None)
+    started_at: float = field(init=False, default_factory=time.time)
 
     async def reload(self) -> None:
         """Read again which models there are.
@@ -83,7 +84,7 @@ async def health(http: HttpRequest) -> Response:
 
 async def list_models(http: HttpRequest) -> Response:
     """List all models; with ?reload=1 after reading again which there are."""
-    state = _state(http)
+    state = state_of(http)
     if http.query_params.get("reload"):
         await state.reload()
     listed = [_describe(one) for one in state.pool.models.values() if not one.preset.is_hidden]
@@ -95,7 +96,7 @@ async def list_models(http: HttpRequest) -> Response:
 async def describe(http: HttpRequest) -> Response:
     """Describe one model."""
     name = http.path_params["model"]
-    model = _state(http).pool.find(name)
+    model = state_of(http).pool.find(name)
     if model is None:
         raise ApiError(404, f"there is no model {shorten(name)} here; GET /models lists them")
     return json_response(_describe(model))
@@ -103,8 +104,8 @@ async def describe(http: HttpRequest) -> Response:
 
 async def download(http: HttpRequest) -> Response:
     """Download a model of the hub; the answer does not wait for it."""
-    state = _state(http)
-    name = model_of(await http.body())
+    state = state_of(http)
+    name = named_model(await http.body())
     if not isinstance(name, str) or not name:
         raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
     if state.downloads is None:
@@ -117,7 +118,7 @@ async def download(http: HttpRequest) -> Response:
 
 async def remove(http: HttpRequest) -> Response:
     """Delete a model that was downloaded, or end its download; a loaded one is unloaded before."""
-    state = _state(http)
+    state = state_of(http)
     name = http.query_params.get("model", "")
     if state.downloads is None:
         raise ApiError(501, "this router removes no models")
@@ -140,7 +141,7 @@ async def remove(http: HttpRequest) -> Response:
 
 async def load(http: HttpRequest) -> Response:
     """Load a model; the answer does not wait for it."""
-    state = _state(http)
+    state = state_of(http)
     model = _named(state, await http.body())
     if model.is_running and not model.is_stopping:
         raise ApiError(400, f"the model {model.name} is already running")
@@ -150,7 +151,7 @@ async def load(http: HttpRequest) -> Response:
 
 async def unload(http: HttpRequest) -> Response:
     """Unload a model; the answer does not wait for it."""
-    state = _state(http)
+    state = state_of(http)
     model = _named(state, await http.body())
     if not model.is_running:
         raise ApiError(400, f"the model {model.name} is not running")
@@ -160,7 +161,7 @@ async def unload(http: HttpRequest) -> Response:
 
 async def events(http: HttpRequest) -> Response:
     """What happens to models, as it happens."""
-    pool = _state(http).pool
+    pool = state_of(http).pool
 
     async def stream() -> AsyncIterator[bytes]:
         queue = pool.events.listen()
@@ -234,14 +235,15 @@ def _coming(name: str) -> dict[str, Any]:
 
 
 def _named(state: RouterState, body: bytes) -> PooledModel:
-    name = model_of(body)
+    name = named_model(body)
     model = state.pool.find(name) if isinstance(name, str) else None
     if model is None:
         raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
     return model
 
 
-def _state(http: HttpRequest) -> RouterState:
+def state_of(http: HttpRequest) -> RouterState:
+    """What the router's routes share."""
     state = http.app.state.router
     assert isinstance(state, RouterState)
     return state

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import orjson
 from starlette.types import Receive, Scope, Send
 
 from headstart.errors import BackendError
@@ -23,6 +22,7 @@ from headstart.router.upstream import (
     Origin,
     head_of,
 )
+from headstart.server.body import read_object
 from headstart.server.errors import error_body, log_failure
 from headstart.server.sse import event as sse_event
 from headstart.server.threads import ClientGoneError
@@ -275,13 +275,13 @@ async def read_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-def model_of(body: bytes) -> object:
-    """The field `model` of a JSON body; None where there is none, or no JSON."""
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return found.get("model") if isinstance(found, dict) else None
+def named_model(body: bytes) -> object:
+    """The field `model` of a JSON body; None where there is none, or no body.
+
+    Raises:
+        ApiError: the body is not a JSON object.
+    """
+    return read_object(body).get("model") if body else None
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -106,8 +106,12 @@ def read_scales(entries: Sequence[Any], info: WorkerInfo) -> Scales:
         if 0 <= number < len(scales):
             scales[number] = scale
         elif scale:
-            there = f"0 to {len(scales) - 1}" if scales else "none: start with --lora"
-            raise not_supported(f"lora.{index}.id is {number} but the adapters are {there}")
+            there = (
+                f"the adapters are 0 to {len(scales) - 1}"
+                if scales
+                else "this server has no adapters; start it with --lora"
+            )
+            raise not_supported(f"lora.{index}.id is {number} but {there}")
     return tuple(scales)
 
 

@@ -61,6 +61,17 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 _parsing, _building = threading.Lock(), threading.Lock()
 MAX_DEPTH = 250
+# pydantic's words for types, as JSON calls them
+JSON_WORDS = {
+    "a valid dictionary": "an object",
+    "a valid list": "a list",
+    "a valid string": "a text",
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
 SHORT_BODY = 1 << 16  # bytes that are parsed sooner than a thread takes over
 
 
@@ -102,12 +113,7 @@ def parse_body(body: bytes, schema: type[B]) -> B:
         ApiError: 400, as `read_body`.
     """
     check_structure(body)
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
-    if not isinstance(data, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {type(data).__name__}")
+    data = read_object(body)
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         try:
             orjson.dumps(data)  # which takes no more than that, as do templates and schemas
@@ -120,6 +126,21 @@ def parse_body(body: bytes, schema: type[B]) -> B:
         if field not in ANY_LENGTH and isinstance(value, list):
             check_length(field, value, MAX_ENTRIES)
     return make_body(schema, data)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body holds.
+
+    Raises:
+        ApiError: 400, it holds something else.
+    """
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {shorten(data)}")
+    return data
 
 
 def make_body(schema: type[B], data: dict[str, Any]) -> B:
@@ -148,6 +169,8 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
     if problem["type"] == "model_type":
         return f"{field} is {shorten(problem['input'])} but must be an object"
     wanted = str(problem["msg"]).removeprefix("Input should be ")
+    for words, shorter in JSON_WORDS.items():
+        wanted = wanted.replace(words, shorter)
     return f"{field} is {shorten(problem['input'])} but must be {wanted}"
 
 

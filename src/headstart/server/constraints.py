@@ -88,9 +88,10 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
         return None
     if kind == "json_object" and value.get("schema") is None:
         return Constraint(kind=ConstraintKind.JSON_OBJECT)
-    field, holder = "response_format", value
-    if kind == "json_schema" and value.get("json_schema") is not None:
-        field, holder = "response_format.json_schema", value["json_schema"]
+    field = "response_format"
+    holder: Any = value
+    if kind == "json_schema" and (value.get("json_schema") or not value.get("schema")):
+        field, holder = "response_format.json_schema", value.get("json_schema")
     if not isinstance(holder, dict):
         raise ApiError(400, f"{field} is {shorten(holder)} but must be an object with a schema")
     if holder.get("schema") is None:

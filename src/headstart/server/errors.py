@@ -91,7 +91,17 @@ CLIENT_GONE = 499  # nginx's status; nobody reads it
 TYPES = {status: type for status, type, _ in reversed(ANSWERS)}
 
 
-_repr = reprlib.Repr()
+class _Repr(reprlib.Repr):
+    """Python's notation but for the words that JSON has others for."""
+
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "null"
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return "true" if value else "false"
+
+
+_repr = _Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 _repr.maxlist = _repr.maxdict = 3
 

@@ -6,9 +6,7 @@ Source: https://github.com/ollama/ollama/blob/main/docs/api.md
 from __future__ import annotations
 
 import functools
-import hashlib
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -44,6 +42,13 @@ from headstart.server.ollama_dialect import (
     nanoseconds,
     now,
 )
+from headstart.server.ollama_models import (
+    OLLAMA_VERSION,
+    listed_model,
+    loaded_model,
+    model_details,
+    written_time,
+)
 from headstart.server.prompts import Prompt, read_chat, read_prompts, render_messages
 from headstart.server.routing import Handler, Router, get, post
 from headstart.server.schemas import ChatBody, NativeBody
@@ -51,8 +56,6 @@ from headstart.server.threads import ClientGoneError
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
 from headstart.types import Vocab
-
-VERSION = "0.12.6"  # of Ollama, whose API this is a subset of; some clients refuse older ones
 
 router = Router()
 
@@ -76,7 +79,7 @@ def _in_its_form(handler: Handler) -> Handler:
 @get(router, "/api/version", answer="`version`: of the Ollama whose API this is a subset of")
 async def ollama_version(http: HttpRequest) -> Response:
     """Tell clients of Ollama what they talk to."""
-    return _json({"version": VERSION})
+    return _json({"version": OLLAMA_VERSION})
 
 
 @get(router, "/api/tags", answer="`models`: a list with the model")
@@ -89,12 +92,7 @@ async def ollama_tags(http: HttpRequest) -> Response:
 async def ollama_ps(http: HttpRequest) -> Response:
     """List the one model as Ollama lists those in memory."""
     service = service_of(http)
-    running = {
-        "expires_at": "2318-01-01T00:00:00Z",  # it stays
-        "size_vram": 0,
-        "context_length": service.info.context_size,
-    }
-    return _json({"models": [_model(service) | running]})
+    return _json({"models": [loaded_model(_model(service), service.info.context_size)]})
 
 
 @post(router, "/api/show", body=OllamaShowBody, answer="`details`, `model_info`, `capabilities`")
@@ -118,7 +116,7 @@ async def ollama_show(http: HttpRequest) -> Response:
             "details": _details(service),
             "model_info": dict(target.metadata) | facts,
             "capabilities": _capabilities(service),
-            "modified_at": _time(service.started_at),
+            "modified_at": written_time(service.started_at),
         }
     )
 
@@ -273,29 +271,18 @@ def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
 
 def _model(service: Service) -> dict[str, Any]:
     target = service.info.target
-    digest = hashlib.sha256(f"{target.path}\0{target.size_bytes}".encode()).hexdigest()
-    return {
-        "name": service.served.alias,
-        "model": service.served.alias,
-        "modified_at": _time(service.started_at),
-        "size": target.size_bytes,
-        "digest": digest,
-        "details": _details(service),
-    }
+    return listed_model(
+        service.served.alias,
+        target.path,
+        target.size_bytes,
+        service.started_at,
+        _details(service),
+    )
 
 
 def _details(service: Service) -> dict[str, Any]:
     target = service.info.target
-    billions = target.num_params / 1e9
-    size = f"{billions:.1f}B" if billions >= 1 else f"{1000 * billions:.2f}M"
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": target.architecture,
-        "families": [target.architecture],
-        "parameter_size": size,
-        "quantization_level": target.file_type,
-    }
+    return model_details(target.architecture, target.num_params, target.file_type)
 
 
 def _capabilities(service: Service) -> list[str]:
@@ -312,10 +299,6 @@ def _capabilities(service: Service) -> list[str]:
         )
         if is_there
     ]
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -52,7 +52,7 @@ def _read_prompt(prompt: Any, vocab: Vocab, context_size: int) -> Prompt:
     if isinstance(prompt, dict):
         if prompt.get("multimodal_data"):
             raise not_supported("multimodal_data is not supported: this server reads text only")
-        prompt = prompt.get("prompt_string")
+        prompt = prompt.get("prompt_string", prompt)
     tokens = tokenize_mixed(prompt, vocab, field="prompt", limit=context_size, add_special=True)
     return _prompt(tokens, prompt if isinstance(prompt, str) else tokens_text(tokens, vocab))
 

@@ -62,7 +62,7 @@ async def detokenize(http: HttpRequest) -> Response:
     def run() -> bytes:
         if not isinstance(body.tokens, list) or not all(map(is_id, body.tokens)):
             raise ApiError(
-                400, f"tokens is {shorten(body.tokens)} but must be a list of valid integers"
+                400, f"tokens is {shorten(body.tokens)} but must be a list of whole numbers"
             )
         check_length("tokens", body.tokens, _limit(service))
         ids = [check_token(int(token), vocab, "tokens") for token in body.tokens]

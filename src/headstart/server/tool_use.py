@@ -79,8 +79,8 @@ def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
         if not isinstance(name, str) or name not in tools:
             raise ApiError(
                 400,
-                f"tool_choice names {shorten(name)} but the tools are "
-                f"{', '.join(tools.names) or 'none'}",
+                f"tool_choice names {shorten(name)} but "
+                + (f"the tools are {', '.join(tools.names)}" if tools else "there are no tools"),
             )
         return "required", (name,)
     wish = wish or "auto"

@@ -97,8 +97,9 @@ class _Grammar:
         for index, body in enumerate(bodies):
             self._lines.append(f"call_{index}: {body}")
         self._lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(bodies))))
+        messages = self._further_messages(calls)
         if with_trigger and calls.header:
-            self._add_sections_with_headers(calls)
+            self._lines.append(f"section: message {messages}")
             return
         more = ""
         if self._rules.is_parallel and calls.is_parallel:
@@ -111,16 +112,23 @@ class _Grammar:
             self.spelled(calls.call_end),
             more,
             self.spelled(calls.section_end),
+            messages,
         ]
         self._lines.append("section: " + " ".join(filter(None, parts)))
 
-    def _add_sections_with_headers(self, calls: MarkedCalls) -> None:
+    def _further_messages(self, calls: MarkedCalls) -> str:
+        """What may follow a message whose header names the tool: more of them."""
+        if not calls.header:
+            return ""
         end = self.spelled(calls.call_end + calls.section_end)
-        sections = []
+        messages = []
         for index, name in enumerate(self._rules.names):
             start = calls.header.format(name=name) + calls.section_start + calls.call_start
-            sections.append(f"{self.spelled(start)} call_{index} {end}")
-        self._lines.append("section: " + " | ".join(sections))
+            messages.append(f"{self.spelled(start)} call_{index} {end}")
+        self._lines.append("message: " + " | ".join(messages))
+        if not (self._rules.is_parallel and calls.next_message):
+            return ""
+        return f"({self.spelled(calls.next_message)} message)*"
 
     def _call(self, calls: MarkedCalls, name: str) -> str:
         # arguments that the tool does not declare would be of no use

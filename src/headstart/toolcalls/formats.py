@@ -79,6 +79,7 @@ class MarkedCalls:
     further_triggers: tuple[str, ...] = ()  # instead of the start of the section
     is_parallel: bool = True  # the template shows several calls
     header: str = ""  # before the section where calls are demanded; {name} is the tool's
+    next_message: str = ""  # between a section and the header of the next one
 
     @property
     def triggers(self) -> tuple[str, ...]:

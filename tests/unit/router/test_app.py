@@ -111,6 +111,30 @@ async def test_a_request_without_a_known_model_is_refused(body, says) -> None:
     assert says in answer.json()["error"]["message"]
 
 
+async def test_clients_of_ollama_see_the_models_before_they_name_one() -> None:
+    async with router("a", preset("b", is_hidden=True)) as routed:
+        client = routed.client
+        assert (await client.get("/api/version")).json()["version"]
+        assert (await client.get("/api/ps")).json() == {"models": []}
+        listed = (await client.get("/api/tags")).json()["models"]
+        assert [one["name"] for one in listed] == ["a"]
+        await client.post("/api/chat", json={"model": "a"})
+        routed.pool.models["a"].info = {
+            "meta": {"size": 7, "n_ctx": 2048, "n_params": 5_000_000_000}
+        }
+        (loaded_one,) = (await client.get("/api/ps")).json()["models"]
+    assert (loaded_one["size"], loaded_one["context_length"]) == (7, 2048)
+    assert loaded_one["details"]["parameter_size"] == "5.0B"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/models/load", "/models/unload"])
+async def test_a_body_that_is_not_json_is_called_that(path) -> None:
+    async with router("a") as routed:
+        answer = await routed.client.post(path, content=b'{"model": "a"')
+    assert answer.status_code == 400
+    assert "not valid JSON" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("autoloads", "query", "status"),
     [(False, "", 400), (False, "?autoload=true", 200), (True, "?autoload=0", 400), (True, "", 200)],

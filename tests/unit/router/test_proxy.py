@@ -14,12 +14,12 @@ from headstart.router.proxy import (
     ProxiedRequest,
     Proxy,
     ProxyLimits,
-    model_of,
+    named_model,
     read_body,
     relay,
     unless_gone,
 )
-from headstart.server.errors import error_response
+from headstart.server.errors import ApiError, error_response
 from headstart.server.threads import ClientGoneError
 
 JSON = [(b"content-type", b"application/json")]
@@ -253,7 +253,20 @@ async def test_a_connection_is_used_again() -> None:
 
 @pytest.mark.parametrize(
     ("content", "model"),
-    [(b'{"model": "a"}', "a"), (b"{}", None), (b"[1]", None), (b"nope", None), (b"", None)],
+    [(b'{"model": "a"}', "a"), (b'{"model": 5}', 5), (b"{}", None), (b"", None)],
 )
 def test_the_model_of_a_body_is_read_where_there_is_one(content, model) -> None:
-    assert model_of(content) == model
+    assert named_model(content) == model
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"model":', "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused_as_such_not_for_naming_no_model(content, says) -> None:
+    with pytest.raises(ApiError, match=says):
+        named_model(content)

@@ -147,6 +147,26 @@ def test_several_calls_only_where_they_may_be():
     assert not accepts(single, two)
 
 
+def test_calls_that_are_messages_of_their_own_may_be_several():
+    template, text = written("muse-glimmer", ("get_weather", PARIS), ("get_weather", PARIS))
+    answer_format = find_format(template)
+    calls = answer_format.constrained_calls
+    two = text[text.index(" to=get_weather") : text.rindex("<|eot|>")]
+    one = two[: two.index("<|eom|>")]
+    for is_parallel in (True, False):
+        allowed = rules(is_parallel=is_parallel)
+        demanded, begun = required_calls(calls, allowed), calls_at_a_trigger(calls, allowed)
+        assert accepts(demanded, one)
+        assert accepts(demanded, two) == is_parallel
+        # what follows the trigger, with which the section begins
+        behind = [part.partition("<atem:function_calls>")[2] for part in (one, two)]
+        assert [accepts(begun, part) for part in behind] == [True, is_parallel]
+    parser = AnswerParser(answer_format, Tools(TOOLS), ReadOptions())
+    message = AnswerMessage()
+    message.add(parser.feed(two) + parser.finish())
+    assert [json.loads(call.arguments) for call in message.calls] == [PARIS, PARIS]
+
+
 def test_only_the_named_tool_may_be_called():
     constraint = required_calls(HERMES, rules(names=["send"]))
     assert not accepts(constraint, call_text('{"city": "X"}'))

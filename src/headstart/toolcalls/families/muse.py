@@ -25,6 +25,7 @@ _CALLS = MarkedCalls(
     call_start='<atem:invoke name="',
     call_end="</atem:invoke>\n",
     header=" to={name}<|message|>",
+    next_message="<|eom|>" + _START,
     is_parallel=False,  # each is a message of its own
 )
 

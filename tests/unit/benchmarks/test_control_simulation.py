@@ -1,0 +1,28 @@
+"""Every table of the simulation prints lines, and says what each number is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from benchmarks import control_simulation
+from benchmarks.control_simulation import Line
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda: control_simulation.table(20, 1, 0, has_model=False),
+        lambda: control_simulation.tiled_machines(20, 1),
+        lambda: control_simulation.snapshots(20, 1),
+    ],
+    ids=["table", "tiled", "snapshots"],
+)
+def test_a_line_has_a_speed_for_each_policy_and_a_ratio_for_each_pair(
+    rows: Callable[[], Iterator[Line]],
+) -> None:
+    line = next(rows())
+    ratios = len(line.compared) * len(line.others)
+    assert ratios
+    numbers = str(line).removeprefix(line.name).split()
+    assert len(numbers) == len(line.speeds) + bool(line.setting) + ratios
