@@ -14,10 +14,9 @@ import math
 from pathlib import Path
 
 import numpy as np
+from benchmarks.inflate import PRESETS, Shape
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize, quantize
 from numpy.typing import NDArray
-
-from benchmarks.inflate import PRESETS, Shape
 
 Floats = NDArray[np.float32]
 NORMS = ("attn_norm", "attn_norm_2", "ffn_norm", "output_norm", "enc.output_norm")
