@@ -4,7 +4,8 @@ In: survival in tokens, costs in milliseconds. Out: draft tokens to verify for e
 order of a step:
 
     asking         is this text speculator worth the milliseconds of asking it?
-    model_planner  should a draft model run, for which slots, how far? It asks
+    model_planner  should a draft model run, for which slots? It asks
+      model_length how far, and for how many slots that is worth most
       forecast       what its next drafts will be like: tokens accepted, tokens drafted
       draft_cost     what a round and a token read take, in milliseconds
       catch_up       which part of what it must read first one draft has to earn
@@ -340,6 +341,14 @@ def _explore(
     return best, best_value
 
 
+def _num_above(threshold: float, survival: Sequence[float]) -> int:
+    """Tokens before the first that survives no more often than that."""
+    for length, share in enumerate(survival):
+        if share <= threshold:
+            return length
+    return len(survival)
+
+
 def _share(
     slots: Sequence[SlotDraft], given: list[int], offers: Sequence[float], num_rows: int
 ) -> None:
@@ -351,7 +360,7 @@ def _share(
     ties = num_rows
     for i, slot in enumerate(slots):
         if not slot.is_fixed:
-            given[i] = sum(s > threshold for s in slot.survival)
+            given[i] = _num_above(threshold, slot.survival)
             ties -= given[i]
     for i, slot in enumerate(slots):
         if slot.is_fixed:
