@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx2
 from tests.page.support import Window
@@ -10,16 +13,23 @@ from tests.server.server_process import Server
 
 from headstart import demo
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
 TARGET = demo.path(demo.TARGET)
+
+
+def router_of(folder: Path, **models: Path) -> Server:
+    preset = folder / "models.ini"
+    sections = "".join(f"[{name}]\nmodel = {path}\n" for name, path in models.items())
+    preset.write_text(f"[*]\nc = 512\nnp = 1\nn = 8\n{sections}")
+    return Server(["--models-preset", str(preset)], folder)
 
 
 def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(
     window: Window, tmp_path: Path
 ) -> None:
-    preset = tmp_path / "models.ini"
-    sections = "".join(f"[{name}]\nmodel = {TARGET}\n" for name in ("one", "two"))
-    preset.write_text(f"[*]\nc = 512\nnp = 1\nn = 8\n{sections}")
-    server = Server(["--models-preset", str(preset)], tmp_path)
+    server = router_of(tmp_path, one=TARGET, two=TARGET)
     try:
         window.open(server.url)
         options = window.page.locator("#models option")
@@ -36,5 +46,57 @@ def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(
         assert loaded == {"one", "two"}
         window.page.focus("#models")
         window.until("document.querySelectorAll('#models option')[0].text === 'one (loaded)'")
+    finally:
+        server.stop()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
+    window: Window, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(TARGET.read_bytes()[:100_000])
+    server = router_of(tmp_path, broken=broken, one=TARGET)
+    window.expected = ("502",)
+    page = window.page
+    try:
+        page.goto(server.url)
+        page.locator("#loading", has_text="could not be loaded").wait_for()
+        page.locator("#models").click(trial=True)  # nothing lies over it
+        page.select_option("#models", "one")
+        page.wait_for_selector("body[data-ready]")
+        window.ask("def f(")
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        assert page.input_value("#models") == "one"
+    finally:
+        server.stop()
+
+
+def test_the_list_shows_how_far_a_download_is_and_says_why_one_failed(
+    window: Window, tmp_path: Path
+) -> None:
+    server = router_of(tmp_path, one=TARGET)
+    coming = {"id": "org/new:Q4", "status": {"value": "downloading"}}
+    events = [
+        {"event": "download_progress", "data": {"a": {"done": 1, "total": 4}}},
+        {"event": "download_progress", "data": {"b": {"done": 2, "total": 8}}},
+    ]
+    failed = {"event": "download_failed", "model": "org/other:Q4", "data": {"message": "no space"}}
+    told = [one | {"model": "org/new:Q4"} for one in events] + [failed]
+    page = window.page
+
+    def list_models(route: Route) -> None:
+        listed = httpx2.get(f"{server.url}/models", trust_env=False).json()
+        route.fulfill(json=listed | {"data": [*listed["data"], coming]})
+
+    body = "".join(f"data: {json.dumps(one)}\n\n" for one in told)
+    page.route(re.compile("/models(\\?.*)?$"), list_models)
+    page.route("**/models/sse*", lambda route: route.fulfill(body=body))
+    try:
+        page.goto(server.url)
+        page.get_by_text("org/other:Q4 was not downloaded: no space").first.wait_for()
+        page.wait_for_selector("body[data-ready]")
+        last = page.locator("#models option").last
+        assert (last.inner_text(), last.is_disabled()) == ("org/new:Q4 (downloading 25 %)", True)
     finally:
         server.stop()

@@ -114,3 +114,8 @@ def test_totals_count_steps_and_guesses(window: Window) -> None:
         assert "80 % of guesses right" in totals  # 4 of 5
         assert "3 steps saved" in totals
         assert "suffix 4" in totals
+        window.page.reload()
+        window.page.wait_for_selector("body[data-ready]")
+        kept = window.answer().locator(".totals").inner_text()
+        assert "3 steps saved" in kept
+        assert "as fast" not in kept  # nothing to compare with was seen since

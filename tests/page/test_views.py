@@ -75,15 +75,18 @@ def test_the_board_lives(window: Window, server: Server) -> None:
     assert "flag" in row.inner_text()
 
 
-def test_a_phone_shows_all_of_it_without_scrolling_sideways(window: Window, server: Server) -> None:
-    window.page.set_viewport_size({"width": 390, "height": 780})
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(
+    window: Window, server: Server, width: int
+) -> None:
+    window.page.set_viewport_size({"width": width, "height": 780})
     window.open(server.url)
     window.ask(RENAME)
     page = window.page
     for view in ("Chat", "Compare", "Board"):
         page.get_by_role("link", name=view).click()
         page.wait_for_timeout(100)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
         section = page.locator(f"#{view.lower()}")
         assert section.evaluate("e => e.scrollWidth <= e.clientWidth"), view
     page.get_by_role("link", name="Chat").click()

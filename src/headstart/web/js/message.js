@@ -54,7 +54,7 @@ export class MessageView {
     if (isAnswer) this.body.addEventListener("keydown", (/** @type {any} */ event) => walk(event, this.tint));
     this.later = 0; // timer of the rest of a long text
     this.showActions(place);
-    this.update(null, 0);
+    this.update(null, null);
   }
 
   /**
