@@ -7,7 +7,8 @@ then a step that takes three times as long), the scores are the times without it
 
 "Oracle" knows what will be accepted. "Reachable" knows the state the text is in, all chances and
 the cost curve, but not the outcomes: nothing that only sees the past can be expected to beat it.
-"Cold" starts knowing nothing; "warm" has seen another text of the kind on this machine.
+"Cold" has timed some decodes, as a server does before its first request, and knows nothing else;
+"warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
         [--model | --long-prompts | --tiled | --experts | --snapshots]
@@ -59,14 +60,16 @@ class Line:
 def measure(simulation: Simulation, name: str, fixed: dict[str, float]) -> Line:
     """Off, best by hand, auto without and with experience."""
     best = max(fixed, key=lambda k: fixed[k])
-    experienced, seed = Controller(), simulation.seed
+    new, experienced, seed = Controller(), Controller(), simulation.seed
+    simulation.warm_up(new)
+    simulation.warm_up(experienced)
     simulation.seed += 1000
     simulation.auto(experienced)
     simulation.seed = seed
     speeds = {
         "off": simulation.off().speed,
         "fixed": fixed[best],
-        "cold": simulation.auto().speed,
+        "cold": simulation.auto(new).speed,
         "warm": simulation.auto(experienced).speed,
     }
     if not isinstance(simulation, ModelSimulation):

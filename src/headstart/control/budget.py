@@ -4,7 +4,8 @@ In: survival in tokens, costs in milliseconds. Out: draft tokens to verify for e
 order of a step:
 
     asking         is this text speculator worth the milliseconds of asking it?
-    model_planner  should a draft model run, for which slots, how far? It asks
+    model_planner  should a draft model run, for which slots? It asks
+      model_length how far, and for how many slots that is worth most
       forecast       what its next drafts will be like: tokens accepted, tokens drafted
       draft_cost     what a round and a token read take, in milliseconds
       catch_up       which part of what it must read first one draft has to earn

@@ -197,6 +197,10 @@ class Calibration:
         """Conditional acceptance of an average token."""
         return self._table(speculator).overall()
 
+    def num_labels(self, speculator: str) -> float:
+        """How many labels its acceptance rests on; old ones count less."""
+        return self._table(speculator).n
+
     def record(self, outcome: Outcome) -> None:
         """Learn from a draft's labels. O(labels)."""
         num_known, num_labelled = outcome.num_known, outcome.num_labelled

@@ -231,9 +231,9 @@ class Controller:
         """Whether decodes of up to so many rows were measured."""
         return self._cost.is_known(num_rows)
 
-    def observe_draft(self, run: ModelDraftCall, step: Step) -> None:
-        """A draft model ran."""
-        self._model_planner.observe(run, step)
+    def observe_draft(self, run: ModelDraftCall, step: Step) -> bool:
+        """A draft model ran; returns whether it was only a probe."""
+        return self._model_planner.observe(run, step)
 
     def learn_draft_costs(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """What a draft model's rounds and reading a token take, before its first request."""

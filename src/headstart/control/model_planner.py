@@ -1,12 +1,8 @@
 """Whether and how far a draft model drafts: its time has to be earned before it is spent.
 
-All slots draft together. Of all numbers of slots, lengths k and confidence limits, the ones with
-the highest
-
-    expected accepted tokens - rate * (draft ms(slots, rounds) + ms(base + rows) - ms(base))
-
-are chosen, nothing if none is above 0. `forecast` says what to expect; `rate` is the budget's,
-margin included. Only the limits next to the last one chosen are tried.
+All slots draft together. Of all numbers of slots, lengths and confidence limits, those are chosen
+that are worth most (`model_length`), nothing if none is worth its time. Only the limits next to the
+last one chosen are tried.
 
 A small share of the time pays for two kinds of drafts that are not expected to pay: ones that would
 under an optimistic cost of row counts never measured, and `probes`.
@@ -17,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
@@ -25,13 +21,9 @@ from headstart.control.catch_up import AnswerLength
 from headstart.control.cost import CostTable
 from headstart.control.counterfactual import SpeculatorPrices
 from headstart.control.draft_cost import DraftCost
-from headstart.control.forecast import (
-    LENGTHS,
-    THRESHOLDS,
-    WIDTHS,
-    Forecast,
-)
+from headstart.control.forecast import LENGTHS, THRESHOLDS
 from headstart.control.model_choice import Plan, plan_together
+from headstart.control.model_length import NO_DECISION, Decision, Price, better
 from headstart.control.model_state import ModelState
 from headstart.control.probes import PROBE_TOKENS
 from headstart.control.values import (
@@ -44,30 +36,9 @@ from headstart.control.values import (
 )
 
 ALL = 0  # a model is planned for all requests at once
-
-
-class _Decision(NamedTuple):
-    """Slots to draft for (indices), how far, and the index of the confidence limit."""
-
-    slots: Sequence[int] = ()
-    length: int = 0
-    limit: int = 0
-    value: float = 0.0  # expected tokens above the price
-
-
-NO_DECISION = _Decision()
-
-
-class _Price(NamedTuple):
-    """What drafting costs in one step; `rate` turns milliseconds into tokens."""
-
-    cost: DraftCost
-    rate: float
-    curve: Sequence[float]  # of the target, by rows
-    base: int  # rows without drafts
-    plain: float  # milliseconds of a plain step
-    # what each token of a step has to earn for what is read first, by slot
-    reading: Sequence[float]
+# A model of which fewer labels are known reads one prompt at a time, since what it is worth shows
+# there; but not where reading takes less than this share of a plain step.
+LABELS_OF_ONE, READ_FREELY = 8.0, 0.25
 
 
 class ModelDraftPlanner:
@@ -97,6 +68,8 @@ class ModelDraftPlanner:
         ]
         if not auto:
             return allowances
+        if self._calibration.num_labels(speculator) < LABELS_OF_ONE:
+            auto = self._with_one_to_read(drafter, slots, auto, self._plain(step))
         drafter.probes.save()
         asking = [slots[i] for i in auto]
         choice = self._best(speculator, asking, step, optimistic=False)
@@ -159,10 +132,13 @@ class ModelDraftPlanner:
         for drafter in self.drafters.values():
             drafter.asking.wake(ALL)
 
-    def observe(self, run: ModelDraftCall, step: Step) -> None:
-        """Learn what a call cost, and from its drafts what the next ones will be like."""
+    def observe(self, run: ModelDraftCall, step: Step) -> bool:
+        """Learn what a call cost, and from its drafts what the next ones will be like; returns
+        whether it was only a probe, whose time is saved for.
+        """
         drafter = self._drafter(run.speculator)
         plain = self._plain(step)
+        is_probe = drafter.probes.is_charged
         drafter.cost.observe(run, plain)
         drafter.probes.called(run.seq_ids, run.milliseconds / plain)
         probed = drafter.probes.probed
@@ -175,6 +151,7 @@ class ModelDraftPlanner:
             drafter.learn(seq_id, confidence, survival, allowance)
             drafter.catch_up.drafted(seq_id, sum(survival))
         drafter.forget()
+        return is_probe
 
     def record(self, outcome: Outcome) -> None:
         """What became of a draft, also of one that was only a probe."""
@@ -221,7 +198,7 @@ class ModelDraftPlanner:
             for name, drafter in self.drafters.items()
         }
 
-    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> _Decision:
+    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> Decision:
         """What would be best if row counts never measured are cheap, while the probes' savings
         last.
         """
@@ -240,7 +217,7 @@ class ModelDraftPlanner:
 
     def _best(
         self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool
-    ) -> _Decision:
+    ) -> Decision:
         """The choice worth most; NO_DECISION if none pays."""
         longest = min(max(slot.max_tokens for slot in slots), step.max_draft_rows)
         if longest < 1:
@@ -258,12 +235,23 @@ class ModelDraftPlanner:
         # each pays its own lead, though those of several slots are decoded together
         lead_price = rate * drafter.cost.round(len(slots), plain)
         slots = [_with_lead_paid(slot, lead_price) if slot.lead else slot for slot in slots]
-        price = _Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
+        price = Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
         num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
             forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
-            best = _better(best, slots, t, forecasts, price, num_lengths)
+            best = better(best, slots, t, forecasts, price, num_lengths)
         return best
+
+    @staticmethod
+    def _with_one_to_read(
+        drafter: ModelState, slots: Sequence[ModelSlot], asking: Sequence[int], plain: float
+    ) -> list[int]:
+        """Those of `asking` that need no long reading, and of the others the one that needs least,
+        so that a model does not read everybody's prompt for a belief.
+        """
+        short = READ_FREELY * plain / drafter.cost.token(plain)
+        first = min(asking, key=lambda i: slots[i].catch_up)
+        return [i for i in asking if i == first or slots[i].catch_up <= short]
 
     def _reading(self, drafter: ModelState, slot: ModelSlot, rate: float) -> float:
         """Tokens that each token of this slot's next step has to earn for what the model has to
@@ -276,12 +264,13 @@ class ModelDraftPlanner:
     def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
         plain = self._plain(step)
+        drafter.probes.saved_by_token = 1.0 / step.num_slots
         token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
         saved = self._saved_if_perfect(drafter.cost, step)
         return drafter.probes.choose(
             [slot.seq_id for slot in slots],
             [token * slot.catch_up + round_price * slot.lead for slot in slots],
-            [saved * self._answers.left(slot) for slot in slots],
+            [saved * self._answers.left(slot) / step.num_slots for slot in slots],
             [slot.seq_id in drafter.requests for slot in slots],
             PROBE_TOKENS * round_price,
         )
@@ -326,64 +315,3 @@ class ModelDraftPlanner:
 def _with_lead_paid(slot: ModelSlot, price: float) -> ModelSlot:
     """Its draft has to earn the rounds that read the text's."""
     return replace(slot, rival=slot.rival + price * slot.lead)
-
-
-def _better(
-    best: _Decision,
-    slots: Sequence[ModelSlot],
-    limit: int,
-    forecasts: Sequence[Forecast],
-    price: _Price,
-    num_lengths: int,
-) -> _Decision:
-    """The best number of slots and length under one confidence limit, if worth more than `best`."""
-    gains = [
-        _gains(slot, f, num_lengths, reading)
-        for slot, f, reading in zip(slots, forecasts, price.reading, strict=True)
-    ]
-    cost, plain, curve, base, rate = price.cost, price.plain, price.curve, price.base, price.rate
-    net = [max(gain) for gain in gains]
-    order = sorted(range(len(slots)), key=lambda i: -net[i]) if len(slots) > 1 else [0]
-    last, before = len(curve) - 1, curve[base]
-    best_value, count, best_length = best.value, 0, 0
-    gained: list[float] = []
-    rows: list[float] = []
-    idle: list[float] = []
-    for n, i in enumerate(order, 1):
-        expected = forecasts[i]
-        if n == 1:
-            gained, rows, idle = gains[i], expected.rows, [1.0 - reach for reach in expected.reach]
-        else:
-            gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
-            rows = [a + b for a, b in zip(rows, expected.rows, strict=True)]
-            idle = [a * (1.0 - b) for a, b in zip(idle, expected.reach, strict=True)]
-        draft_ms, round_ms = 0.0, cost.round(n, plain)
-        for length, width, tokens, row, nobody in zip(
-            LENGTHS, WIDTHS, gained, rows, idle, strict=False
-        ):
-            draft_ms += width * (1.0 - nobody) * round_ms
-            reached = base + row
-            whole = int(reached)
-            ms = (
-                curve[whole] + (reached - whole) * (curve[whole + 1] - curve[whole])
-                if whole < last
-                else curve[last]
-            )
-            value = tokens - rate * (draft_ms + ms - before)
-            if value > best_value:
-                best_value, count, best_length = value, n, length
-    return _Decision(order[:count], best_length, limit, best_value) if count else best
-
-
-def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int, reading: float) -> list[float]:
-    """Expected further tokens of a draft of each length of the ladder for this slot, less what has
-    to be earned for what is read first.
-    """
-    tokens = forecast.tokens[:num_lengths]
-    most = min(num_lengths, bisect_right(LENGTHS, slot.max_tokens))
-    tokens[most:] = [tokens[most - 1]] * (len(tokens) - most)
-    prefix, rival = slot.prefix, slot.rival
-    if prefix == 1.0 and not (rival or reading):
-        return tokens
-    rival += reading
-    return [prefix * x * (1.0 - reading) - rival for x in tokens]

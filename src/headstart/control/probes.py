@@ -39,6 +39,7 @@ class Probes:
     has_credit: bool = True
     probed: int | None = None  # the sequence whose prompt was read for a probe last
     owed: float = 0.0  # of what that took, not earned back yet
+    saved_by_token: float = 1.0  # a plain step is shared by all slots
     wait: int = PROBE_FIRST
     steps: int = 0  # since the last draft
     reading: int | None = None  # the sequence whose prompt is being read for a probe
@@ -114,10 +115,10 @@ class Probes:
             self.owed += steps
 
     def matched(self, seq_id: int, num_tokens: int) -> None:
-        """So many more of its tokens were right: a plain step less for each."""
+        """So many more of its tokens were right."""
         if self.probed != seq_id:
             return
-        self.owed -= num_tokens
+        self.owed -= num_tokens * self.saved_by_token
         if self.owed <= 0.0:
             self.probed, self.has_credit = None, True
 

@@ -109,7 +109,8 @@ class ModelDrafting:
                 milliseconds,
                 leads,
             )
-            self._controller.observe_draft(call, step)
+            if self._controller.observe_draft(call, step):
+                milliseconds = 0.0
         for plan, draft in zip(plans, drafts, strict=True):
             if self._counts.count_call(plan, speculator, draft):
                 self._choose_model(plan, speculator, draft)

@@ -140,6 +140,7 @@ def test_a_draft_model_under_control_keeps_up_with_lengths_and_limits_set_by_han
     for seed in (1, 2, 3):  # one text of 2400 tokens differs from another by some percent
         run = ModelSimulation(workload, curve, num_slots, tokens=2400 // num_slots, seed=seed)
         controller = Controller()
+        run.warm_up(controller)  # as a server does
         run.auto(controller)
         best = max(run.fixed_model(k, p).speed for k in (1, 2, 4, 8) for p in (0.0, 0.3, 0.7))
         shares.append(run.auto(controller).speed / best)

@@ -168,6 +168,32 @@ def test_an_unread_prompt_does_not_keep_the_model_from_the_others() -> None:
     assert (first.max_tokens, second.max_tokens > 0) == (0, True)
 
 
+def test_a_model_never_used_drafts_for_one_slot_until_it_has_shown_what_it_is_worth() -> None:
+    """Else it reads everybody's prompt for a belief."""
+    controller, step = Controller(), Step(4, 4, 100)
+    controller.trust_scores("model")
+    controller.learn_draft_costs("model", 1.0, 0.2)
+    for _ in range(3):
+        for rows in range(1, 18):
+            controller.observe_step(rows, 100, 50.0 + rows)
+    slots = [ModelSlot(i, 16, catch_up=200 - i) for i in range(4)]
+    allowed = [one.max_tokens > 0 for one in controller.plan_model("model", slots, step)]
+    assert allowed == [False, False, False, True]  # the shortest prompt
+    for _ in range(3):
+        controller.record(Outcome(3, "model", [0.9] * 4, 4, 4))
+    assert all(one.max_tokens for one in controller.plan_model("model", slots, step))
+
+
+def test_a_probe_is_told_from_a_draft_that_is_expected_to_pay() -> None:
+    """Its time is saved for, and says nothing about the speed that drafts reach."""
+    call = ModelDraftCall("model", [1], [Allowance(3)], [[0.9] * 3], 0, 15.0)
+    for labels, is_probe in (((0, 1), True), ((4, 4), False)):
+        controller = learned(labels)
+        while not controller.plan_model("model", [ModelSlot(1, 16)], STEP)[0].max_tokens:
+            pass
+        assert controller.observe_draft(call, STEP) == is_probe
+
+
 @pytest.mark.parametrize("room", range(1, 34))
 def test_any_room_in_the_batch_is_planned_for(room: int) -> None:
     """Longer drafts may be asked for than the batch has rows."""
