@@ -295,8 +295,8 @@ _NOTES = (
     "and 4 slots; yes if every text",
     "  is what the target writes alone. The number is the share of draft tokens accepted when the "
     "model drafts for itself, which",
-    "  rounding lowers, and a model that would end its text: the requests go on, and the draft does "
-    "not know.",
+    "  rounding lowers, and a model that would end its text: the requests go on, and the draft "
+    "does not know.",
 )
 
 
