@@ -8,7 +8,7 @@
 Without files, tiny ones are written whose drafts are always right (tests/drafters.py, and models
 with multi-token heads, tests/heads.py): what is compared then is the bookkeeping. A prompt whose
 beginning another slot holds comes last, where states may be missing. Both servers draft up to the
-same length.
+same length. Each is warmed up, then they take turns; the median of the runs is printed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.lib.serving import complete_all, running
@@ -72,9 +73,10 @@ def commands(options: argparse.Namespace, files: Files, kind: str) -> dict[str, 
     }
 
 
-def prompts(users: int) -> list[list[list[int]]]:
+def prompts(users: int, run: int) -> list[list[list[int]]]:
     """Groups of prompts: new ones, then ones that begin like them and go on otherwise."""
-    fresh = [[(seed * 31 + i * i) % 250 for i in range(60)] for seed in range(users)]
+    seeds = range(100 * run, 100 * run + users)
+    fresh = [[(seed * 31 + i * (i + seed)) % 250 for i in range(60)] for seed in seeds]
     groups = [fresh, [[*tokens[:40], 7, 9 + seed] for seed, tokens in enumerate(fresh)]]
     return [[[*p, *continuation(p[-1], CYCLE)] for p in group] for group in groups]
 
@@ -109,20 +111,34 @@ def compare(options: argparse.Namespace, kind: str, files: Files, logs: Path) ->
             name: stack.enter_context(running(command, logs / f"{kind}-{name}.log"))
             for name, command in commands(options, files, kind).items()
         }
+        for port in ports.values():
+            measure(port, prompts(4, 99)[0], 1.0, options.tokens)
+        number = 0
         for users in (1, 4):
             for temperature in (0.0, 1.0):
-                for what, group in zip(("new", "shared"), prompts(users), strict=True):
-                    for name, port in list(ports.items()):
-                        row = f"| {kind} | {users} | {temperature:g} | {what} | {name} |"
-                        try:
-                            score = measure(port, group, temperature, options.tokens)
-                        except (HeadstartError, HTTPException, OSError):
-                            del ports[name]  # one that ended takes no part any more
-                            print(row, "the server ended | - | - |", flush=True)
-                            continue
-                        share = score.accepted / score.drafted if score.drafted else 0.0
-                        rate = score.tokens / score.seconds
-                        print(row, f"{rate:.0f} | {score.drafted} | {share:.3f} |", flush=True)
+                scores: dict[tuple[str, str], list[Score]] = {}
+                for _ in range(options.runs):
+                    number += 1
+                    for what, group in zip(("new", "shared"), prompts(users, number), strict=True):
+                        for name, port in list(ports.items()):
+                            try:
+                                score = measure(port, group, temperature, options.tokens)
+                            except (HeadstartError, HTTPException, OSError):
+                                del ports[name]  # one that ended takes no part any more
+                                print(f"| {kind} | {name}: the server ended |", flush=True)
+                                continue
+                            scores.setdefault((what, name), []).append(score)
+                for (what, name), runs in scores.items():
+                    row = f"| {kind} | {users} | {temperature:g} | {what} | {name} |"
+                    print(row, summary(runs), flush=True)
+
+
+def summary(runs: Sequence[Score]) -> str:
+    """Tokens per second, draft tokens and their acceptance."""
+    rate = median(score.tokens / score.seconds for score in runs)
+    drafted = sum(score.drafted for score in runs)
+    share = sum(score.accepted for score in runs) / max(1, drafted)
+    return f"{rate:.0f} | {drafted / len(runs):.0f} | {share:.3f} |"
 
 
 def main() -> None:
@@ -137,6 +153,7 @@ def main() -> None:
     parser.add_argument("--type", choices=kinds, help="of the draft model; default: all")
     parser.add_argument("--length", type=int, default=4, help="longest draft")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="keep the servers' logs here")
     options = parser.parse_args()

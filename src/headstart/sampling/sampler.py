@@ -57,7 +57,9 @@ class Sampler:
         self._window = _Window(params.repeat_last_n) if params.has_penalties else None
         self.reads_text = self._window is not None or params.has_dry
         self._num_candidates = _num_candidates(params)
-        is_untouched = not bias and not self.reads_text  # logits reach the filters as they are
+        # with tokens left out, logits reach the filters as they are
+        is_untouched = not self.reads_text and bool((self._bias == -np.inf).all())
+        self._only_bans = is_untouched and len(bias) > 0
         self._is_argmax = self._num_candidates == 1 and is_untouched
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
@@ -74,7 +76,8 @@ class Sampler:
             token = int((logits if legal is None else _masked(logits, legal)).argmax())
             if math.isnan(logits[token]):
                 raise EngineError(_NOT_NUMBERS)
-            return token
+            if not (self._only_bans and token in self._bias_ids):
+                return token
         ids, scores = self._survivors(logits, position, legal)
         if not len(ids) or math.isnan(scores[0]):
             raise EngineError(_NOT_NUMBERS)
@@ -165,8 +168,13 @@ class Sampler:
         if not count or count + 2 * len(touched) >= self.vocab_size:
             return self._everything(logits)
         best, scores = top_k(logits, count + len(touched), self._gap)
+        if self._only_bans:
+            if len(best) == 1 and best[0] in self._bias_ids:  # it hides those that may come
+                best, scores = top_k(logits, count + len(touched))
+            kept = (best[:, None] != self._bias_ids).all(axis=1)
+            best, scores = best[kept], scores[kept]
         ids = best.astype(np.int32)
-        if not len(touched):
+        if self._only_bans or not len(touched):
             return ids, scores
         ids = np.unique(np.concatenate((ids, touched)))
         scores = logits[ids]

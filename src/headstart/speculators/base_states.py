@@ -207,14 +207,16 @@ class StateSpeculator(Speculator):
         """
         head = step if self.heads.num_heads > 1 else 0
         batch, is_first = self.caches.batch, step == 0 or head > 0
-        firsts = self._catch_up_heads(drafts, head) if is_first else None
+        firsts = self._catch_up_heads(drafts, head) if is_first else []
         batch.clear()
         batch.head = head
-        ends = [
-            self._add(draft, head, None if firsts is None else firsts[index])
-            for index, draft in enumerate(drafts)
-        ]
-        batch.want_all()
+        if is_first:
+            pairs = zip(drafts, firsts, strict=True)
+            ends = [self._add(draft, head, first) for draft, first in pairs]
+            batch.want_all()
+        else:
+            self._add_next(drafts)
+            ends = [*range(1, 1 + len(drafts))]
         logits = self.caches.decode()
         rows = self.heads.outputs()
         for draft, end in zip(drafts, ends, strict=True):
@@ -226,23 +228,39 @@ class StateSpeculator(Speculator):
         """What the rows at which the drafts begin are made of besides their tokens."""
         return self.caches.catch_up([draft.request.seq_id for draft in drafts], head)
 
-    def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32] | None) -> int:
-        """The rows that this head lacks: with `first` those up to the newest token, and the draft.
+    def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
+        """The rows that this head lacks: those up to the newest token, and the draft.
 
         Returns where they end in the batch.
         """
         states, batch, seq_id = draft.states, self.caches.batch, draft.request.seq_id
         own, tokens, length = self.caches.id_of(seq_id, head), draft.tokens, states.length
-        if first is None:
-            batch.add_rows(own, length + len(tokens), tokens[-1:], draft.guessed[-1][None])
-        else:
-            start = length + 1 - len(first)
-            known = [*states.tokens[start:length], draft.newest]
-            batch.add_rows(own, start, known, first)
-            if tokens:
-                batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
+        start = length + 1 - len(first)
+        known = [*states.tokens[start:length], draft.newest]
+        batch.add_rows(own, start, known, first)
+        if tokens:
+            batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
         self.caches.sequence(seq_id).held[head] = length + 1 + len(tokens)
         return batch.num_rows
+
+    def _add_next(self, drafts: Sequence[StateDraft]) -> None:
+        """A row of each draft, for its last token."""
+        caches, batch = self.caches, self.caches.batch
+        tokens: list[int] = []
+        positions: list[int] = []
+        seq_ids: list[int] = []
+        for draft in drafts:
+            seq_id, so_far = draft.request.seq_id, draft.tokens
+            batch.states[len(tokens)] = draft.guessed[-1]
+            tokens.append(so_far[-1])
+            positions.append(self._position(draft, len(so_far)))
+            seq_ids.append(caches.id_of(seq_id, 0))
+            caches.sequence(seq_id).held[0] = positions[-1] + 1
+        batch.extend(seq_ids, positions, tokens)
+
+    def _position(self, draft: StateDraft, num_tokens: int) -> int:
+        """Where the last of so many draft tokens stands."""
+        return draft.states.length + num_tokens
 
     def _draft_nothing(self) -> None:
         """One round of a draft in the empty sequence 0."""
@@ -329,7 +347,8 @@ class StateDraft:
             self.has_ended = True
         else:
             self.scores.append(score)
-        self.guessed.append(state.copy())
+        if self.is_active:
+            self.guessed.append(state.copy())
 
     def learn(self, emitted: Sequence[int]) -> None:
         """The target emitted these tokens where it began, or where what it continued began."""

@@ -42,10 +42,10 @@ class Gemma4AssistantSpeculator(StateSpeculator):
             firsts.append(states.before(states.length, states.length + 1))
         return firsts
 
-    def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32] | None) -> int:
+    def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
         batch, own, length = self.caches.batch, draft.request.seq_id, draft.states.length
-        if first is not None:
-            batch.add_rows(own, length, [draft.newest], first)
-        else:
-            batch.add_rows(own, length, draft.tokens[-1:], draft.guessed[-1][None])
+        batch.add_rows(own, length, [draft.newest], first)
         return batch.num_rows
+
+    def _position(self, draft: StateDraft, num_tokens: int) -> int:
+        return draft.states.length
