@@ -247,7 +247,7 @@ def print_summary(tables: dict[str, dict[str, Score]]) -> None:
         ]
         columns.append(ratios)
         print(f"| {title} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
-    means = [math.exp(statistics.fmean(map(math.log, column))) for column in zip(*columns, strict=True)]
+    means = [statistics.geometric_mean(column) for column in zip(*columns, strict=True)]
     print(f"| geometric mean | {' | '.join(f'{mean:.2f}' for mean in means)} |", flush=True)
 
 
