@@ -9,7 +9,7 @@
 
 Steps: the real scheduler, samplers and speculators; only `decode` is a stub that hands out prepared
 logits, whose time is taken off. `mtp` drafts three tokens a step with
-heads that are stubs as well. Numbers are milliseconds of processor time per
+heads that are stubs as well. Numbers are milliseconds per
 step, median and 95th percentile: first all of Python's time, then what is on the critical path,
 from the logits of one step to the batch of the next. The rest is done while a device computes; the
 processor's own backend does not compute by itself, so there all of it is on the critical path.
@@ -105,7 +105,7 @@ class StubEngine(SilentEngine):
         return {LAST_STATE: self._states[: self._num_rows]}
 
     def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        started = time.thread_time()
+        started = time.perf_counter()
         self._num_rows = batch.num_rows
         outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
         positions, tokens = (
@@ -115,13 +115,13 @@ class StubEngine(SilentEngine):
         keys = np.where(positions % 16 < 12, tokens, positions * 2654435761 >> 9) % len(self._pool)
         logits = self._logits[: len(keys)]
         np.take(self._pool, keys, axis=0, out=logits)
-        spent = time.thread_time() - started
+        spent = time.perf_counter() - started
         self.seconds += spent
         self.pretended += max(0.0, (STEP_MS + ROW_MS * batch.num_rows) / 1000.0 - spent)
         if meanwhile is not None:
-            started = time.thread_time()
+            started = time.perf_counter()
             meanwhile()
-            self.aside += time.thread_time() - started
+            self.aside += time.perf_counter() - started
         return logits
 
     def clock(self) -> float:
@@ -143,10 +143,10 @@ class StubHeads(StubEngine):
         return self
 
     def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        started = time.thread_time()
+        started = time.perf_counter()
         logits = super().decode(batch, meanwhile)
         self._rows = np.zeros((batch.num_outputs, STATE_WIDTH), np.float32)
-        self._target.seconds += time.thread_time() - started
+        self._target.seconds += time.perf_counter() - started
         return logits
 
     def outputs(self) -> Logits:
@@ -198,10 +198,10 @@ def step_cost(
         scheduler.step()
     costs, critical, tokens = [], [], 0
     for count in range(num_steps + 50):
-        inside, aside, started = engine.seconds, engine.aside, time.thread_time()
+        inside, aside, started = engine.seconds, engine.aside, time.perf_counter()
         stats = scheduler.step()
         if count >= 50:
-            costs.append(1000.0 * (time.thread_time() - started - engine.seconds + inside))
+            costs.append(1000.0 * (time.perf_counter() - started - engine.seconds + inside))
             critical.append(costs[-1] - 1000.0 * (engine.aside - aside))
             tokens += stats.num_emitted
     return StepCost(

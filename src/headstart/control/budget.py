@@ -341,6 +341,14 @@ def _explore(
     return best, best_value
 
 
+def _num_above(threshold: float, survival: Sequence[float]) -> int:
+    """Tokens before the first that survives no more often than that."""
+    for length, share in enumerate(survival):
+        if share <= threshold:
+            return length
+    return len(survival)
+
+
 def _share(
     slots: Sequence[SlotDraft], given: list[int], offers: Sequence[float], num_rows: int
 ) -> None:
@@ -352,7 +360,7 @@ def _share(
     ties = num_rows
     for i, slot in enumerate(slots):
         if not slot.is_fixed:
-            given[i] = sum(s > threshold for s in slot.survival)
+            given[i] = _num_above(threshold, slot.survival)
             ties -= given[i]
     for i, slot in enumerate(slots):
         if slot.is_fixed:

@@ -84,7 +84,8 @@ class CostTable:
         self._attention, self._attention_variance = ATTENTION, ATTENTION_VARIANCE
         self._warm_up = WarmUpPrices()
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
-        self._age = self._num_known = 0
+        self._age = 0
+        self._num_known: int | None = None  # rows that are known; None: to be counted again
         # milliseconds at no context, by optimism
         self._weights: dict[bool, NDArray[np.float64]] = {}
         # by optimism, whether steps may be filled, and grains of context
@@ -129,6 +130,8 @@ class CostTable:
             self._follow(knot, innovation, 1.0 - attention / total, lever / total)
             self._warm_up.observe(knot, at_knot + innovation, self._shape[0])
         self._count[knot] = seen + 1
+        if seen + 1 == GROWN:
+            self._num_known = None
         self._age += 1
         is_in_doubt = seen < GROWN or abs(self._surprises) >= MANY_SURPRISES  # either may move far
         if is_in_doubt or self._age >= REBUILD_EVERY:
@@ -228,14 +231,14 @@ class CostTable:
 
     def is_known(self, rows: int) -> bool:
         """Whether the cost of up to `rows` rows was measured well, or close beside."""
-        if rows > self._num_known:
+        if self._num_known is None:
             last = 0
             for knot, count in zip(KNOTS, self._count, strict=True):
                 if knot > _reach(last):
                     break
                 if count >= GROWN:
                     last = knot
-            self._num_known = last  # counts never fall
+            self._num_known = last
         return rows <= self._num_known or self._num_known < rows < _reach(self._num_known)
 
     def describe(self) -> dict[str, Any]:

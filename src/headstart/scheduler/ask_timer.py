@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from headstart.control.controller import Controller
 from headstart.control.values import BatchPlan, Step
+from headstart.scheduler.deferred import DeferredCalls
 from headstart.scheduler.draft_plan import DraftPlan
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import SequenceMode
@@ -25,8 +26,9 @@ class AskTimer:
         clock: Callable[[], float],
         texts: Sequence[str],
         models: Sequence[str],
+        deferred: DeferredCalls,
     ) -> None:
-        self._controller, self._clock = controller, clock
+        self._controller, self._clock, self._deferred = controller, clock, deferred
         self._texts, self._models = texts, models
         self._asked: list[tuple[str, DraftPlan]] = []
         self._started = self._spent = 0.0
@@ -61,16 +63,21 @@ class AskTimer:
     def finish(self, plans: Sequence[DraftPlan], batch: BatchPlan, step: Step) -> None:
         """The step is planned."""
         self.stop()
-        if self._asked and self._spent > 0.0:
+        asked, milliseconds = self._asked, 1000.0 * self._spent
+        self._asked, self._spent = [], 0.0
+        if not asked or milliseconds <= 0.0:
+            return
+
+        def observe() -> None:
             saved = batch.saved_ms or [0.0] * len(plans)
             by_seq = {plan.seq_id: ms for plan, ms in zip(plans, saved, strict=True)}
             earned = [
                 (name, plan.seq_id, by_seq[plan.seq_id] * (name in plan.proposal.speculators))
-                for name, plan in self._asked
+                for name, plan in asked
             ]
-            self._controller.observe_asking(earned, 1000.0 * self._spent, step)
-        self._asked.clear()
-        self._spent = 0.0
+            self._controller.observe_asking(earned, milliseconds, step)
+
+        self._deferred.add(observe)
 
     def time_models(self, names: Sequence[str], step: Step, started: float) -> None:
         """Whether and how far these draft models may draft was decided since `started`."""

@@ -20,6 +20,17 @@ class DraftLimit(NamedTuple):
     reason: str
 
 
+def generating_and_unread(running: Sequence[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
+    """Those that generate, and the tokens that the others have to read."""
+    generating, num_unread = list[ActiveRequest](), 0
+    for active in running:
+        if active.is_generating:
+            generating.append(active)
+        else:
+            num_unread += active.num_pending
+    return generating, num_unread
+
+
 def draft_limits(
     generating: Sequence[ActiveRequest], engine: Engine, num_slots: int
 ) -> list[DraftLimit]:

@@ -58,7 +58,8 @@ class Committer:
             active.first_token = now
         text, emitted = self._text(active, emitted, is_late=_is_late(active, now))
         num_accepted = min(num_accepted, len(emitted))
-        sources = (*active.proposal.sources[:num_accepted], *[""] * (len(emitted) - num_accepted))
+        guessed = active.proposal.sources[:num_accepted] if num_accepted else ()
+        sources = (*guessed, *[""] * (len(emitted) - num_accepted))
         step = self._describe_step(active) if active.request.wants_provenance else None
         active.tokens += emitted
         self._cut_cache(active, num_in_cache)

@@ -21,16 +21,17 @@ class DraftCounts:
         self.stats = SpeculationStats()
         self.forced_stats = SpeculationStats()  # of tokens that a constraint forces
 
-    def count_call(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> bool:
-        """Count what a speculator answered; returns whether there is a draft."""
-        has_draft = len(draft.tokens) > 0
-        for stats in (plan.active.by_speculator[speculator.name], speculator.stats):
-            stats.count_call(has_draft=has_draft)
-        if plan.active.guesses is not None:
-            plan.active.guesses.note(plan, speculator.name, draft, is_model=speculator.is_model)
-        if not has_draft:
-            plan.miss(speculator, draft.reason or "no match")
-        return has_draft
+    def count_calls(
+        self, plans: Sequence[DraftPlan], speculator: GuardedSpeculator, drafts: Sequence[Draft]
+    ) -> None:
+        """Count what a speculator answered, before anything else is done with it."""
+        name, is_model = speculator.name, speculator.is_model
+        for plan, draft in zip(plans, drafts, strict=True):
+            has_draft = len(draft.tokens) > 0
+            plan.active.by_speculator[name].count_call(has_draft=has_draft)
+            speculator.stats.count_call(has_draft=has_draft)
+            if plan.active.guesses is not None:
+                plan.active.guesses.note(plan, name, draft, is_model=is_model)
 
     def count_verified(self, active: ActiveRequest, proposal: Proposal, num_accepted: int) -> None:
         """Count the draft that was verified, for the request and for those who made it."""

@@ -69,6 +69,13 @@ class DraftPlan:
             return FAILED
         return (self.reason or _OUTBID) if self.survival else BELOW_BREAK_EVEN
 
+    def has_answer(self, speculator: GuardedSpeculator, draft: Draft) -> bool:
+        """Whether what this speculator answered is a draft; else the plan keeps the reason."""
+        if draft.tokens:
+            return True
+        self.miss(speculator, draft.reason or "no match")
+        return False
+
     def miss(self, speculator: GuardedSpeculator, reason: str) -> None:
         """This speculator has no draft, for a reason of its own."""
         self.reasons[speculator.name] = reason

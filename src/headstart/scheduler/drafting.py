@@ -67,9 +67,9 @@ class Drafting:
         self._state = state
         models = [one.name for one in speculators if one.is_model]
         texts = [one.name for one in speculators if not one.is_model]
-        self._timer = AskTimer(controller, clock, texts, models)
-        self.observes = any(speculator.wants_logits for speculator in speculators)
         self.deferred = DeferredCalls()
+        self._timer = AskTimer(controller, clock, texts, models, self.deferred)
+        self.observes = any(speculator.wants_logits for speculator in speculators)
         self.guess_logs = GuessLogs(controller, speculators)
         self._counts = DraftCounts(self.speculators)
         self._models = ModelDrafting(
@@ -106,7 +106,11 @@ class Drafting:
 
     def observe_step(self, num_rows: int, context: int, milliseconds: float) -> None:
         """A decode of the target took this long; `context` in tokens per row."""
-        self.controller.observe_step(num_rows, context, milliseconds)
+        observe = partial(self.controller.observe_step, num_rows, context, milliseconds)
+        if self.controller.holds_width:  # the next step may get the width of this one
+            observe()
+        else:
+            self.deferred.add(observe)
 
     def describe_control(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""
@@ -302,10 +306,10 @@ class Drafting:
             asked = self._timer.choose(name, [plan for plan in plans if plan.wants(speculator)])
             if not asked:
                 continue
-            for plan, draft in zip(
-                asked, speculator.propose([d.request() for d in asked]), strict=True
-            ):
-                if self._counts.count_call(plan, speculator, draft):
+            drafts = speculator.propose([plan.request() for plan in asked])
+            self.deferred.add(partial(self._counts.count_calls, asked, speculator, drafts))
+            for plan, draft in zip(asked, drafts, strict=True):
+                if plan.has_answer(speculator, draft):
                     plan.drafts[name] = draft
 
     def _choose_text(self, plan: DraftPlan, step: Step) -> None:

@@ -111,8 +111,9 @@ class ModelDrafting:
             )
             if self._controller.observe_draft(call, step):
                 milliseconds = 0.0
+        self._counts.count_calls(plans, speculator, drafts)
         for plan, draft in zip(plans, drafts, strict=True):
-            if self._counts.count_call(plan, speculator, draft):
+            if plan.has_answer(speculator, draft):
                 self._choose_model(plan, speculator, draft)
         return milliseconds
 

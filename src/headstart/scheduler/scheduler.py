@@ -228,9 +228,7 @@ class Scheduler:
     def _draft(self) -> None:
         """Give every generating request its draft for this step."""
         self._num_padding = 0
-        sharing = self._sharing()
-        generating = [a for a in sharing if a.is_generating]
-        reading = sum(a.num_pending for a in sharing if not a.is_generating)
+        generating, reading = batching.generating_and_unread(self._sharing())
         self._max_prompt_rows = self._prompt_rows(generating) if reading else 0
         if not generating:
             return

@@ -193,13 +193,13 @@ class Alignment:
 
     def _known(self, source: list[int], at: int) -> Change | None:
         """The longest change whose old tokens stand there; of several the one made most."""
-        best = None
+        best, longest = None, 0
         for change in self._changes.get(source[at], ()):
-            old = change.old
-            if source[at : at + len(old)] == old and (
-                best is None or (len(old), change.made) > (len(best.old), best.made)
-            ):
-                best = change
+            size = len(change.old)
+            if size < longest or source[at : at + size] != change.old:
+                continue
+            if best is None or size > longest or change.made > best.made:
+                best, longest = change, size
         return best
 
     def _under_way(self, index: SuffixIndex) -> Change | None:

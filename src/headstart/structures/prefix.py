@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress, count
+from operator import ne
 from typing import TypeVar
 
 Tokens = TypeVar("Tokens", bound=Sequence[object])
@@ -18,6 +20,5 @@ def common_prefix_length(a: Tokens, b: Tokens, start: int = 0) -> int:
     at = min(start, limit)
     while at < limit and a[at : at + _CHUNK] == b[at : at + _CHUNK]:
         at = min(at + _CHUNK, limit)
-    while at < limit and a[at] == b[at]:
-        at += 1
-    return at
+    end = min(at + _CHUNK, limit)
+    return next(compress(count(at), map(ne, a[at:end], b[at:end])), end)
