@@ -55,6 +55,7 @@ SPECULATORS = (
 LENGTH = 4  # draft tokens a step
 CONTEXT = 512
 SECONDS = 300.0  # for one architecture
+ONE_SLOT = "with --parallel 1 only"
 KINDS = {
     MemoryKind.CUT: "attention",
     MemoryKind.WINDOW: "attention with sliding windows",
@@ -122,13 +123,13 @@ def _why_no_draft_model(name: str, folder: Path) -> str:
             try:
                 scheduler = open_setting(setting, replace(target, draft=draft))
             except (ConfigError, ModelError) as error:
-                return f"{'with --parallel 1 only: ' * (slots > 1)}{error}"
+                return ONE_SLOT if slots > 1 else f"no: {error}"
             results = generate(scheduler, requests)
             (speculator,) = scheduler.drafting.speculators.values()
             if different(expected, results) or speculator.failure:
-                return speculator.failure or "texts differ"
+                return f"no: {speculator.failure or 'texts differ'}"
             if not speculator.stats.num_drafted:
-                return "it drafts nothing"
+                return "no: it drafts nothing"
     return ""
 
 
@@ -256,9 +257,7 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def _line(row: Row) -> str:
-    drafts = f"no: {row.why_no_draft_model}"
-    if not row.why_no_draft_model:
-        drafts = f"yes, {row.accepted:.2f}" if row.accepted else "yes"
+    drafts = row.why_no_draft_model or f"yes, {row.accepted:.2f}"
     if row.failure:
         return f"| `{row.architecture}` | {row.failure} | | | | | | {drafts} |"
     equal = f"{row.equal} of {row.settings}"
@@ -296,8 +295,8 @@ _NOTES = (
     "and 4 slots; yes if every text",
     "  is what the target writes alone. The number is the share of draft tokens accepted when the "
     "model drafts for itself, which",
-    "  only rounding and the order of equal logits can lower; with deterministic attention nothing "
-    "does.",
+    "  rounding lowers, and a model that would end its text: the requests go on, and the draft "
+    "does not know.",
 )
 
 

@@ -1,7 +1,7 @@
 """Train an EAGLE-3 head for a demo model, on texts that the model writes itself.
 
-    python -m training.eagle3 --work DIR --target demo-target.gguf --seconds 1200 -o first.gguf
-    python -m training.eagle3 --work DIR --target demo-target.gguf --seconds 960 \
+    python -m training.eagle3 --work DIR --target demo-target.gguf --steps 800 -o first.gguf
+    python -m training.eagle3 --work DIR --target demo-target.gguf --steps 900 \
         --start first.gguf --corpus-share 0.7 -o head.gguf
 
 The head learns the target's probabilities several tokens ahead: from the second on it goes on with

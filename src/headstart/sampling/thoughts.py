@@ -25,6 +25,7 @@ class ThoughtLimit:
     end: bytes
     closing: tuple[int, ...]  # the tokens that end them; at least one
     is_thinking: bool  # whether the prompt has opened them
+    further_ends: tuple[bytes, ...] = ()  # other marks with which they may end
 
 
 class ThoughtCounter:
@@ -57,12 +58,13 @@ class ThoughtCounter:
             if self._num_closed == len(self._limit.closing):
                 self._leave()
             return
-        mark = self._limit.end if self._is_thinking else self._limit.start
-        if not mark:
+        limit = self._limit
+        marks = (limit.end, *limit.further_ends) if self._is_thinking else (limit.start,)
+        if not marks[0]:
             return
         text = self._tail + self._spelling(token)
-        self._tail = text[-max(len(mark), 4) :]
-        if mark in text:
+        self._tail = text[-max(4, *map(len, marks)) :]
+        if any(mark in text for mark in marks):
             self._enter() if not self._is_thinking else self._leave()
         elif self._is_thinking:
             self._num_left -= 1

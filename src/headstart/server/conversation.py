@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from headstart.config import ChatConfig
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.schemas import ChatBody
+from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
 
@@ -135,7 +135,7 @@ def _without_thoughts(template: ChatTemplate, rendered: RenderedChat) -> Rendere
     return RenderedChat(rendered.text + closed, "content")
 
 
-def reasoning_budget(body: ChatBody, defaults: ChatDefaults) -> int:
+def reasoning_budget(body: GenerationBody, defaults: ChatDefaults) -> int:
     """Tokens after which the answer's thoughts are ended; -1 for no limit."""
     for budget in (body.reasoning_budget_tokens, body.thinking_budget_tokens):
         if budget not in (None, -1):

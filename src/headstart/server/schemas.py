@@ -129,8 +129,8 @@ class GenerationBody(SamplingBody):
     reasoning_budget_tokens: Int | None = Field(
         default=None,
         ge=-1,
-        description="of chats: tokens after which thoughts are ended; -1 is no limit, 0 no "
-        "thoughts",
+        description="tokens after which thoughts are ended; -1 is no limit, 0 no thoughts; "
+        "outside chats with reasoning_budget_start_tag and _end_tags",
     )
     thinking_budget_tokens: Int | None = Field(
         default=None, ge=-1, description="the same as reasoning_budget_tokens"
@@ -139,6 +139,19 @@ class GenerationBody(SamplingBody):
         default=None,
         max_length=4096,
         description="text in front of the end of thoughts that were too long",
+    )
+    reasoning_budget_start_tag: str | None = Field(
+        default=None,
+        max_length=256,
+        description="not of chats: what thoughts begin with, for reasoning_budget_tokens",
+    )
+    reasoning_budget_end_tags: list[str] | None = Field(
+        default=None,
+        max_length=16,
+        description="what they end with; the first one ends those that are too long",
+    )
+    reasoning_budget_end_tag: str | None = Field(
+        default=None, max_length=256, description="the same, a single one"
     )
     response_format: dict[str, Any] | None = Field(
         default=None, description="type text, json_object or json_schema"

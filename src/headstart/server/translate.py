@@ -34,6 +34,7 @@ from headstart.server.logit_bias import read_logit_bias
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
+from headstart.server.thought_tags import tagged_thoughts
 from headstart.types import SequenceMode, Vocab
 
 RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
@@ -105,6 +106,7 @@ def make_requests(
             first,
             request_id=f"{call.id}-{index}" if index else call.id,
             prompt=prompt.tokens,
+            thoughts=tagged_thoughts(body, prompt.text, call.model),
             sampling=dataclasses.replace(
                 sampling, seed=(sampling.seed + index % num_choices) % 2**32
             ),

@@ -37,6 +37,20 @@ def test_thoughts_that_end_by_themselves_are_left_alone() -> None:
     assert not read(counter(9), b"ab</t>and so on and on").closing()
 
 
+def test_thoughts_may_end_with_any_of_several_marks() -> None:
+    limit = ThoughtLimit(
+        max_tokens=9,
+        start=b"<t>",
+        end=b"</t>",
+        closing=CLOSING,
+        is_thinking=True,
+        further_ends=(b"</a long mark>",),
+    )
+    thoughts = ThoughtCounter(limit, lambda token: bytes([token]))
+    assert not read(thoughts, b"a</a long mark>and so on and on").closing()
+    assert read(thoughts, b"<t>" + b"a" * 9).closing()
+
+
 def test_thoughts_count_from_their_mark_on_and_each_anew() -> None:
     thoughts = read(counter(is_thinking=False), b"hello world")
     assert not thoughts.closing()

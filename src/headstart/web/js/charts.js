@@ -5,6 +5,8 @@ import { timeChart } from "./libraries.js";
 
 const SHOWN_SECONDS = 120;
 
+const MOST_UPRIGHT = 20; // bars whose numbers have room beside each other
+
 /**
  * Upright bars with a label below and the value on top.
  * @param {HTMLElement} root
@@ -15,7 +17,7 @@ export function showBars(root, bars, summary) {
   const most = Math.max(...bars.map((bar) => bar.value), 1e-9);
   const list = h(
     "ul",
-    { class: "bars", "aria-label": summary },
+    { class: bars.length > MOST_UPRIGHT ? "bars many" : "bars", "aria-label": summary },
     bars.map((bar) => {
       const fillElement = h("span", { class: `bar ${bar.style ?? ""}` });
       fillElement.style.height = `${Math.max(2, (100 * bar.value) / most)}%`;
