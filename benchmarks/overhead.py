@@ -8,11 +8,11 @@
         and what a constraint costs with these vocabularies
 
 Steps: the real scheduler, samplers and speculators; only `decode` is a stub that hands out prepared
-logits, whose time is taken off. `mtp` drafts three tokens a step with
-heads that are stubs as well. Numbers are milliseconds per
-step, median and 95th percentile: first all of Python's time, then what is on the critical path,
-from the logits of one step to the batch of the next. The rest is done while a device computes; the
-processor's own backend does not compute by itself, so there all of it is on the critical path.
+logits, whose time is taken off. `mtp` drafts three tokens a step with heads that are stubs as well.
+Numbers are milliseconds per step, median and 95th percentile: first all of Python's time, then what
+is on the critical path, from the logits of one step to the batch of the next. The rest is done
+while a device computes; the processor's own backend does not compute by itself, so there all of it
+is on the critical path.
 libllama's sampler chain is called for real and counted. The stub pretends that a step takes 50 ms
 and a further row 1 ms, so that `auto` drafts.
 """
@@ -106,6 +106,10 @@ class StubEngine(SilentEngine):
 
     def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         started = time.perf_counter()
+        if meanwhile is not None:  # the logits come when the device has finished
+            meanwhile()
+            self.aside += time.perf_counter() - started
+            started = time.perf_counter()
         self._num_rows = batch.num_rows
         outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
         positions, tokens = (
@@ -118,10 +122,6 @@ class StubEngine(SilentEngine):
         spent = time.perf_counter() - started
         self.seconds += spent
         self.pretended += max(0.0, (STEP_MS + ROW_MS * batch.num_rows) / 1000.0 - spent)
-        if meanwhile is not None:
-            started = time.perf_counter()
-            meanwhile()
-            self.aside += time.perf_counter() - started
         return logits
 
     def clock(self) -> float:

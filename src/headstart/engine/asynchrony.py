@@ -1,8 +1,8 @@
 """Whether llama_decode returns before the device has finished, found out by timing it.
 
-CUDA, Metal, Vulkan and RPC workers compute by themselves, unless the last layer is left to the
-processor; the processor's own backend has finished when llama_decode returns. libllama does not
-say which it is.
+A GPU computes by itself, unless the last layer is left to the processor, as it is beside RPC
+workers. The processor's own backend has finished when llama_decode returns. libllama does not say
+which it is.
 """
 
 from __future__ import annotations

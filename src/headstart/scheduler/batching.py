@@ -152,6 +152,12 @@ def share_rows(reading: Sequence[ActiveRequest], num_rows: int) -> list[int]:
     return rows
 
 
+def mean_context(batch: Batch, in_batch: Sequence[ActiveRequest]) -> int:
+    """Tokens that a row of the batch attended to on average."""
+    attended = sum(a.num_rows * (a.num_decoded + a.num_rows // 2) for a in in_batch)
+    return attended // batch.num_rows
+
+
 def output_rows(batch: Batch, logits: Logits) -> Decoded:
     """The rows that produced logits, for speculators: read-only, they are sampled afterwards."""
     rows = batch.wants_logits[: batch.num_rows].astype(bool)

@@ -34,7 +34,6 @@ from headstart.scheduler.request import (
 )
 from headstart.scheduler.rollback import keep_states
 from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
-from headstart.scheduler.step_account import StepClock, mean_context, step_stats
 from headstart.scheduler.warm_up import NEEDED_ROWS, time_change, time_decodes
 from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
@@ -148,19 +147,22 @@ class Scheduler:
 
     def step(self) -> StepStats:
         """Advance every running request by one decode."""
-        times = StepClock(self.clock())
+        started = self.clock()
         self._take_compiled()
         self._admit()
         if self.adapters:
             self.adapters.begin_step(self.running)
         self._draft()
-        times.drafted = self.clock()
+        drafted = self.clock()
         logits = self._decode()
-        times.decoded = self.clock()
+        decoded = self.clock()
         stats = StepStats()
         if logits is not None:
             self.num_failed_decodes = 0
-            stats = self._take_logits(logits, times)
+            stats.draft_seconds, stats.decode_seconds = drafted - started, decoded - drafted
+            self._take_logits(logits, stats)
+            stats.step_seconds = self.clock() - started
+            self.counters.add(stats)
         if not (self.engine.is_asynchronous and self.running):
             self._meanwhile()
         return stats
@@ -351,20 +353,18 @@ class Scheduler:
         self._events.append(end)
         self._release(active)
 
-    def _take_logits(self, logits: Logits, times: StepClock) -> StepStats:
+    def _take_logits(self, logits: Logits, stats: StepStats) -> None:
         """The batch was decoded: learn what that took, commit, and count it."""
         batch, committer = self._batch, self._committer
-        committer.target_ms = 1000.0 * times.decode_seconds
-        committer.draft_ms = 1000.0 * times.draft_seconds
-        context = mean_context(batch, self._in_batch)
+        committer.target_ms = 1000.0 * stats.decode_seconds
+        committer.draft_ms = 1000.0 * stats.draft_seconds
+        context = batching.mean_context(batch, self._in_batch)
         self.drafting.observe_step(batch.num_rows, context, committer.target_ms)
         if self.drafting.observes:
             self.drafting.observe(batching.output_rows(batch, logits))
-        num_emitted = self._commit(logits)
-        times.ended = self.clock()
-        stats = step_stats(batch, self._num_padding, len(self._in_batch), num_emitted, times)
-        self.counters.add(stats)
-        return stats
+        stats.num_slots, stats.num_emitted = len(self._in_batch), self._commit(logits)
+        stats.num_verify_rows, stats.num_padding_rows = batch.num_outputs, self._num_padding
+        stats.num_prompt_rows = batch.num_rows - batch.num_outputs - self._num_padding
 
     def _commit(self, logits: Logits) -> int:
         """Verify and emit in the order of the batch's outputs; returns tokens emitted."""
