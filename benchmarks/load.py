@@ -189,7 +189,7 @@ def run_clients(
     """All servers, all loads and rounds in turn; prints a table per load and temperature, and
     returns the scores by server, by table.
     """
-    tables = {}
+    tables: dict[str, dict[str, Score]] = {}
     with ExitStack() as stack:
         ports = {}
         for name, command in commands(options, target, clients, folder).items():
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048, help="tokens per client")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    tables = {}
+    tables: dict[str, dict[str, Score]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.target.split(","):
             for clients in map(int, options.clients.split(",")):
