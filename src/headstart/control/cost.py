@@ -16,6 +16,11 @@ derivative of log expected by the parameter, 1 for the level):
     e = log ms - log expected, cut to +-25 %; V_level >= e^2 after several surprises in a row
     parameter += e h V / S;   S = sum of h^2 V over the three + noise
 
+Level and shape cannot be told apart by the widths in use alone: with a load that rises suddenly
+and falls slowly, the one would climb and the other sink for ever, and widths not seen meanwhile
+would look dearer with it. So the mean shape of the widths in use stays, and the level takes the
+rest (`RecentUse.balance`).
+
 A cell of the shape starts as the lowest of its first two samples (disturbed steps are slow), then
 their median. Shapes are kept at knots and read by linear interpolation in rows. Past the last knot
 seen, a row costs a quarter more than the rows so far did on average; optimistically half as much.
@@ -44,6 +49,7 @@ from headstart.control.cost_samples import (
     Sample,
     attention_of,
 )
+from headstart.control.recent_use import RecentUse
 from headstart.control.warm_up_prices import WIDTH_DOUBT, WarmUpPrices
 
 EACH = 32  # up to so many rows each width is kept as it is
@@ -83,6 +89,7 @@ class CostTable:
         self._count = [0] * len(KNOTS)  # 0: never seen
         self._attention, self._attention_variance = ATTENTION, ATTENTION_VARIANCE
         self._warm_up = WarmUpPrices()
+        self._use = RecentUse()
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = 0
         self._num_known: int | None = None  # rows that are known; None: to be counted again
@@ -284,7 +291,10 @@ class CostTable:
             level + by_shape * by_shape * shape + by_attention * by_attention * attention + NOISE
         )
         self._level += innovation * level / total
-        self._shape[knot] += innovation * by_shape * shape / total
+        by_width = innovation * by_shape * shape / total
+        self._shape[knot] += by_width
+        self._use.add(knot)
+        self._level += self._use.balance(self._shape, knot, by_width)
         moved = self._attention + innovation * by_attention * attention / total
         self._attention = max(0.0, min(MOST_ATTENTION, moved))
         self._level_variance = level * (1.0 - level / total)

