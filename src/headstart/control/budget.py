@@ -52,9 +52,9 @@ MARGINS = ((0.03, 0.08), (0.06, 0.11), (0.09, 0.14), (0.10, 0.16))
 # of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
 SPEEDUP_RATE, YOUNG = 0.05, 4
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
-# drafting (or not) is tried again after so many steps, at this cost
+# drafting (or not) is tried again after so many steps, at this cost; a step is left unpadded at the
+# same, because what is padded is not timed and the warm-up may have been disturbed
 REVISIT_AFTER, REVISIT_SHARE = 12, 0.01
-REVISIT_PADDING = 200  # a step is not padded after so many that were
 # but drafting only if it is expected to lose no more than this share of a plain step
 NEAR_MISS = 0.15
 EXPLORE_START = 1.0  # savings for that, in plain steps
@@ -121,7 +121,8 @@ class Budget:
         self._cost = cost
         self.averages = {} if averages is None else averages  # by number of slots
         self._savings = EXPLORE_START
-        self._padded = 0  # steps
+        # steps since one of so many rows was last left as it is
+        self._padded: dict[int, int] = {}
         self.graphs = GraphReuse()
 
     def rate(self, num_slots: int, plain_ms: float, *, is_unread: bool = False) -> float:
@@ -213,8 +214,10 @@ class Budget:
             most = min(step.max_rows, step.max_outputs)
             width = min(self.graphs.width(num_rows, width, curve, step.num_slots), most)
         elif width > num_rows:
-            self._padded += 1
-            if self._padded % REVISIT_PADDING == 0:
+            curve = self._cost.curve(width, step.context)
+            padded = self._padded[num_rows] = self._padded.get(num_rows, 0) + 1
+            if padded * REVISIT_SHARE >= curve[num_rows] / curve[width] - 1.0:
+                self._padded[num_rows] = 0
                 return 0
         return max(0, width - num_rows)
 

@@ -106,6 +106,20 @@ def test_padding_is_dropped_when_it_no_longer_pays() -> None:
     assert padded == 0
 
 
+def test_a_width_that_a_disturbed_warm_up_made_dear_is_padded_for_some_steps_only() -> None:
+    """What is padded is not timed, so without looking again soon the error would stay."""
+    controller, padded = Controller(), 0
+    for rows, milliseconds in ((1, 8.0), (2, 12.0), (3, 21.0), (4, 16.0), (8, 34.0)):
+        for _ in range(3):
+            controller.observe_step(rows, 0, milliseconds)
+    assert plan(controller, 3).num_padding_rows == 1
+    for _ in range(400):
+        padding = plan(controller, 3).num_padding_rows
+        controller.observe_step(3 + padding, 0, 16.0 if padding else 14.0)
+        padded += bool(padding)
+    assert padded < 200
+
+
 def test_what_widths_cost_is_kept(tmp_path: Path) -> None:
     controller = warm()
     controller.observe_step(3, 0, 36.0)
