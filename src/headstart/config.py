@@ -87,7 +87,9 @@ class SchedulerConfig:
     parallel: int = option(4, "slots: requests generated at the same time", "-np", "--num-slots")
     max_queue: int = option(256, "requests that may wait before new ones get 503")
     prefill_chunk: int = option(
-        64, "prompt tokens that a step always may read while others generate"
+        128,
+        "prompt tokens that a step always may read while others generate; from 64 on, up to 32 "
+        "more or fewer, so that the step has whole tiles of 64 rows",
     )
     prefill_ms: float = option(
         100.0,

@@ -10,6 +10,9 @@ import numpy as np
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Batch, Decoded, Engine, Logits, Meanwhile
 
+# Rows that attention computes together on a processor (GGML_FA_TILE_Q of ggml-cpu): the last tile
+# of a step takes as long with one row as with all.
+_TILE = 64
 _SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
 
 
@@ -62,7 +65,7 @@ def build(
 ) -> list[ActiveRequest]:
     """Fill the batch; returns the requests in it, in the order of their rows, `num_rows` set.
 
-    Prompts share `max_prompt_rows`, the shortest ones first.
+    Prompts share about `max_prompt_rows`, the shortest ones first.
     """
     batch.clear()
     included: list[ActiveRequest] = []
@@ -82,9 +85,18 @@ def build(
         included.append(active)
     batch.extend(seq_ids, positions, tokens)
     if reading:
-        num_rows = min(engine.max_batch_tokens - batch.num_rows, max_prompt_rows)
+        room = engine.max_batch_tokens - batch.num_rows
+        num_rows = min(room, prompt_rows(batch.num_rows, max_prompt_rows))
         included += _add_prompts(batch, reading, num_rows, engine.max_outputs)
     return included
+
+
+def prompt_rows(num_others: int, wanted: int) -> int:
+    """Prompt rows beside so many others: near what is wanted, so that the step is whole tiles."""
+    if wanted < _TILE:
+        return wanted
+    tiles = round((num_others + wanted) / _TILE)
+    return max(tiles, num_others // _TILE + 1) * _TILE - num_others
 
 
 def pad(batch: Batch, num_rows: int, seq_id: int) -> None:
