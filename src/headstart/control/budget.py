@@ -160,7 +160,8 @@ class Budget:
         Args:
             slots: one entry per generating slot, empty where there is no draft.
             step: the batch so far.
-            sunk_ms: time already spent on these drafts; lowers the speedup, not this plan.
+            sunk_ms: time already spent on these drafts, that of probes left out; lowers the
+                speedup, not this plan.
 
         O(n log n) in draft tokens.
         """

@@ -36,7 +36,7 @@ class ModelDrafting:
 
     def ask(self, plans: Sequence[DraftPlan], step: Step) -> float:
         """Let model speculators draft where control expects it to pay, one at most for each slot;
-        returns the milliseconds spent.
+        returns the milliseconds spent, those of probes left out: they are saved for.
         """
         asked = {}
         for speculator in self._speculators.values():
@@ -69,7 +69,7 @@ class ModelDrafting:
         allowances: Sequence[Allowance],
         step: Step,
     ) -> float:
-        """Let one of them draft as far as control allows; returns the milliseconds spent."""
+        """Let one of them draft as far as control allows; returns as `ask`."""
         allowed = []
         for plan, allowance in zip(candidates, allowances, strict=True):
             plan.address(speculator)
