@@ -61,14 +61,15 @@ class Committer:
         guessed = active.proposal.sources[:num_accepted] if num_accepted else ()
         sources = (*guessed, *[""] * (len(emitted) - num_accepted))
         step = self._describe_step(active) if active.request.wants_provenance else None
-        active.tokens += emitted
+        active.tokens.grow(emitted)
         self._cut_cache(active, num_in_cache)
         active.num_steps += 1
-        self._drafting.settle(active, emitted, num_accepted)
+        tokens = tuple(emitted)  # speculators are shown what clients get, and cannot change it
+        self._drafting.settle(active, tokens, num_accepted)
         active.proposal = NO_PROPOSAL
         shown = tuple(logprobs[: len(emitted)])
         request_id = active.request.request_id
-        event = TokenEvent(request_id, tuple(emitted), text, sources, shown, step, active.slot_id)
+        event = TokenEvent(request_id, tokens, text, sources, shown, step, active.slot_id)
         return event, self._ending(active, emitted[-1], now)
 
     def _describe_step(self, active: ActiveRequest) -> VerifiedDraft:
