@@ -76,11 +76,11 @@ def set_sequence(request: DraftRequest) -> None:
 
 
 def replace_last(request: DraftRequest) -> None:
-    request.tokens[-1] = 5
+    request.tokens[-1] = 5  # type: ignore[index]  # the mistake under test
 
 
 def lengthen(request: DraftRequest) -> None:
-    request.tokens += [1]
+    request.tokens += [1]  # type: ignore[operator]  # the mistake under test
 
 
 CHANGES: dict[str, tuple[str, Callable[[Any], object]]] = {
