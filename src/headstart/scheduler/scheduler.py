@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ class Scheduler:
         # itself and another step follows, while it computes that one
         self.deliver: Callable[[], object] = lambda: None
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
-        self.turns = Turns(engine.attention_tile)
+        self.turns = Turns(engine.attention_tile, config.prefill_chunk)
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         self._batch = Batch(engine.max_batch_tokens)

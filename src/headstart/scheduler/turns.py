@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Where the answers have fewer tokens, reading the weights twice takes longer than a tile that looks
 # at all of them.
-_FEW_CELLS = 128
+_FEW_CELLS = 256
 
 
 class _Turn(Enum):
@@ -32,9 +32,10 @@ class _Turn(Enum):
 class Turns:
     """Chooses the requests of each step."""
 
-    def __init__(self, attention_tile: int) -> None:
+    def __init__(self, attention_tile: int, prefill_chunk: int) -> None:
+        """`prefill_chunk`: rows that a prompt may have beside answers."""
         self.adapters: AdapterTurns | None = None  # where requests may differ in them
-        self._tile = attention_tile
+        self._tile = attention_tile if prefill_chunk >= attention_tile else 1
         self._turn = _Turn.ALL
 
     def begin_step(self, running: Sequence[ActiveRequest]) -> None:
