@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, BatchPlan, ModelSlot, SlotDraft, Step
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.ask_timer import no_clock
@@ -33,6 +32,7 @@ from headstart.speculation import make_speculator
 from headstart.speculators import Speculator
 from headstart.structures.token_log import VocabularyId
 from headstart.testing import ByteVocab, FakeEngine, FakeFilters
+from headstart.testing import RandomController as RandomController
 from headstart.types import Draft, DraftRequest, MemoryKind
 
 SIZE, EOS = 32, 31
@@ -125,25 +125,6 @@ class Clock:
     def __call__(self) -> float:
         self.now += 0.001
         return self.now
-
-
-class RandomController(Controller):
-    """Control that changes its mind at random: how far drafts are verified must not show in the
-    text.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self._random = np.random.default_rng(seed)
-
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
-        lengths = [int(self._random.integers(0, len(s.survival) + 1)) for s in slots]
-        return BatchPlan(lengths, int(self._random.integers(0, 4)) if step.can_pad else 0)
-
-    def plan_model(
-        self, speculator: str, slots: Sequence[ModelSlot], step: Step
-    ) -> list[Allowance]:
-        return [Allowance(int(self._random.integers(0, s.max_tokens + 1))) for s in slots]
 
 
 class Oracle(Speculator):

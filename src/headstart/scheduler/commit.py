@@ -108,29 +108,24 @@ class Committer:
             active.first_token = now
         text, emitted = self._text(active, one.emitted, is_late=_is_late(active, now))
         num_in_cache = active.num_decoded + active.num_rows
-        one.emitted, one.num_accepted = emitted, min(one.num_accepted, len(emitted))
+        one.num_accepted = min(one.num_accepted, len(emitted))
         guessed = active.proposal.sources[: one.num_accepted] if one.num_accepted else ()
         sources = (*guessed, *[""] * (len(emitted) - one.num_accepted))
         step = self._describe_step(active) if active.request.wants_provenance else None
-        active.tokens += emitted
+        active.tokens.grow(emitted)
         try:
             self._cut_cache(active, num_in_cache)
         except EngineError as error:
             done.failed.append((active, error))
             return False
         active.num_steps += 1
-        shown = tuple(one.logprobs[: len(emitted)])
-        done.num_emitted += len(emitted)
+        # a tuple: speculators are shown what clients get, and cannot change it
+        one.emitted = tokens = tuple(emitted)
+        shown = tuple(one.logprobs[: len(tokens)])
+        done.num_emitted += len(tokens)
+        request_id = active.request.request_id
         done.events.append(
-            TokenEvent(
-                active.request.request_id,
-                tuple(emitted),
-                text,
-                sources,
-                shown,
-                step,
-                active.slot_id,
-            )
+            TokenEvent(request_id, tokens, text, sources, shown, step, active.slot_id)
         )
         return True
 
@@ -174,8 +169,8 @@ class Committer:
         return frozenset() if active.request.sampling.ignore_eos else self._vocab.eog_ids
 
     def _text(
-        self, active: ActiveRequest, emitted: list[int], *, is_late: bool
-    ) -> tuple[bytes, list[int]]:
+        self, active: ActiveRequest, emitted: Sequence[int], *, is_late: bool
+    ) -> tuple[bytes, Sequence[int]]:
         """Text that is certain to belong to the answer, and the tokens up to where it ends."""
         if not active.request.stop and not active.request.min_indent and not is_late:
             if not active.request.shown_tokens:

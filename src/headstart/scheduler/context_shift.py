@@ -41,7 +41,7 @@ def shift_context(active: ActiveRequest, engine: Engine, vocab: Vocab) -> bool:
     active.num_decoded = _cut(active, engine, num_keep, num_discard)
     if active.num_exact >= active.num_decoded:
         active.num_exact = ALL_EXACT
-    del active.tokens[num_keep : num_keep + num_discard]
+    active.tokens.drop(num_keep, num_keep + num_discard)
     active.num_dropped += num_discard
     active.sampler.num_dropped += num_discard
     return True

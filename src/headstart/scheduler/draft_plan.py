@@ -236,9 +236,9 @@ def model_requests(plans: Sequence[DraftPlan]) -> Iterator[list[DraftRequest]]:
     lent = [(plan.active.tokens, len(plan.active.tokens)) for plan in plans if plan.continues]
     for plan in plans:
         if plan.continues:
-            plan.active.tokens += plan.proposal.tokens
+            plan.active.tokens.grow(plan.proposal.tokens)
     try:
         yield [plan.model_request() for plan in plans]
     finally:
         for tokens, length in lent:
-            del tokens[length:]
+            tokens.drop(length, len(tokens))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from headstart.scheduler.draft_faults import explained, listed
 from headstart.scheduler.report import SpeculatorReport
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.speculators.base import Speculator
@@ -25,6 +26,15 @@ FAILED = "speculator failed"
 _MOST_REASONS = 64  # told apart: each takes memory and a line of /metrics for ever
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _INTS, _FLOATS = {int}, {float}
+# Calls whose time is reported under the name of another.
+_PHASES = {
+    "end": "accept",
+    "save_sequence": "accept",
+    "restore_sequence": "begin",
+    **dict.fromkeys(
+        ("observe_states", "truncate", "copy_prefix", "checkpoint", "picks"), "observe"
+    ),
+}
 
 
 class GuardedSpeculator:
@@ -66,27 +76,30 @@ class GuardedSpeculator:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, no longer than asked for; empty where it failed."""
+        # Noted before the call, in which a speculator may change the requests.
+        seq_ids = [r.seq_id for r in requests]
+        limits = [r.max_tokens for r in requests]
         drafts: list[Draft] | None = self._guarded(
             "propose",
-            [r.seq_id for r in requests],
-            lambda: self._checked(self.speculator.propose(requests), requests),
+            seq_ids,
+            lambda: self._checked(self.speculator.propose(requests), seq_ids, limits),
         )
-        return [Draft(reason=FAILED, is_ready=False)] * len(requests) if drafts is None else drafts
+        return [Draft(reason=FAILED, is_ready=False)] * len(seq_ids) if drafts is None else drafts
 
-    def _checked(self, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [
-            self._cut_or_none(draft, request)
-            for draft, request in zip(drafts, requests, strict=True)
-        ]
+    def _checked(
+        self, drafts: Sequence[Draft], seq_ids: Sequence[int], limits: Sequence[int]
+    ) -> list[Draft]:
+        drafts = listed(drafts, len(seq_ids))
+        return [self._cut_or_none(*one) for one in zip(drafts, seq_ids, limits, strict=True)]
 
-    def _cut_or_none(self, draft: Draft, request: DraftRequest) -> Draft:
+    def _cut_or_none(self, draft: Draft, seq_id: int, max_tokens: int) -> Draft:
         """The draft as it may be used. A bad one costs its own sequence the speculator, not those
         of other requests that were drafted for in the same call.
         """
         try:
-            return self._cut(draft, request.max_tokens)
+            return self._cut(draft, max_tokens)
         except Exception as error:
-            self._fail("propose", [request.seq_id], error)
+            self._fail("propose", [seq_id], explained(draft, error))
             return Draft(reason=FAILED, is_ready=False)
 
     def _cut(self, draft: Draft, max_tokens: int) -> Draft:
@@ -103,7 +116,12 @@ class GuardedSpeculator:
         if type(tokens) is not list or set(map(type, tokens)) != _INTS:
             tokens = [index(token) for token in tokens]
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
-            raise ValueError(f"draft {tokens} leaves the vocabulary (0 to {self._vocab_size - 1})")
+            wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
+            raise ValueError(
+                f"the draft has token {wrong}, but the ids of the target are 0 to "
+                f"{self._vocab_size - 1}; draft only tokens of the text, or of the target's "
+                "vocabulary"
+            )
         scores = list(draft.confidence[: len(tokens)])
         if scores:
             if set(map(type, scores)) != _FLOATS:
@@ -112,7 +130,10 @@ class GuardedSpeculator:
             if not (min(scores) >= 0.0 and sum(scores) < inf) and not all(
                 0.0 <= score < inf for score in scores
             ):
-                raise ValueError(f"scores {scores} are not all finite and 0 or more")
+                raise ValueError(
+                    f"scores {scores} are not all finite and 0 or more; leave confidence out if "
+                    "there are none"
+                )
         scores += [1.0] * (len(tokens) - len(scores))
         unverified = draft.num_unverified
         if unverified is not None:
@@ -160,7 +181,7 @@ class GuardedSpeculator:
         if not self.can_draft(request.seq_id):
             return None
         picks: list[int] | None = self._guarded(
-            "observe", [request.seq_id], lambda: self.speculator.picks(request, start)
+            "picks", [request.seq_id], lambda: self.speculator.picks(request, start)
         )
         return picks
 
@@ -192,18 +213,20 @@ class GuardedSpeculator:
             decoded = _states_without(decoded, self._failed)
             seq_ids -= self._failed
         if seq_ids:
-            self._guarded("observe", seq_ids, lambda: self.speculator.observe_states(decoded))
+            self._guarded(
+                "observe_states", seq_ids, lambda: self.speculator.observe_states(decoded)
+            )
 
     def truncate(self, seq_id: int, length: int) -> None:
-        self._guarded("observe", [seq_id], lambda: self.speculator.truncate(seq_id, length))
+        self._guarded("truncate", [seq_id], lambda: self.speculator.truncate(seq_id, length))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self._guarded(
-            "observe", [target], lambda: self.speculator.copy_prefix(source, target, length)
+            "copy_prefix", [target], lambda: self.speculator.copy_prefix(source, target, length)
         )
 
     def checkpoint(self, seq_id: int) -> None:
-        self._guarded("observe", [seq_id], lambda: self.speculator.checkpoint(seq_id))
+        self._guarded("checkpoint", [seq_id], lambda: self.speculator.checkpoint(seq_id))
 
     def num_resumable(self, seq_id: int, length: int) -> int:
         """Tokens that need not be decoded again for it; all where it failed."""
@@ -220,19 +243,23 @@ class GuardedSpeculator:
             if seq_id not in failed:
                 try:
                     accept(seq_id, emitted, num_accepted)
-                except Exception as error:  # of this sequence alone
+                except (Exception, SystemExit) as error:  # of this sequence alone
                     self._fail("accept", [seq_id], error)
         self._seconds["accept"] += self._clock() - started
 
     def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
         """What it would have to compute again; None if there is nothing or it failed."""
         data: bytes | bytearray | None = self._guarded(
-            "end", [seq_id], lambda: self.speculator.save_sequence(seq_id)
+            "save_sequence", [seq_id], lambda: self.speculator.save_sequence(seq_id)
         )
         return data
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
-        self._guarded("begin", [seq_id], lambda: self.speculator.restore_sequence(seq_id, data))
+        self._guarded(
+            "restore_sequence",
+            [seq_id],
+            lambda: self.speculator.restore_sequence(seq_id, data),
+        )
 
     def end(self, seq_id: int) -> None:
         self._guarded("end", [seq_id], lambda: self.speculator.end(seq_id))
@@ -283,33 +310,35 @@ class GuardedSpeculator:
         )
 
     def _guarded(
-        self, phase: str, seq_ids: Sequence[int] | set[int], call: Callable[[], Any]
+        self, name: str, seq_ids: Sequence[int] | set[int], call: Callable[[], Any]
     ) -> Any:
+        """Make the call of this name; None if it raises."""
         started = self._clock()
         try:
             return call()
-        except Exception as error:  # a guess is never worth a request
-            self._fail(phase, seq_ids, error)
+        except (Exception, SystemExit) as error:  # a guess is never worth a request
+            self._fail(name, seq_ids, error)
             return None
         finally:
             self.last_seconds = self._clock() - started
-            self._seconds["accept" if phase == "end" else phase] += self.last_seconds
+            self._seconds[_PHASES.get(name, name)] += self.last_seconds
 
-    def _fail(self, phase: str, seq_ids: Sequence[int] | set[int], error: Exception) -> None:
+    def _fail(self, name: str, seq_ids: Sequence[int] | set[int], error: BaseException) -> None:
         """Called while the exception is handled."""
         self._failed.update(seq_ids)
+        failure = _failure(name, error)
         if not self.failure:
             log.exception(
-                "speculator %s failed in %s and is off for sequences %s",
+                "speculator %s is off for the running requests of slots %s, others go on: %s",
                 self.name,
-                phase,
                 list(seq_ids),
+                failure,
             )
-        self.failure = _failure(phase, error)
+        self.failure = failure
 
 
-def _failure(phase: str, error: Exception) -> str:
-    return f"{phase}: {type(error).__name__}: {error}"
+def _failure(name: str, error: BaseException) -> str:
+    return f"{name}: {type(error).__name__}: {error}"
 
 
 def _prices(prices: tuple[float, float] | None) -> tuple[float, float] | None:

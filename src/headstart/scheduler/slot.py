@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headstart.control.counterfactual import Counterfactual
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
+from headstart.scheduler.owned_tokens import OwnedTokens
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.request import ProgressEvent, Request, RequestStats, TokenLogprob
 from headstart.scheduler.speculation_policy import SpeculationPolicy
@@ -42,7 +43,7 @@ class ActiveRequest:
     sampler: Sampler = field(init=False)  # made when it is admitted
     compiled: Compiled | None = None  # the request's constraint
     legality: GrammarState | None = None  # where its text stands in it
-    tokens: list[int] = field(init=False)
+    tokens: OwnedTokens = field(init=False)
     slot_id: int = NO_SLOT  # also its seq_id
     num_decoded: int = 0
     num_exact: int = ALL_EXACT  # less where cells were moved, see `context_shift`
@@ -70,7 +71,7 @@ class ActiveRequest:
     by_speculator: dict[str, SpeculationStats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt)
+        self.tokens = OwnedTokens(self.request.prompt)
         self.stop = StopStrings(self.request.stop)
         self.indent = Indentation(self.request.min_indent)
 
@@ -154,7 +155,7 @@ class Verified:
     """What the rows of a request say."""
 
     active: ActiveRequest
-    emitted: list[int]
+    emitted: Sequence[int]
     num_accepted: int  # of them, drafted
     logprobs: list[TokenLogprob]
 

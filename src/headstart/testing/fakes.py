@@ -1,4 +1,4 @@
-"""A fake model and a fake vocabulary: for our tests and for authors of speculators.
+"""A fake model and fake vocabularies: logic is tested on them without libllama.
 
 `FakeEngine` is exact, instant and unforgiving: its logits are a hash of every cached token of the
 sequence, so a missed rollback, a wrong position or a mix-up of slots changes the text.
@@ -12,15 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import SchedulerConfig, SpeculationConfig
-from headstart.control.controller import Controller
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
-from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.request import Request, TokenEvent
-from headstart.scheduler.scheduler import Scheduler
-from headstart.speculators.base import Speculator
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
 from headstart.types import (
     Batch,
@@ -62,6 +55,30 @@ class ByteVocab:
 
     def is_control(self, token: int) -> bool:
         return token >= 256
+
+
+class LetterVocab(ByteVocab):
+    """32 tokens, as many as `FakeEngine` has: letters, four signs, a newline (30), <eos> (31)."""
+
+    size = 32
+    eog_ids = frozenset({31})
+    bos_id: int | None = None
+    eos_id: int | None = 31
+
+    _TEXT = b"abcdefghijklmnopqrstuvwxyz .()\n"
+
+    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        raw = text.encode() if isinstance(text, str) else text
+        return [self._TEXT.index(byte) for byte in raw]
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._TEXT[token : token + 1]
+
+    def token_text(self, token: int) -> bytes:
+        return self.token_bytes(token) or b"<eos>"
+
+    def is_control(self, token: int) -> bool:
+        return token == 31
 
 
 class FakeFilters:
@@ -311,51 +328,3 @@ def _hash(tokens: Sequence[int]) -> int:
     for token in tokens:
         state = ((state ^ (token + 1)) * 0x100000001B3) & _MASK
     return state
-
-
-def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 64) -> tuple[int, int]:
-    """Generate four texts at once with a speculator and without; they must be equal.
-
-    All that it drafts is verified, good or bad: lengths are fixed, control is not asked. It drafts
-    alone, and token ids are 0 to 31, so other speculators, `--spec auto` and real texts are left to
-    tests of your own. Returns how many tokens were drafted and accepted.
-
-    Raises:
-        AssertionError: a text differs, or the speculator raised while it drafted.
-        Exception: what its `describe` or `close` raised.
-    """
-    drafted = accepted = 0
-    for temperature in (0.0, 1.0):
-        texts, (speculator,) = _generate([make()], temperature, num_tokens)
-        report = speculator.report()
-        speculator.speculator.describe()
-        speculator.speculator.close()
-        if report.failure:
-            raise AssertionError(f"{report.name} failed in {report.failure}")
-        if texts != _generate([], temperature, num_tokens)[0]:
-            raise AssertionError(f"{report.name} changed a text at temperature {temperature}")
-        drafted, accepted = drafted + report.stats.num_drafted, accepted + report.stats.num_accepted
-    return drafted, accepted
-
-
-def _generate(
-    speculators: Sequence[Speculator], temperature: float, num_tokens: int
-) -> tuple[dict[str, list[int]], list[GuardedSpeculator]]:
-    """Texts by request, and the speculators at work."""
-    engine = FakeEngine(order=1)
-    guarded = [GuardedSpeculator(s, engine.vocab_size) for s in speculators]
-    drafting = Drafting(guarded, SpeculationConfig(spec="fixed"), Controller())
-    scheduler = Scheduler(engine, ByteVocab(), drafting, SchedulerConfig(parallel=4))
-    for seed in range(4):
-        sampling = SamplingParams(temperature=temperature, seed=seed)
-        prompt = list(range(seed, seed + 8))
-        scheduler.submit(
-            Request(request_id=str(seed), prompt=prompt, sampling=sampling, max_tokens=num_tokens)
-        )
-    texts: dict[str, list[int]] = {}
-    while scheduler.has_work:
-        scheduler.step()
-        for event in scheduler.take_events():
-            if isinstance(event, TokenEvent):
-                texts.setdefault(event.request_id, []).extend(event.tokens)
-    return texts, guarded

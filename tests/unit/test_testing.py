@@ -1,0 +1,234 @@
+"""What authors of speculators are told: each broken promise is found, with its reason."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headstart.speculators import Speculator
+from headstart.speculators.ngram_simple import NgramSimpleSpeculator
+from headstart.testing import CONTRACT, LetterVocab, assert_lossless, check_speculator, lossless
+from headstart.types import Draft, DraftRequest
+
+
+class Good(Speculator):
+    """Repeats the text from seven tokens before."""
+
+    name = "good"
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self.draft(request) for request in requests]
+
+    def draft(self, request: DraftRequest) -> Any:
+        return Draft(list(request.tokens[-7:])[: request.max_tokens])
+
+
+class Unnamed(Good):
+    """Its name is no flag."""
+
+    name = "Two Words"
+
+
+class Undescribed(Good):
+    """Describes itself with a list."""
+
+    def describe(self) -> Any:
+        return ["a"]
+
+
+class OldBegin(Good):
+    """Does not take the namespace."""
+
+    def begin(self, seq_id: int, prompt: Sequence[int]) -> None:  # type: ignore[override]
+        """Nothing."""
+
+
+class Overlong(Good):
+    """Ignores max_tokens."""
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return Draft(list(request.tokens[-7:]))
+
+
+class ManyScores(Good):
+    """Two scores for one token."""
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return Draft([1], [0.5, 0.5])
+
+
+class Product(Good):
+    """A score that is none."""
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return Draft([1], [float("nan")])
+
+
+class Stranger(Good):
+    """A token of another vocabulary."""
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return Draft([40_000])
+
+
+class Unseeded(Good):
+    """Another draft each time."""
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return Draft([random.randrange(30)])
+
+
+class Silent(Good):
+    """Never drafts."""
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return Draft(reason="no match")
+
+
+class Unordered(Good):
+    """Answers in the order of sequence ids."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return super().propose(sorted(requests, key=lambda r: r.seq_id))
+
+
+class Unsorted(Good):
+    """Sorts what it was lent."""
+
+    def draft(self, request: DraftRequest) -> Draft:
+        request.tokens.sort()  # type: ignore[attr-defined]
+        return Draft([1])
+
+
+class Keeping(Good):
+    """Keeps the prompt that it was lent."""
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self.prompt = prompt
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return Draft(list(self.prompt[-7:])[: request.max_tokens])
+
+
+class Telling(Good):
+    """Drafts what any tenant wrote."""
+
+    def __init__(self) -> None:
+        self.after: dict[int, int] = {}
+
+    def draft(self, request: DraftRequest) -> Draft:
+        self.after.update(zip(request.tokens, request.tokens[1:], strict=False))
+        draft = [request.tokens[-1]]
+        while len(draft) <= request.max_tokens and draft[-1] in self.after:
+            draft.append(self.after[draft[-1]])
+        return Draft(draft[1:])
+
+
+class Forgetful(Good):
+    """Knows only sequences that began, and ends them once."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, int] = {}
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self.known[seq_id] = 1
+
+    def end(self, seq_id: int) -> None:
+        del self.known[seq_id]
+
+
+class NeedsPrompt(Good):
+    """Looks at the last token of the prompt."""
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self.last = prompt[-1]
+
+
+class NeedsGrowth(Good):
+    """Believes that a history only grows."""
+
+    def __init__(self) -> None:
+        self.length: dict[int, int] = {}
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self.length[seq_id] = 0
+
+    def draft(self, request: DraftRequest) -> Draft:
+        before = self.length.get(request.seq_id, 0)
+        assert len(request.tokens) >= before, "shorter than before"
+        self.length[request.seq_id] = len(request.tokens)
+        return super().draft(request)
+
+
+@pytest.mark.parametrize(
+    ("kind", "promise", "says"),
+    [
+        (Unnamed, "it_describes_itself", "small letters"),
+        (Undescribed, "it_describes_itself", "must return a dict"),
+        (OldBegin, "its_calls_take_what_they_are_given", "seq_id, prompt, namespace"),
+        (Overlong, "its_drafts_are_well_formed_and_repeatable", "where max_tokens is 1"),
+        (ManyScores, "its_drafts_are_well_formed_and_repeatable", "2 scores for 1 tokens"),
+        (Product, "its_drafts_are_well_formed_and_repeatable", "finite"),
+        (Stranger, "its_drafts_are_well_formed_and_repeatable", "not in the vocabulary"),
+        (Unseeded, "its_drafts_are_well_formed_and_repeatable", "seed what is random"),
+        (Silent, "it_drafts_where_the_text_repeats", "drafted nothing"),
+        (Unordered, "it_answers_in_the_order_of_the_requests", "one by one"),
+        (Unsorted, "it_drafts_where_the_text_repeats", "list(tokens)"),
+        (Keeping, "it_keeps_nothing_it_was_lent", "list(tokens)"),
+        (Telling, "it_keeps_namespaces_apart", "another namespace"),
+        (Forgetful, "it_takes_requests_that_were_cut_off", "5"),
+        (NeedsPrompt, "it_takes_short_prompts", "index out of range"),
+        (NeedsGrowth, "it_takes_histories_that_shrink", "shorter than before"),
+    ],
+)
+def test_a_broken_promise_is_found(kind: type[Speculator], promise: str, says: str) -> None:
+    check = next(one for one in CONTRACT if one.__name__ == promise)
+    with pytest.raises(Exception, match=re.escape(says)):  # perhaps what it raised itself
+        check(kind)
+
+
+def test_a_good_one_passes_and_what_it_drafted_is_counted() -> None:
+    drafted, accepted = check_speculator(Good)
+    assert drafted > accepted > 0
+
+
+def test_lossless_generation_meets_preemption_and_ids_that_are_used_again() -> None:
+    begun: list[int] = []
+
+    class Beginning(Good):
+        def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+            begun.append(seq_id)
+
+    assert_lossless(Beginning)
+    ways = len(lossless.TEMPERATURES) * 7
+    assert set(begun) == {0, 1, 2}
+    assert len(begun) > 6 * ways  # more often than there are requests: some were preempted
+
+
+def test_a_text_that_changes_is_told_with_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculators cannot change one, so here sampling does."""
+    from headstart.scheduler.commit import Committer
+
+    verify = Committer._verify
+
+    def biased(self, active, logits):
+        one = verify(self, active, logits)
+        if one.num_accepted > 1:
+            one.emitted = [*one.emitted[:-1], (one.emitted[-1] + 1) % 31]
+        return one
+
+    monkeypatch.setattr(Committer, "_verify", biased)
+    with pytest.raises(AssertionError, match=r"changed a text at temperature 0.0 \(alone, 4"):
+        assert_lossless(lambda: NgramSimpleSpeculator(NgramSimpleSpeculator.Options(size_n=1)))
+
+
+def test_the_vocabulary_has_a_text_for_each_token_but_the_last() -> None:
+    vocab = LetterVocab()
+    text = b"".join(vocab.token_bytes(token) for token in range(vocab.size))
+    assert vocab.tokenize(text, add_special=False, parse_special=False) == list(range(31))
+    assert [token for token in range(vocab.size) if vocab.is_control(token)] == [31]
+    assert list(vocab.eog_ids) == [vocab.eos_id] == [31]
