@@ -311,6 +311,7 @@ class Drafting:
             if not asked:
                 continue
             drafts = speculator.propose([plan.request() for plan in asked])
+            self._timer.note(speculator, len(asked))
             self.deferred.add(partial(self._counts.count_calls, asked, speculator, drafts))
             for plan, draft in zip(asked, drafts, strict=True):
                 if plan.has_answer(speculator, draft):
