@@ -216,10 +216,10 @@ def test_a_text_that_changes_is_told_with_where(monkeypatch: pytest.MonkeyPatch)
     verify = Committer._verify
 
     def biased(self, active, logits):
-        emitted, num_accepted, logprobs = verify(self, active, logits)
-        if num_accepted > 1:
-            emitted[-1] = (emitted[-1] + 1) % 31
-        return emitted, num_accepted, logprobs
+        one = verify(self, active, logits)
+        if one.num_accepted > 1:
+            one.emitted = [*one.emitted[:-1], (one.emitted[-1] + 1) % 31]
+        return one
 
     monkeypatch.setattr(Committer, "_verify", biased)
     with pytest.raises(AssertionError, match=r"changed a text at temperature 0.0 \(alone, 4"):

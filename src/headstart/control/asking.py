@@ -5,7 +5,7 @@ planned. With a step of 50 ms nobody notices, with one of 0.5 ms it is every fif
 each request, the milliseconds that drafts are expected to save are averaged over the times that the
 speculator was asked. While they are less than what asking takes, it is asked again only after a
 wait, which doubles up to where asking takes ASK_SHARE of the time. Where that is less than a step,
-it is asked in every step.
+it is asked in every step. One that takes as long as many steps waits for so many at once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Asking:
             request.wait = 0.0
         else:
             most = self.cost / (ASK_SHARE * slot_ms)
-            request.wait = min(most, 2.0 * request.wait + 1.0)
+            request.wait = min(most, max(2.0 * request.wait + 1.0, self.cost / slot_ms))
         request.left = int(request.wait)
         return request.left
 

@@ -25,8 +25,8 @@ and, when a text is over, what others would have given:
 
     controller.counterfactual(guesses, text)
 
-Fields every draft once, also one that was not verified: when the text disagrees with it, or has
-reached its end, or the request ends. So guesses that cost nothing keep control up to date while
+`record` is told of every draft once, also of one that was not verified: when the text disagrees
+with it, or has reached its end. So guesses that cost nothing keep control up to date while
 speculation is off.
 """
 
@@ -142,17 +142,29 @@ class Controller:
         return True
 
     def observe_asking(
-        self, earned: Sequence[tuple[str, int, float]], milliseconds: float, step: Step
+        self,
+        earned: Sequence[tuple[str, int, float]],
+        milliseconds: float,
+        step: Step,
+        own_ms: Mapping[str, float] | None = None,
     ) -> None:
         """Text speculators were asked, which took so long, planning included.
 
-        earned: (speculator, seq_id, milliseconds that its draft is expected to save).
+        Args:
+            earned: (speculator, seq_id, milliseconds that its draft is expected to save).
+            milliseconds: of all of it.
+            step: the step.
+            own_ms: by speculator, what it took itself for each slot; the rest is shared evenly. So
+                a slow one silences itself only.
         """
-        each, slot_ms = milliseconds / len(earned), self._budget.slot_ms(step)
+        own_ms, slot_ms = own_ms or {}, self._budget.slot_ms(step)
+        if own_ms:
+            milliseconds -= sum(own_ms.get(name, 0.0) for name, _, _ in earned)
+        each = max(0.0, milliseconds) / len(earned)
         for speculator in dict.fromkeys(name for name, _, _ in earned):
             if speculator not in self._asking:
                 self._asking[speculator] = Asking()
-            self._asking[speculator].took(each)
+            self._asking[speculator].took(each + own_ms.get(speculator, 0.0))
         for speculator, seq_id, saved in earned:
             self._asking[speculator].earned(seq_id, saved, slot_ms)
 

@@ -8,6 +8,7 @@ from headstart.control.controller import Controller
 from headstart.control.values import BatchPlan, Step
 from headstart.scheduler.deferred import DeferredCalls
 from headstart.scheduler.draft_plan import DraftPlan
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import SequenceMode
 
@@ -31,6 +32,7 @@ class AskTimer:
         self._controller, self._clock, self._deferred = controller, clock, deferred
         self._texts, self._models = texts, models
         self._asked: list[tuple[str, DraftPlan]] = []
+        self._own_ms: dict[str, float] = {}  # of each speculator for a slot, if there are several
         self._started = self._spent = 0.0
 
     def sleeps(self, generating: Sequence[ActiveRequest]) -> bool:
@@ -60,11 +62,17 @@ class AskTimer:
         self._asked += [(name, plan) for plan in chosen]
         return chosen
 
+    def note(self, speculator: GuardedSpeculator, num_slots: int) -> None:
+        """It was asked for so many slots."""
+        if len(self._texts) > 1:
+            self._own_ms[speculator.name] = 1000.0 * speculator.last_seconds / num_slots
+
     def finish(self, plans: Sequence[DraftPlan], batch: BatchPlan, step: Step) -> None:
         """The step is planned."""
         self.stop()
         asked, milliseconds = self._asked, 1000.0 * self._spent
-        self._asked, self._spent = [], 0.0
+        own_ms = self._own_ms
+        self._asked, self._spent, self._own_ms = [], 0.0, {}
         if not asked or milliseconds <= 0.0:
             return
 
@@ -75,7 +83,7 @@ class AskTimer:
                 (name, plan.seq_id, by_seq[plan.seq_id] * (name in plan.proposal.speculators))
                 for name, plan in asked
             ]
-            self._controller.observe_asking(earned, milliseconds, step)
+            self._controller.observe_asking(earned, milliseconds, step, own_ms)
 
         self._deferred.add(observe)
 

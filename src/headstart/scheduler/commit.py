@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.errors import EngineError, HeadstartError, InvalidParameterError
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.verify import emit, emit_unverified
+from headstart.scheduler.checkpoints import note_chunk
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import TokenEvent, TokenLogprob, VerifiedDraft
-from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.prompt_scores import score_prompt
+from headstart.scheduler.request import Event, TokenEvent, TokenLogprob, VerifiedDraft
+from headstart.scheduler.slot import ActiveRequest, Verified
 from headstart.types import Engine, Logits, MemoryKind, Vocab
 
 
@@ -30,8 +32,18 @@ LENGTH = Ending("length")
 CONTEXT_FULL = Ending("length", is_truncated=True)
 
 
+@dataclass(slots=True)
+class Committed:
+    """What became of the requests of a batch."""
+
+    events: list[Event] = field(default_factory=list)
+    num_emitted: int = 0  # tokens
+    ended: list[tuple[ActiveRequest, Ending]] = field(default_factory=list)
+    failed: list[tuple[ActiveRequest, HeadstartError]] = field(default_factory=list)
+
+
 class Committer:
-    """Turns the logits of one request into its next tokens and events."""
+    """Turns the logits of a batch into its requests' next tokens and events."""
 
     def __init__(
         self, engine: Engine, vocab: Vocab, drafting: Drafting, *, shifts_context: bool = False
@@ -42,35 +54,80 @@ class Committer:
         self._shifts_context = shifts_context
         self.target_ms = self.draft_ms = 0.0  # of the step that is being committed
 
-    def commit(
-        self, active: ActiveRequest, logits: Logits, now: float
-    ) -> tuple[TokenEvent | None, Ending | None]:
-        """Emit 0 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size).
+    def commit(self, in_batch: Sequence[ActiveRequest], logits: Logits, now: float) -> Committed:
+        """Emit what the rows of a batch say, in the order of their outputs.
 
-        Returns the event that says so, and why the request is over if it is.
+        All rows are read before anything else is done: they go through the processor's caches,
+        and would throw out again and again what the rest of the work needs.
         """
-        num_in_cache = active.num_decoded + active.num_rows
-        if active.num_left <= 0:  # max_tokens 0: the request only wanted its prompt in the cache
-            active.num_decoded = self._engine.rewind(active.slot_id, num_in_cache)
-            return None, LENGTH
-        emitted, num_accepted, logprobs = self._verify(active, logits)
+        done = Committed()
+        verified = self._verify_all(in_batch, logits, now, done)
+        settled = [one for one in verified if self._emit(one, now, done)]
+        self._drafting.settle(settled)
+        for one in settled:
+            ending = self._ending(one.active, one.emitted[-1], now)
+            if ending is not None:
+                done.ended.append((one.active, ending))
+        return done
+
+    def _verify_all(
+        self, in_batch: Sequence[ActiveRequest], logits: Logits, now: float, done: Committed
+    ) -> list[Verified]:
+        """What was sampled for each request that has an output; chunks of prompts are noted."""
+        offset, verified = 0, list[Verified]()
+        for active in in_batch:
+            request = active.request
+            if request.wants_prompt_scores and not active.is_generating:
+                scores, offset = score_prompt(active, logits, offset)
+                done.events += scores
+            if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
+                note_chunk(active, self._engine)
+                if request.wants_progress:
+                    done.events.append(active.progress(now))
+                continue
+            if request.wants_progress and active.first_token is None:
+                progress = active.progress(now)
+                done.events.append(replace(progress, num_processed=active.num_prompt))
+            end = offset + 1 + len(active.proposal.tokens)
+            rows, offset = logits[offset:end], end
+            if active.num_left <= 0:  # max_tokens 0: it only wanted its prompt in the cache
+                num_in_cache = active.num_decoded + active.num_rows
+                active.num_decoded = self._engine.rewind(active.slot_id, num_in_cache)
+                done.ended.append((active, LENGTH))
+                continue
+            try:
+                verified.append(self._verify(active, rows))
+            except (EngineError, InvalidParameterError) as error:  # of this request alone
+                done.failed.append((active, error))
+        return verified
+
+    def _emit(self, one: Verified, now: float, done: Committed) -> bool:
+        """Append the tokens to the text, up to where it ends; False if the request failed."""
+        active = one.active
         if active.first_token is None:
             active.first_token = now
-        text, emitted = self._text(active, emitted, is_late=_is_late(active, now))
-        num_accepted = min(num_accepted, len(emitted))
-        guessed = active.proposal.sources[:num_accepted] if num_accepted else ()
-        sources = (*guessed, *[""] * (len(emitted) - num_accepted))
+        text, emitted = self._text(active, one.emitted, is_late=_is_late(active, now))
+        num_in_cache = active.num_decoded + active.num_rows
+        one.num_accepted = min(one.num_accepted, len(emitted))
+        guessed = active.proposal.sources[: one.num_accepted] if one.num_accepted else ()
+        sources = (*guessed, *[""] * (len(emitted) - one.num_accepted))
         step = self._describe_step(active) if active.request.wants_provenance else None
         active.tokens.grow(emitted)
-        self._cut_cache(active, num_in_cache)
+        try:
+            self._cut_cache(active, num_in_cache)
+        except EngineError as error:
+            done.failed.append((active, error))
+            return False
         active.num_steps += 1
-        tokens = tuple(emitted)  # speculators are shown what clients get, and cannot change it
-        self._drafting.settle(active, tokens, num_accepted)
-        active.proposal = NO_PROPOSAL
-        shown = tuple(logprobs[: len(emitted)])
+        # a tuple: speculators are shown what clients get, and cannot change it
+        one.emitted = tokens = tuple(emitted)
+        shown = tuple(one.logprobs[: len(tokens)])
+        done.num_emitted += len(tokens)
         request_id = active.request.request_id
-        event = TokenEvent(request_id, tokens, text, sources, shown, step, active.slot_id)
-        return event, self._ending(active, emitted[-1], now)
+        done.events.append(
+            TokenEvent(request_id, tokens, text, sources, shown, step, active.slot_id)
+        )
+        return True
 
     def _describe_step(self, active: ActiveRequest) -> VerifiedDraft:
         draft = tuple(map(int, active.proposal.tokens))
@@ -78,19 +135,16 @@ class Committer:
         sources = tuple(active.proposal.sources)
         return VerifiedDraft(draft, sources, chances, self.target_ms, self.draft_ms)
 
-    def _verify(
-        self, active: ActiveRequest, logits: Logits
-    ) -> tuple[list[int], int, list[TokenLogprob]]:
-        """Tokens to emit, how many of them were drafted, and log probabilities if wanted."""
+    def _verify(self, active: ActiveRequest, logits: Logits) -> Verified:
+        """What to emit: 0 to len(draft) + 1 tokens, from logits of shape (len(draft) + 1,
+        vocab_size).
+        """
         position, draft = len(active.tokens), active.proposal.tokens
         unverified = active.proposal.num_unverified
         if unverified is not None:
             active.is_valid = False
-            return (
-                emit_unverified(active.sampler, logits, draft, position, unverified),
-                unverified,
-                [],
-            )
+            emitted = emit_unverified(active.sampler, logits, draft, position, unverified)
+            return Verified(active, emitted, unverified, [])
         logprobs: list[TokenLogprob] = []
 
         def note(row: int, token: int, legal: NDArray[np.bool_] | None) -> None:
@@ -101,7 +155,7 @@ class Committer:
         emitted = emit(
             active.sampler, logits, draft, position, final, note if wants_logprobs else None
         )
-        return emitted, _num_accepted(emitted, draft), logprobs
+        return Verified(active, emitted, _num_accepted(emitted, draft), logprobs)
 
     def _cut_cache(self, active: ActiveRequest, num_in_cache: int) -> None:
         """Drop what was rejected, and what was added to the rows of a hybrid model; where the
@@ -115,8 +169,8 @@ class Committer:
         return frozenset() if active.request.sampling.ignore_eos else self._vocab.eog_ids
 
     def _text(
-        self, active: ActiveRequest, emitted: list[int], *, is_late: bool
-    ) -> tuple[bytes, list[int]]:
+        self, active: ActiveRequest, emitted: Sequence[int], *, is_late: bool
+    ) -> tuple[bytes, Sequence[int]]:
         """Text that is certain to belong to the answer, and the tokens up to where it ends."""
         if not active.request.stop and not active.request.min_indent and not is_late:
             if not active.request.shown_tokens:

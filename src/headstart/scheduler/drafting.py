@@ -33,7 +33,7 @@ from headstart.scheduler.model_drafting import ILLEGAL, ModelDrafting
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
 from headstart.scheduler.report import SpeculatorReport
 from headstart.scheduler.request import CorpusEvent, CorpusQuestion, SpeculativeParams
-from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.slot import ActiveRequest, Verified
 from headstart.scheduler.speculation_policy import SpeculationPolicy, check_wishes, make_policy
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import NO_DRAFT, Decoded, Draft
@@ -195,23 +195,27 @@ class Drafting:
         for speculator in self.speculators.values():
             speculator.observe(decoded)
 
-    def settle(self, active: ActiveRequest, emitted: Sequence[int], num_accepted: int) -> None:
-        """The target emitted these tokens: count the draft, teach control and the speculators."""
-        if active.policy is None or active.policy.reason:
-            return
-        proposal = active.proposal
-        self.deferred.add(lambda: self._learn(active, proposal, emitted, num_accepted))
+    def settle(self, texts: Sequence[Verified]) -> None:
+        """The target emitted these tokens: count the drafts, teach control and the speculators."""
+        told = []
+        for one in texts:
+            active, proposal = one.active, one.active.proposal
+            active.proposal = NO_PROPOSAL
+            if active.policy is None or active.policy.reason:
+                continue
+            self.deferred.add(partial(self._learn, one, proposal))
+            told.append((active.slot_id, one.emitted, one.num_accepted))
         for speculator in self.speculators.values():
-            speculator.accept(active.slot_id, emitted, num_accepted)
-        self.guess_logs.follow(active)
+            speculator.accept(told)
+        for one in texts:
+            self.guess_logs.follow(one.active)
 
-    def _learn(
-        self, active: ActiveRequest, proposal: Proposal, emitted: Sequence[int], num_accepted: int
-    ) -> None:
+    def _learn(self, one: Verified, proposal: Proposal) -> None:
         """Count a draft that was verified, and teach control what the text says of all drafts."""
+        active = one.active
         if proposal.drafts:
-            self._counts.count_verified(active, proposal, num_accepted)
-        for outcome in active.tracker.follow(active.slot_id, emitted):
+            self._counts.count_verified(active, proposal, one.num_accepted)
+        for outcome in active.tracker.follow(active.slot_id, one.emitted):
             self.controller.record(outcome)
 
     def end(self, active: ActiveRequest) -> None:
@@ -307,6 +311,7 @@ class Drafting:
             if not asked:
                 continue
             drafts = speculator.propose([plan.request() for plan in asked])
+            self._timer.note(speculator, len(asked))
             self.deferred.add(partial(self._counts.count_calls, asked, speculator, drafts))
             for plan, draft in zip(asked, drafts, strict=True):
                 if plan.has_answer(speculator, draft):

@@ -236,11 +236,16 @@ class GuardedSpeculator:
             self._fail("num_resumable", [seq_id], error)
             return length
 
-    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        if seq_id not in self._failed:
-            self._guarded(
-                "accept", [seq_id], lambda: self.speculator.accept(seq_id, emitted, num_accepted)
-            )
+    def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
+        """Sequences grew: (seq_id, emitted, num_accepted) of each."""
+        started, accept, failed = self._clock(), self.speculator.accept, self._failed
+        for seq_id, emitted, num_accepted in texts:
+            if seq_id not in failed:
+                try:
+                    accept(seq_id, emitted, num_accepted)
+                except (Exception, SystemExit) as error:  # of this sequence alone
+                    self._fail("accept", [seq_id], error)
+        self._seconds["accept"] += self._clock() - started
 
     def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
         """What it would have to compute again; None if there is nothing or it failed."""

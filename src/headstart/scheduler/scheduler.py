@@ -6,14 +6,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
-from headstart.errors import EngineError, HeadstartError, InvalidParameterError
+from headstart.errors import EngineError, HeadstartError
 from headstart.scheduler import admission, batching, slot_actions
-from headstart.scheduler.checkpoints import choose_pauses, note_chunk
+from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.counters import Counters
@@ -21,7 +20,6 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_memory import PromptMemory
-from headstart.scheduler.prompt_scores import score_prompt
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
     Event,
@@ -364,31 +362,11 @@ class Scheduler:
 
     def _commit(self, logits: Logits) -> int:
         """Verify and emit in the order of the batch's outputs; returns tokens emitted."""
-        offset = num_emitted = 0
         now = self.clock()
-        for active in self._in_batch:
-            if active.request.wants_prompt_scores and not active.is_generating:
-                scores, offset = score_prompt(active, logits, offset)
-                self._events += scores
-            if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
-                note_chunk(active, self.engine)
-                if active.request.wants_progress:
-                    self._events.append(active.progress(now))
-                continue
-            if active.request.wants_progress and active.first_token is None:
-                done = active.progress(now)
-                self._events.append(replace(done, num_processed=active.num_prompt))
-            width = 1 + len(active.proposal.tokens)
-            rows = logits[offset : offset + width]
-            offset += width
-            try:
-                event, ending = self._committer.commit(active, rows, now)
-            except (EngineError, InvalidParameterError) as error:  # of this request alone
-                self._fail_request(active, error)
-                continue
-            if event is not None:
-                self._events.append(event)
-                num_emitted += len(event.tokens)
-            if ending is not None:
-                self._finish(active, ending, now)
-        return num_emitted
+        done = self._committer.commit(self._in_batch, logits, now)
+        self._events += done.events
+        for active, error in done.failed:
+            self._fail_request(active, error)
+        for active, ending in done.ended:
+            self._finish(active, ending, now)
+        return done.num_emitted

@@ -11,7 +11,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
 from headstart.scheduler.owned_tokens import OwnedTokens
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
-from headstart.scheduler.request import ProgressEvent, Request, RequestStats
+from headstart.scheduler.request import ProgressEvent, Request, RequestStats, TokenLogprob
 from headstart.scheduler.speculation_policy import SpeculationPolicy
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.indentation import Indentation
@@ -148,6 +148,16 @@ class ActiveRequest:
             prompt_seconds=first - admitted,
             generation_seconds=now - first,
         )
+
+
+@dataclass(slots=True)
+class Verified:
+    """What the rows of a request say."""
+
+    active: ActiveRequest
+    emitted: Sequence[int]
+    num_accepted: int  # of them, drafted
+    logprobs: list[TokenLogprob]
 
 
 @dataclass(slots=True, eq=False)

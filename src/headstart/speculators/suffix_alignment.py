@@ -108,7 +108,7 @@ class Alignment:
         """The text grows by these tokens; call it before an index of the text gets them. O(1) per
         token.
         """
-        at = 0
+        at, emitted = 0, list(emitted)  # as parts of the source are
         while at < len(emitted):
             index = self.index
             if index is None:
@@ -127,7 +127,7 @@ class Alignment:
         if self._further:
             self._learn_further()
 
-    def _follow_copy(self, index: SuffixIndex, emitted: Sequence[int]) -> int:
+    def _follow_copy(self, index: SuffixIndex, emitted: list[int]) -> int:
         """Tokens up to the first that the source does not have; returns how many."""
         position, size = self.position, len(emitted)
         if position <= index.floor:

@@ -59,7 +59,35 @@ def test_one_slow_call_does_not_silence_a_speculator() -> None:
     assert all(ask(asking, FAST, [3 * COST] * 20))
 
 
+def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> None:
+    asking = Asking()
+    asked = 0
+    for _ in range(100):
+        if asking.wants(1):
+            asked += 1
+            asking.took(50.0)
+            asking.earned(1, 0.0, 1.0)
+    assert asked == 2
+
+
 STEP = Step(1, 1, 0)
+
+
+def test_a_slow_speculator_silences_only_itself() -> None:
+    controller = learned(1.0)
+    num_asked = dict.fromkeys(("slow", "fast"), 0)
+    for _ in range(200):
+        asked = [name for name in num_asked if controller.wants_text(name, 1)]
+        if not asked:
+            continue
+        own = {"slow": 50.0, "fast": 0.01}
+        milliseconds = sum(own[name] for name in asked) + 0.02
+        earned = [(name, 1, 1.0 if name == "fast" else 0.0) for name in asked]
+        controller.observe_asking(earned, milliseconds, STEP, {name: own[name] for name in asked})
+        for name in asked:
+            num_asked[name] += 1
+    assert num_asked["fast"] == 200
+    assert num_asked["slow"] <= 3
 
 
 def learned(plain_ms: float) -> Controller:
