@@ -63,7 +63,7 @@ def test_a_state_file_serves_its_models_again_and_no_others(
     ("text", "reason"),
     [
         (f'{{"version":{VERSION},"cost":7}}', "for which models"),
-        ('{"version":1,"cost":7}', f"not version {VERSION}"),
+        ('{"version":1,"cost":7}', f"reads version {VERSION}"),
     ],
 )
 def test_a_damaged_state_is_not_used_and_says_so(

@@ -12,7 +12,7 @@ order of a step:
       probes         whether to let it draft although it is off, to look again
     budget         (here) which tokens of all drafts are verified
 
-This file: the tokens whose survival pays for their row are.
+This file answers the last question: those whose survival pays for their row.
 
 A token is worth the time it would take otherwise. In the long run that is 1 / rate, rate = tokens
 per millisecond now reached, so a step should maximise
@@ -283,9 +283,10 @@ class Budget:
             return SpeedupAverage()
         nearest = self.averages[min(self.averages, key=lambda n: abs(n - num_slots))]
         return SpeedupAverage(
-            replace(nearest.reached, steps=0),
-            replace(nearest.without_model, steps=0),
-            nearest.is_on,
+            reached=replace(nearest.reached, steps=0),
+            without_model=replace(nearest.without_model, steps=0),
+            model_share=nearest.model_share,
+            is_on=nearest.is_on,
         )
 
     def _average(self, num_slots: int) -> SpeedupAverage:

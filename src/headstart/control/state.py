@@ -55,8 +55,7 @@ def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
 
     Args:
         models: by part, "target" or "draft model". One that only the file has does no harm, and
-            speculators
-            are not compared: what was learned of each stands under its name.
+            speculators are not compared: what was learned of each stands under its name.
 
     Raises:
         ConfigError: it was learned for another model.
@@ -145,7 +144,10 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
-        raise ValueError(f"{path} is nested too deep") from error
+        raise ValueError("it is nested too deep") from error
     if not isinstance(state, dict) or state.get("version") != VERSION:
-        raise ValueError(f"{path} is not version {VERSION} of the control state")
+        found = state.get("version") if isinstance(state, dict) else None
+        raise ValueError(
+            f"its version is {found!r} but this server reads version {VERSION}; control begins anew"
+        )
     return state

@@ -9,7 +9,7 @@ from operator import mul
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.control.budget import MARGINS, Budget
+from headstart.control.budget import MARGINS, Budget, SpeedupAverage
 from headstart.control.cost import CostTable
 from headstart.control.values import SlotDraft, Step
 
@@ -148,3 +148,14 @@ def test_an_expensive_unknown_is_tried_within_the_savings_and_then_known() -> No
         cost.observe(1 + length, 100, 10.0 + 12.0 * length)
         wasted += 12.0 * length - 10.0 * sum(falling(0.5)[:length])
     assert wasted < 0.03 * 3000.0, "rows turned out to be dear, and that was learned cheaply"
+
+
+def test_another_number_of_slots_begins_with_what_the_nearest_one_reached() -> None:
+    known = SpeedupAverage(model_share=0.25, is_on=True)
+    known.reached.follow(3.0, 1.0)
+    budget = Budget(measured(CPU), {2: known})
+    assert budget.rate(3, 49.0) > budget.rate(2, 49.0)
+    new = budget.averages[3]
+    assert (new.is_on, new.model_share, new.reached.steps) == (True, 0.25, 0)
+    assert new.reached.tokens == known.reached.tokens
+    assert budget.speedup(3) == budget.speedup(2)
