@@ -153,7 +153,7 @@ def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterato
             Setting(
                 part=part,
                 name=prefix + field.name,
-                kind=_plain_type(hints[field.name]),
+                kind=_plain_type(hints[field.name], prefix + field.name),
                 default=field.default,
                 help=field.metadata.get("help") or comments.get(field.name, ""),
                 aliases=field.metadata.get("aliases", ()),
@@ -248,10 +248,13 @@ def _class_source(config_class: type) -> str:
     return source
 
 
-def _plain_type(hint: object) -> type[str] | type[int] | type[float] | type[bool]:
+def _plain_type(hint: object, name: str) -> type[str] | type[int] | type[float] | type[bool]:
     """`int | None` -> int."""
-    members = [t for t in typing.get_args(hint) if t is not types.NoneType] or [hint]
-    (kind,) = members
+    members = [t for t in typing.get_args(hint) if t is not types.NoneType]
+    kind = members[0] if len(members) == 1 else hint
     if kind not in (str, int, float, bool):
-        raise ConfigError(f"a setting cannot have the type {kind}")
+        raise ConfigError(
+            f"the setting {name} has the type {hint} but must be a str, int, float or bool, "
+            "possibly or None"
+        )
     return typing.cast("type[str]", kind)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from itertools import accumulate
 from typing import Any
 
 from headstart.control.codec import Count, Fields, Number, Table
@@ -312,14 +312,10 @@ def _search(
     offers: Sequence[float], curve: Sequence[float], base: int, rate: float
 ) -> tuple[int, float]:
     """The number of rows (at least 1) with the highest value, and that value."""
-    best, best_value, value, before = 0, -inf, 0.0, curve[base]
-    for count, survival in enumerate(offers, 1):
-        now = curve[base + count]
-        value += survival - rate * (now - before)
-        before = now
-        if value > best_value:
-            best, best_value = count, value
-    return best, best_value
+    totals = zip(accumulate(offers), curve[base + 1 :], strict=False)
+    values = [tokens - rate * milliseconds for tokens, milliseconds in totals]
+    best = max(values)
+    return values.index(best) + 1, best + rate * curve[base]
 
 
 def _explore(

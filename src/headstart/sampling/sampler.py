@@ -113,6 +113,11 @@ class Sampler:
         order = np.argsort(-weights, kind="stable")
         return ids[order].copy(), weights[order] / weights.sum()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether any token may come next: no constraint, no limit of thoughts."""
+        return self.legality is None and self.thoughts is None
+
     def closing(self) -> Sequence[int]:
         """Tokens that must follow because the answer has thought enough; they are free inside a
         text that is constrained.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.errors import EngineError, HeadstartError, InvalidParameterError
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
-from headstart.sampling.verify import emit, emit_unverified
+from headstart.sampling.verify import Note, emit, emit_unverified
 from headstart.scheduler.checkpoints import note_chunk
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
@@ -30,6 +30,7 @@ class Ending:
 
 LENGTH = Ending("length")
 CONTEXT_FULL = Ending("length", is_truncated=True)
+_ITS_OWN = ("",)  # source of a token that nobody guessed
 
 
 @dataclass(slots=True)
@@ -109,8 +110,9 @@ class Committer:
         text, emitted = self._text(active, one.emitted, is_late=_is_late(active, now))
         num_in_cache = active.num_decoded + active.num_rows
         one.num_accepted = min(one.num_accepted, len(emitted))
-        guessed = active.proposal.sources[: one.num_accepted] if one.num_accepted else ()
-        sources = (*guessed, *[""] * (len(emitted) - one.num_accepted))
+        sources = _ITS_OWN * (len(emitted) - one.num_accepted)
+        if one.num_accepted:
+            sources = (*active.proposal.sources[: one.num_accepted], *sources)
         step = self._describe_step(active) if active.request.wants_provenance else None
         active.tokens.grow(emitted)
         try:
@@ -146,15 +148,9 @@ class Committer:
             emitted = emit_unverified(active.sampler, logits, draft, position, unverified)
             return Verified(active, emitted, unverified, [])
         logprobs: list[TokenLogprob] = []
-
-        def note(row: int, token: int, legal: NDArray[np.bool_] | None) -> None:
-            logprobs.append(_logprob(active, logits[row], token, position + row, legal))
-
         wants_logprobs = active.request.num_logprobs is not None
-        final = self._eog(active)
-        emitted = emit(
-            active.sampler, logits, draft, position, final, note if wants_logprobs else None
-        )
+        note = _note_into(logprobs, active, logits, position) if wants_logprobs else None
+        emitted = emit(active.sampler, logits, draft, position, self._eog(active), note)
         return Verified(active, emitted, _num_accepted(emitted, draft), logprobs)
 
     def _cut_cache(self, active: ActiveRequest, num_in_cache: int) -> None:
@@ -226,6 +222,17 @@ def _num_accepted(emitted: Sequence[int], draft: Sequence[int]) -> int:
     """
     last = len(emitted) - 1
     return last + 1 if last < len(draft) and emitted[last] == draft[last] else last
+
+
+def _note_into(
+    logprobs: list[TokenLogprob], active: ActiveRequest, logits: Logits, position: int
+) -> Note:
+    """What tells clients of each token while the sampler stands before it."""
+
+    def note(row: int, token: int, legal: NDArray[np.bool_] | None) -> None:
+        logprobs.append(_logprob(active, logits[row], token, position + row, legal))
+
+    return note
 
 
 def _logprob(

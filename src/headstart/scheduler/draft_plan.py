@@ -204,9 +204,12 @@ class DraftPlan:
 
     def offer(self) -> SlotDraft:
         """For the budget."""
-        if not self.survival:
+        survival = self.survival
+        if not survival:
             return NO_SLOT_DRAFT
-        return SlotDraft(self.survival, self.policy.shortest, self.is_fixed)
+        if not survival[-1]:  # what is never accepted is not worth looking at
+            survival = survival[: survival.index(0.0)]
+        return SlotDraft(survival, self.policy.shortest, self.is_fixed)
 
     def settle_on(self, length: int) -> None:
         """Verify the first `length` tokens of the proposal."""

@@ -114,8 +114,10 @@ class ActiveRequest:
     @property
     def num_left(self) -> int:
         """Tokens this request may still emit; huge without max_tokens."""
-        limit = self.request.max_tokens
-        return 2**30 if limit is None else limit - self.num_emitted
+        request = self.request
+        if request.max_tokens is None:
+            return 2**30
+        return request.max_tokens + len(request.prompt) - len(self.tokens) - self.num_dropped
 
     @property
     def num_free(self) -> int:

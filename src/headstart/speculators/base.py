@@ -1,9 +1,15 @@
-"""What the scheduler expects of anything that drafts tokens."""
+"""What the scheduler expects of anything that drafts tokens.
+
+docs/speculators.md has the contract, call by call; `headstart.testing.check_speculator` tests it.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
 from headstart.errors import ConfigError
@@ -13,22 +19,57 @@ from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequ
 SPECULATORS: dict[str, type[Speculator]] = {}
 S = TypeVar("S", bound="type[Speculator]")
 
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_RESERVED = ("none", "grammar")  # no speculator; tokens that a constraint forces
+
 
 def register(cls: S) -> S:
-    """Class decorator: make a speculator selectable by its `name`."""
-    if cls.name in SPECULATORS:
-        raise ConfigError(
-            f"speculator {cls.name!r} is already registered by {SPECULATORS[cls.name].__module__}"
-        )
+    """Class decorator: make a speculator selectable by its `name`.
+
+    Raises:
+        ConfigError: the class cannot be used; says what to mend.
+    """
+    if reason := _why_not(cls):
+        raise ConfigError(f"the speculator class {cls.__name__} cannot be registered: {reason}")
     SPECULATORS[cls.name] = cls
     return cls
+
+
+def _why_not(cls: type[Speculator]) -> str | None:
+    """Why this class cannot be used, if so."""
+    if not issubclass(cls, Speculator):
+        return "it must be a subclass of headstart.speculators.Speculator"
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return (
+            f"its name is {name!r} but must be small letters, digits and hyphens, such as "
+            'name = "bigram"'
+        )
+    if name in _RESERVED:
+        return f"the name {name!r} means something else in --spec-type and in the counts"
+    if name in SPECULATORS:
+        return f"the name {name!r} is taken by {SPECULATORS[name].__module__}"
+    if inspect.isabstract(cls):
+        return "it does not define propose(self, requests)"
+    if cls.Options is None:
+        return None
+    if not is_dataclass(cls.Options):
+        return "its Options must be a dataclass"
+    for option in fields(cls.Options):
+        if option.default is MISSING:
+            return f"its option {option.name} needs a default"
+    if "options" not in inspect.signature(cls).parameters:
+        return "it has Options, so its constructor must take options"
+    return None
 
 
 class Speculator(ABC):
     """Guesses tokens. It never decides what is emitted: a bad guess costs time, not output.
 
-    Only `propose` is required. The scheduler calls, per sequence:
-    begin -> (propose? -> observe? -> accept)* -> end. A sequence id is used again after `end`.
+    Only `propose` is required. For each sequence the scheduler calls `begin`, then, at every step,
+    perhaps `propose`, perhaps `observe`, and always `accept`, and `end` when the request is over.
+    A sequence id is used again after `end`. What a call is given belongs to the scheduler: copy
+    what is kept, change nothing.
     """
 
     name: ClassVar[str]
@@ -60,7 +101,10 @@ class Speculator(ABC):
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, same order, each at most `max_tokens` long."""
+        """Return one draft per request, in the same order, of at most its `max_tokens` tokens.
+
+        Draft(reason="no match") where there is no guess.
+        """
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens a model speculator has to read before it can draft, the newest one not counted."""

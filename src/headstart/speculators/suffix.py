@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,9 +220,8 @@ class SuffixSpeculator(Speculator):
         partings = _partings(index, places, leader, tokens)
         match_scores, total, least = _weigh(len(tokens), weight, len(places), partings)
         if least < self._options.min_share:
-            scores = [
-                score for score in accumulate(match_scores, mul) if score >= self._options.min_share
-            ]
+            is_enough = self._options.min_share.__le__
+            scores = [*takewhile(is_enough, accumulate(match_scores, mul))]
             tokens, match_scores, total = (
                 tokens[: len(scores)],
                 match_scores[: len(scores)],

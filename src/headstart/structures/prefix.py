@@ -17,6 +17,8 @@ def common_prefix_length(a: Tokens, b: Tokens, start: int = 0) -> int:
     Both must be of one type: an array never equals a list.
     """
     limit = min(len(a), len(b))
+    if limit <= _CHUNK and not start:
+        return next(compress(count(), map(ne, a, b)), limit)
     at = min(start, limit)
     while at < limit and a[at : at + _CHUNK] == b[at : at + _CHUNK]:
         at = min(at + _CHUNK, limit)

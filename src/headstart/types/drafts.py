@@ -52,7 +52,7 @@ class DraftRequest:
     """One generating sequence that asks for draft tokens.
 
     tokens[:-1] are in the target's cache; tokens[-1] was emitted and not decoded yet. `tokens` is
-    the scheduler's own list: read it during the call, never keep or change it.
+    the scheduler's own list and grows: copy what is kept. It cannot be changed.
     """
 
     seq_id: int
