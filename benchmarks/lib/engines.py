@@ -36,6 +36,7 @@ class WrappedEngine:
         self.can_shift: bool = engine.can_shift
         self.padding_sequence: int | None = engine.padding_sequence
         self.sends_graphs = engine.sends_graphs
+        self.attention_tile = engine.attention_tile
 
     @property
     def is_asynchronous(self) -> bool:
@@ -166,6 +167,7 @@ class SilentEngine:
     can_shift = True
     padding_sequence: int | None = 10_000
     sends_graphs = is_asynchronous = False
+    attention_tile = 1
 
     def __init__(
         self, vocab_size: int, max_outputs: int, make_filters: Callable[[SamplingParams], Filters]

@@ -126,7 +126,7 @@ def build_scheduler(
         scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)
         embedding = EmbeddingInfo(embedder.size, embedder.max_tokens, embedder.pooling)
     if target.adapters:
-        scheduler.adapters = AdapterTurns(target.adapters.use)
+        scheduler.turns.adapters = AdapterTurns(target.adapters.use)
     if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         seconds = WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS
         if warms_up_later:

@@ -88,8 +88,8 @@ class SchedulerConfig:
     max_queue: int = option(256, "requests that may wait before new ones get 503")
     prefill_chunk: int = option(
         128,
-        "prompt tokens that a step always may read while others generate; from 64 on, up to 32 "
-        "more or fewer, so that the step has whole tiles of 64 rows",
+        "prompt tokens that a step always may read while others generate; where a processor "
+        "computes attention, up to 63 more or fewer, so that no tile of 64 rows has few",
     )
     prefill_ms: float = option(
         100.0,

@@ -22,6 +22,7 @@ from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
 from headstart.engine.asynchrony import Asynchrony
 from headstart.engine.c_batch import c_batch
+from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
@@ -83,6 +84,7 @@ class LlamaEngine:
         has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self.sends_graphs = config.rpc is not None
+        self.attention_tile = attention_tile(config) if rules.kind is MemoryKind.CUT else 1
         self._sequences = Sequences(
             self.handle,
             rules,

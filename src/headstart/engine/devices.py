@@ -7,9 +7,11 @@ from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.config import EngineConfig
 from headstart.engine.library import ggml_base_library, ggml_library, prototype, start
 from headstart.errors import ConfigError
 
+_TILE = 64  # GGML_FA_TILE_Q of ggml-cpu
 _KINDS = {0: "CPU", 1: "GPU", 2: "integrated GPU", 3: "accelerator", 4: "meta"}
 
 
@@ -53,6 +55,26 @@ def _describe(handle: int) -> Device:
         handle,
         is_remote=registry_name(registry(handle)) == b"RPC",
     )
+
+
+def attention_tile(config: EngineConfig) -> int:
+    """Rows that attention computes together, over all cells that any of them sees.
+
+    More than one in the processor's kernel for flash attention over plain caches of one type, where
+    a decode has at least so many; the reference kernels have none.
+    """
+    types = {config.cache_type_k, config.cache_type_v}
+    is_plain = config.flash_attn != "off" and types in ({"f16"}, {"f32"})
+    has_tiles = is_plain and not config.deterministic and not _attends_on_gpu(config)
+    return _TILE if has_tiles else 1
+
+
+def _attends_on_gpu(config: EngineConfig) -> bool:
+    if config.rpc is not None:
+        return True  # of another machine perhaps
+    if not config.gpu_layers or not config.kv_offload or config.device in ("", "none"):
+        return False
+    return any("GPU" in device.kind for device in list_devices())
 
 
 def device_array(names: str | None, *, can_be_remote: bool = True) -> Any:

@@ -20,6 +20,7 @@ class EncoderEngine:
 
     padding_sequence: int | None = None
     sends_graphs = is_asynchronous = False
+    attention_tile = 1
     memory = MemoryKind.CUT
     max_rollback = 0
     can_shift = False

@@ -10,9 +10,6 @@ import numpy as np
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Batch, Decoded, Engine, Logits, Meanwhile
 
-# Rows that attention computes together on a processor (GGML_FA_TILE_Q of ggml-cpu): the last tile
-# of a step takes as long with one row as with all.
-_TILE = 64
 _SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
 
 
@@ -86,17 +83,20 @@ def build(
     batch.extend(seq_ids, positions, tokens)
     if reading:
         room = engine.max_batch_tokens - batch.num_rows
-        num_rows = min(room, prompt_rows(batch.num_rows, max_prompt_rows))
-        included += _add_prompts(batch, reading, num_rows, engine.max_outputs)
+        num_rows = min(room, prompt_rows(batch.num_rows, max_prompt_rows, engine.attention_tile))
+        included += _add_prompts(batch, reading, num_rows, engine)
     return included
 
 
-def prompt_rows(num_others: int, wanted: int) -> int:
-    """Prompt rows beside so many others: near what is wanted, so that the step is whole tiles."""
-    if wanted < _TILE:
+def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
+    """Prompt rows beside so many others: near what is wanted, so that the step is whole tiles.
+
+    The last tile of a step takes as long with one row as with all.
+    """
+    if wanted < tile:
         return wanted
-    tiles = round((num_others + wanted) / _TILE)
-    return max(tiles, num_others // _TILE + 1) * _TILE - num_others
+    tiles = round((num_others + wanted) / tile)
+    return max(tiles, num_others // tile + 1) * tile - num_others
 
 
 def pad(batch: Batch, num_rows: int, seq_id: int) -> None:
@@ -127,13 +127,20 @@ def decode_like_last(
 
 
 def _add_prompts(
-    batch: Batch, reading: Sequence[ActiveRequest], num_rows: int, max_outputs: int
+    batch: Batch, reading: Sequence[ActiveRequest], num_rows: int, engine: Engine
 ) -> list[ActiveRequest]:
     included = []
-    num_free = max_outputs - batch.num_outputs - len(reading)  # of outputs; each may need its last
+    room = engine.max_batch_tokens - batch.num_rows - num_rows
+    num_free = (
+        engine.max_outputs - batch.num_outputs - len(reading)
+    )  # of outputs; each may need its last
     for active, rows in zip(reading, share_rows(reading, num_rows), strict=True):
         if not rows:
             continue
+        # a rest of less than a tile would take as long as a tile, or longer
+        if 0 < (rest := active.num_pending - rows) < min(engine.attention_tile, room + 1):
+            rows += rest
+            room -= rest
         if active.pauses:
             rows = min(rows, active.pauses[0] - active.num_decoded)
         num_scored = 0

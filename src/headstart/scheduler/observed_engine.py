@@ -44,6 +44,7 @@ class ObservedEngine:
         self.max_outputs = engine.max_outputs
         self.padding_sequence = engine.padding_sequence
         self.sends_graphs = engine.sends_graphs
+        self.attention_tile = engine.attention_tile
         self.memory = engine.memory
         self.max_rollback = engine.max_rollback
         self.can_shift = False  # what readers have of the tokens that move cannot be moved

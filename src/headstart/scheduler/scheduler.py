@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
@@ -32,12 +32,12 @@ from headstart.scheduler.request import (
 )
 from headstart.scheduler.rollback import keep_states
 from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
+from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import NEEDED_ROWS, time_change, time_decodes
 from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
 if TYPE_CHECKING:
     from headstart.grammar.compiler import GrammarCompiler
-    from headstart.scheduler.adapter_turns import AdapterTurns
     from headstart.scheduler.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Scheduler:
         # itself and another step follows, while it computes that one
         self.deliver: Callable[[], object] = lambda: None
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
-        self.adapters: AdapterTurns | None = None  # where requests may differ in them
+        self.turns = Turns(engine.attention_tile, config.prefill_chunk)
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         self._batch = Batch(engine.max_batch_tokens)
@@ -148,8 +148,7 @@ class Scheduler:
         started = self.clock()
         self._take_compiled()
         self._admit()
-        if self.adapters:
-            self.adapters.begin_step(self.running)
+        self.turns.begin_step(self.running)
         self._draft()
         drafted = self.clock()
         logits = self._decode()
@@ -221,15 +220,11 @@ class Scheduler:
             return False
         return True
 
-    def _sharing(self) -> list[ActiveRequest]:
-        """Those of the running requests that can share this step's decode."""
-        return self.adapters.sharing(self.running) if self.adapters else self.running
-
     def _draft(self) -> None:
         """Give every generating request its draft for this step."""
         self._num_padding = 0
-        generating, reading = batching.generating_and_unread(self._sharing())
-        self._max_prompt_rows = self._prompt_rows(generating) if reading else 0
+        generating, reading = batching.generating_and_unread(self.turns.sharing(self.running))
+        self._max_prompt_rows = self._prompt_rows(len(generating)) if reading else 0
         if not generating:
             return
         limits = batching.draft_limits(generating, self.engine, len(self.slots))
@@ -242,13 +237,13 @@ class Scheduler:
         if self.engine.memory is MemoryKind.CHECKPOINT:
             keep_states(generating, self.engine, self.drafting, self.clock)
 
-    def _prompt_rows(self, generating: Sequence[ActiveRequest]) -> int:
+    def _prompt_rows(self, num_generating: int) -> int:
         """Most prompt rows of this step: few while others wait for their next token."""
         least, milliseconds = self.config.prefill_chunk, self.config.prefill_ms
-        if not generating:
+        if not any(active.is_generating for active in self.running):
             least, milliseconds = _ALONE, _ALONE_SHARE * milliseconds
         bounds = (least, self.engine.max_batch_tokens)
-        return self.drafting.prompt_rows(len(generating), bounds, milliseconds)
+        return self.drafting.prompt_rows(num_generating, bounds, milliseconds)
 
     def _decode(self) -> Logits | None:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
@@ -256,7 +251,8 @@ class Scheduler:
             self.drafting.deferred.run()
         while True:
             rows = self._max_prompt_rows
-            self._in_batch = batching.build(self._batch, self._sharing(), self.engine, rows)
+            sharing = self.turns.sharing(self.running)
+            self._in_batch = batching.build(self._batch, sharing, self.engine, rows)
             if not self._batch.num_rows:
                 return None
             try:

@@ -130,6 +130,7 @@ class FakeEngine:
         self.max_outputs = 128
         self.padding_sequence: int | None = 10_000
         self.sends_graphs = self.is_asynchronous = False
+        self.attention_tile = 1
         self.memory = memory
         self.max_rollback = {
             MemoryKind.CUT: 2**30,

@@ -137,6 +137,8 @@ class Engine(Protocol):
     padding_sequence: int | None
     # a decode of other rows, outputs or sequences than the last takes longer: its graph is sent
     sends_graphs: bool
+    # rows that attention computes together, over all cells that any of them sees; 1: each by itself
+    attention_tile: int
     memory: MemoryKind
     # draft tokens of one decode that can be taken back; huge for attention only, and where
     # `keep_for_draft` makes it possible

@@ -1,0 +1,137 @@
+"""Prompts and answers in turn, where attention computes whole tiles of rows: who takes part, that
+nobody waits longer for it, and that texts are those of any other engine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from tests.harness import (
+    EOS,
+    Answer,
+    Model,
+    Oracle,
+    check,
+    collect,
+    fixed,
+    make_scheduler,
+    play,
+)
+
+from headstart.sampling import SamplingParams
+from headstart.scheduler.request import Request
+from headstart.types import Batch, Logits, Meanwhile
+
+TILE = 64
+LONG = [(7 * i) % EOS for i in range(400)]
+
+
+class TiledModel(Model):
+    """Notes how many rows each sequence has in each decode."""
+
+    def __init__(self) -> None:
+        super().__init__(context_size=2048)
+        self.attention_tile = TILE
+        self.decodes: list[Counter[int]] = []
+
+    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+        self.decodes.append(Counter(batch.seq_ids[: batch.num_rows].tolist()))
+        return super().decode(batch, meanwhile)
+
+
+def request(name: str, prompt: list[int], max_tokens: int) -> Request:
+    sampling = SamplingParams(temperature=0.8, seed=len(name), ignore_eos=True)
+    return Request(request_id=name, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
+
+
+def read_beside(
+    engine: TiledModel, prompt: list[int], *, answered: int, chunk: int = 128
+) -> list[Counter[int]]:
+    """Decodes from when `prompt` arrives beside two answers, which have so many tokens behind them,
+    until its first token. Its sequence is 2.
+    """
+    scheduler = make_scheduler(engine, parallel=3, prefill_chunk=chunk)
+    answers: dict[str, Answer] = {}
+    for index in range(2):
+        scheduler.submit(request(f"a{index}", [index, *LONG[: answered - 1]], 50))
+    while len(answers) < 2:
+        scheduler.step()
+        collect(scheduler, answers)
+    engine.decodes.clear()
+    scheduler.submit(request("prompt", prompt, 4))
+    while "prompt" not in answers:
+        scheduler.step()
+        collect(scheduler, answers)
+    return engine.decodes
+
+
+def test_long_answers_and_a_prompt_share_no_decode() -> None:
+    decodes = read_beside(TiledModel(), [5, *LONG], answered=200)
+    assert sum(rows[2] for rows in decodes) == len(LONG) + 1
+    assert all(set(rows) in ({0, 1}, {2}) for rows in decodes)
+
+
+def test_every_answer_gets_a_token_between_two_chunks() -> None:
+    decodes = read_beside(TiledModel(), [5, *LONG], answered=200)
+    for before, after in pairwise(decodes):
+        assert bool(before[2]) != bool(after[2])
+
+
+def test_the_chunks_of_a_prompt_are_whole_tiles_and_leave_less_than_a_tile_to_none() -> None:
+    chunks = [rows[2] for rows in read_beside(TiledModel(), [5, *LONG], answered=200) if rows[2]]
+    assert all(rows % TILE == 0 for rows in chunks[:-1])
+    assert chunks[-1] >= TILE
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answered", "chunk"),
+    [(LONG, 20, 128), (LONG[:40], 200, 128), (LONG, 200, 16)],
+    ids=["short answers", "a short prompt", "small chunks"],
+)
+def test_where_little_is_looked_at_for_nothing_they_share_decodes(
+    prompt: list[int], answered: int, chunk: int
+) -> None:
+    decodes = read_beside(TiledModel(), [5, *prompt], answered=answered, chunk=chunk)
+    with_prompt = [rows for rows in decodes if rows[2]]
+    assert all(set(rows) == {0, 1, 2} for rows in with_prompt)
+
+
+def test_without_tiles_prompts_are_read_beside_answers() -> None:
+    engine = TiledModel()
+    engine.attention_tile = 1
+    assert all(set(rows) == {0, 1, 2} for rows in read_beside(engine, [5, *LONG], answered=200))
+
+
+@pytest.mark.parametrize("draft", [0, 7])
+@pytest.mark.parametrize("chunk", [16, 64, 200])
+def test_texts_are_those_without_turns(draft: int, chunk: int) -> None:
+    engine = TiledModel()
+    requests = [
+        request("a", LONG[:150], 40),
+        request("bb", [3, *LONG[:150]], 60),
+        request("ccc", [4, *LONG], 30),
+        request("dddd", LONG[7:300], 30),
+        request("eeeee", [*LONG[:150], 9], 30),
+    ]
+    speculators = [Oracle(engine, requests, wrong=0.3)] if draft else []
+    scheduler = make_scheduler(engine, speculators, fixed(draft), parallel=3, prefill_chunk=chunk)
+    check(engine, requests, play(scheduler, requests))
+
+
+def test_a_prompt_is_read_on_when_the_last_answer_is_cancelled() -> None:
+    engine = TiledModel()
+    scheduler = make_scheduler(engine, parallel=2, prefill_chunk=64)
+    answers: dict[str, Answer] = {}
+    scheduler.submit(request("a", LONG, 50))
+    while not answers:
+        scheduler.step()
+        collect(scheduler, answers)
+    prompt = request("bb", [5, *LONG], 4)
+    scheduler.submit(prompt)
+    for _ in range(3):
+        scheduler.step()
+    scheduler.cancel("a")
+    collect(scheduler, answers)
+    check(engine, [prompt], {"bb": play(scheduler)["bb"]})
