@@ -38,6 +38,7 @@ def test_the_address_is_a_url():
 
 
 def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
+    before = signal.getsignal(signal.SIGTERM)
     worker, announced = FakeWorker(), []
     worker.start_error = ModelError("draft.gguf is truncated")
     with pytest.raises(ModelError, match="truncated"):
@@ -45,6 +46,7 @@ def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
     assert worker.is_closed
     assert announced == []
     assert "truncated" not in caplog.text  # whoever gets the exception prints it
+    assert signal.getsignal(signal.SIGTERM) is before  # children would inherit that it is ignored
 
 
 def test_the_address_is_announced_once_requests_can_be_answered():

@@ -10,6 +10,7 @@ import numpy as np
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Batch, Decoded, Engine, Logits, Meanwhile
 
+_MICRO_BATCH = 512  # rows that libllama computes at once unless told otherwise
 _SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
 
 
@@ -130,14 +131,13 @@ def _add_prompts(
     batch: Batch, reading: Sequence[ActiveRequest], num_rows: int, engine: Engine
 ) -> list[ActiveRequest]:
     included = []
-    room = engine.max_batch_tokens - batch.num_rows - num_rows
-    num_free = (
-        engine.max_outputs - batch.num_outputs - len(reading)
-    )  # of outputs; each may need its last
+    room = min(engine.max_batch_tokens, _MICRO_BATCH) - batch.num_rows - num_rows
+    # outputs for scores; each prompt may need that of its last row
+    num_free = engine.max_outputs - batch.num_outputs - len(reading)
     for active, rows in zip(reading, share_rows(reading, num_rows), strict=True):
         if not rows:
             continue
-        # a rest of less than a tile would take as long as a tile, or longer
+        # a rest of less than a tile would take as long as a tile in the next step, or longer
         if 0 < (rest := active.num_pending - rows) < min(engine.attention_tile, room + 1):
             rows += rest
             room -= rest

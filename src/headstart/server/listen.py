@@ -136,13 +136,18 @@ def sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(
-        signal.SIGTERM, lambda number, frame: setattr(server, "should_exit", True)
-    )
+    has_come = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal has_come
+        server.should_exit = has_come = True
+
+    before = signal.signal(signal.SIGTERM, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if server.should_exit else before)
+        # children would inherit that it is ignored, hence only where this process ends by it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if has_come else before)
 
 
 def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:
