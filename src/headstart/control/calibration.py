@@ -26,8 +26,8 @@ about the token after it (censored).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from math import exp
 from typing import Any
 
@@ -48,24 +48,16 @@ PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come w
 MODEL_PRIOR = 0.75  # of a draft model: somebody chose it, and its labels cost time
 SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
 CELL_FADE, PARENT_FADE = 0.997, 0.998
-STALE_SHARE = 0.02  # of a speculator's labels: rates are worked out anew when there are more
 LEAST, MOST = 0.002, 0.998
 _NO_TOKEN = -1  # nothing is known of it
 NEVER = 0.01  # tokens behind one that survives less often are as good as never accepted
 SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.001, 0.998, 4.0
 
 
-def _positions_from(start: int) -> Iterable[int]:
-    """Buckets of the positions from `start` on, without end."""
-    return chain(POSITIONS[start:], repeat(POSITIONS[-1]))
-
-
 class LabelCounts:
     """Counts of one speculator: per level, labelled tokens (n) and accepted ones (m)."""
 
     __slots__ = (
-        "_lines",
-        "_num_new",
         "cell_m",
         "cell_n",
         "confidence_m",
@@ -79,81 +71,37 @@ class LabelCounts:
 
     def __init__(self, *, is_probability: bool = False) -> None:
         self.is_probability = is_probability
-        self._lines: dict[int, tuple[float, float]] = {}  # by cell, see `line`
-        self._num_new = 0  # labels since the first of them was worked out
         self.m = self.n = 0.0
         self.confidence_m, self.confidence_n = [0.0] * NUM_CONFIDENCES, [0.0] * NUM_CONFIDENCES
         self.position_m, self.position_n = [0.0] * NUM_POSITIONS, [0.0] * NUM_POSITIONS
         self.cell_m = [0.0] * (NUM_CONFIDENCES * NUM_POSITIONS)
         self.cell_n = [0.0] * (NUM_CONFIDENCES * NUM_POSITIONS)
 
-    def trust(self) -> None:
-        """Take scores as probabilities."""
-        self.is_probability = True
-        self._lines.clear()
-
     def overall(self) -> float:
         """Acceptance of a token about which nothing is known."""
         prior = MODEL_PRIOR if self.is_probability else PRIOR
         return (self.m + SPECULATOR_WEIGHT * prior) / (self.n + SPECULATOR_WEIGHT)
 
-    def rates(self, confidence: Iterable[float], start: int = 0) -> list[float]:
-        """Conditional acceptance of each token of a draft, from position `start` on."""
-        rates = []
-        for score, position in zip(confidence, _positions_from(start), strict=False):
-            at_zero, slope = self.line(NUM_POSITIONS * bisect_right(EDGES, score) + position)
-            rates.append(min(MOST, max(LEAST, at_zero + slope * score)))
-        return rates
+    def rates(self, confidence: Iterable[float], start: int = 0) -> Iterator[float]:
+        """Conditional acceptance of each token of a draft, from position `start` on.
 
-    def survival(
-        self,
-        confidence: Iterable[float],
-        odds: float,
-        pair: TokenPair,
-        tokens: Iterable[tuple[int, int]],
-    ) -> list[float]:
-        """Running products of the rates with these factors of their odds, up to NEVER.
-
-        A step spends more time here than anywhere else, so nothing is called that can be read.
-
-        Args:
-            odds: the request's factor; the tokens' are those of `pair`.
-            tokens: of each, the one before it and itself.
+        One by one: whoever asks stops where the draft is hopeless.
         """
-        alive, survival, lines = 1.0, list[float](), self._lines
-        by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
-        for score, position, (before, token) in zip(
-            confidence, _positions_from(0), tokens, strict=False
-        ):
-            cell = NUM_POSITIONS * bisect_right(EDGES, score) + position
-            at_zero, slope = lines.get(cell) or self.line(cell)
-            rate = at_zero + slope * score
-            if not LEAST <= rate <= MOST:
-                rate = LEAST if rate < LEAST else MOST
-            right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
-            alive *= right / (1.0 - rate + right)
-            survival.append(alive)
-            if alive < NEVER:
-                break
-        return survival
-
-    def line(self, cell: int) -> tuple[float, float]:
-        """Acceptance in a cell by the score: at 0, and what each 1 of it adds.
-
-        It is kept until there are clearly more labels: a rate hardly moves before.
-        """
-        if (known := self._lines.get(cell)) is not None:
-            return known
-        c, p = divmod(cell, NUM_POSITIONS)
-        base, by_score = (0.1, 0.8) if self.is_probability else (self.overall(), 0.0)
-        labels = self.confidence_n[c] + self.position_n[p] + PARENT_WEIGHT
-        parent = (self.confidence_m[c] + self.position_m[p] + PARENT_WEIGHT * base) / labels
-        weight = self.cell_n[cell] + CELL_WEIGHT
-        self._lines[cell] = line = (
-            (self.cell_m[cell] + CELL_WEIGHT * parent) / weight,
-            CELL_WEIGHT * PARENT_WEIGHT * by_score / (labels * weight),
-        )
-        return line
+        overall, is_probability = self.overall(), self.is_probability
+        confidence_m, confidence_n = self.confidence_m, self.confidence_n
+        position_m, position_n = self.position_m, self.position_n
+        cell_m, cell_n = self.cell_m, self.cell_n
+        last, c = None, 0
+        for i, score in enumerate(confidence, start):
+            if score != last:
+                last, c = score, bisect_right(EDGES, score)
+            p = POSITIONS[i if i < LAST else LAST]
+            base = 0.1 + 0.8 * score if is_probability else overall
+            labels = confidence_n[c] + position_n[p] + PARENT_WEIGHT
+            parent = (confidence_m[c] + position_m[p] + PARENT_WEIGHT * base) / labels
+            cell = c * NUM_POSITIONS + p
+            rate = (cell_m[cell] + CELL_WEIGHT * parent) / (cell_n[cell] + CELL_WEIGHT)
+            yield LEAST if rate < LEAST else MOST if rate > MOST else rate
 
     def count(self, confidence: Sequence[float], num_matched: int, start: int = 0) -> None:
         """Add labels of positions from `start` on at every level: those before `num_matched` were
@@ -163,14 +111,9 @@ class LabelCounts:
         position_m, position_n = self.position_m, self.position_n
         cell_m, cell_n = self.cell_m, self.cell_n
         n, m = self.n, self.m
-        self._num_new += len(confidence)
-        if self._num_new > n * STALE_SHARE:
-            self._lines.clear()
-            self._num_new = 0
-        num_right = num_matched - start
-        for i, (score, p) in enumerate(zip(confidence, _positions_from(start), strict=False)):
-            accepted = 1.0 if i < num_right else 0.0
-            c = bisect_right(EDGES, score)
+        for i, score in enumerate(confidence, start):
+            accepted = 1.0 if i < num_matched else 0.0
+            c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
             cell = c * NUM_POSITIONS + p
             cell_n[cell] = cell_n[cell] * CELL_FADE + 1.0
             cell_m[cell] = cell_m[cell] * CELL_FADE + accepted
@@ -224,7 +167,7 @@ class Calibration:
 
     def trust_scores(self, speculator: str) -> None:
         """Believe this speculator's scores, as probabilities, until counts say otherwise."""
-        self._table(speculator).trust()
+        self.tables.setdefault(speculator, LabelCounts(is_probability=True)).is_probability = True
 
     def survival(
         self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
@@ -235,12 +178,19 @@ class Calibration:
         tokens: the one before the draft and the draft's; empty: not known.
         """
         bias = self._biases.get(seq_id, NO_BIAS).get(speculator)
-        survival = self._table(speculator).survival(
-            confidence,
-            1.0 if bias is None else bias.odds,
-            self._token_pair(speculator, seq_id),
-            pairwise(tokens) if tokens else repeat((_NO_TOKEN, _NO_TOKEN)),
-        )
+        odds = 1.0 if bias is None else bias.odds
+        pair = self._token_pair(speculator, seq_id)
+        by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
+        befores: Iterable[int] = tokens or repeat(_NO_TOKEN)
+        drafted: Iterable[int] = tokens[1:] or repeat(_NO_TOKEN)
+        alive, survival = 1.0, list[float]()
+        rates = self._table(speculator).rates(confidence)
+        for rate, before, token in zip(rates, befores, drafted, strict=False):
+            right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
+            alive *= right / (1.0 - rate + right)
+            survival.append(alive)
+            if alive < NEVER:
+                break
         return survival + [0.0] * (len(confidence) - len(survival))
 
     def mean(self, speculator: str) -> float:
@@ -262,7 +212,7 @@ class Calibration:
         if shift is None:
             shift = biases[outcome.speculator] = RequestBias()
         confidence, num_matched = outcome.confidence[num_known:num_labelled], outcome.num_matched
-        rates = table.rates(confidence, num_known)
+        rates = list(table.rates(confidence, num_known))
         if outcome.tokens:
             tokens = outcome.tokens[num_known : num_labelled + 1]
             self._token_pair(outcome.speculator, outcome.seq_id).learn(

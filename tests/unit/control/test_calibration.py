@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from copy import deepcopy
 
 import pytest
 
@@ -98,24 +97,3 @@ def test_a_model_is_believed_until_counts_say_otherwise() -> None:
         calibration.record(Outcome(1, "model", [0.95], 0, 1))
     calibration.end(1)
     assert calibration.survival("model", [0.95], 1)[0] < 0.2
-
-
-def test_rates_that_are_kept_stay_near_those_of_the_counts() -> None:
-    calibration, rng = Calibration(), random.Random(5)
-    scores = [0.3, 0.7, 0.9, 0.99]
-    for i in range(400):
-        acceptance = 0.9 if i < 200 else 0.3  # the text changes
-        matched = next((n for n in range(4) if rng.random() > acceptance), 4)
-        calibration.record(Outcome(1, "text", scores, matched, min(4, matched + 1)))
-        table = calibration.tables["text"]
-        exact = deepcopy(table)
-        exact._lines.clear()
-        near = 0.06 if i > 10 else 1e-9  # at first each label counts for much
-        assert table.rates(scores) == pytest.approx(exact.rates(scores), abs=near)
-
-
-def test_scores_are_believed_from_when_they_are_trusted() -> None:
-    calibration = Calibration()
-    before = calibration.survival("model", [0.95], 1)[0]
-    calibration.trust_scores("model")
-    assert calibration.survival("model", [0.95], 1)[0] > before + 0.2
