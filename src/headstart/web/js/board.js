@@ -133,7 +133,7 @@ function showWhy(state) {
   const failures = state.speculation.speculators.filter((one) => one.failure);
   fill(
     byId("why"),
-    failures.map((one) => h("p", { class: "problem" }, `${one.name} is off: ${one.failure}`)),
+    failures.map((one) => h("p", { class: "problem" }, `${one.name} failed and is off for those requests: ${one.failure}`)),
     ranked.length
       ? h("ul", { class: "reasons" }, ranked.slice(0, 6).map((one) => h("li", {}, h("strong", {}, shareInWords(one.share)), ` ${one.words}`)))
       : h("p", { class: "hint" }, "Every step so far had a guess, or there was none yet."),
