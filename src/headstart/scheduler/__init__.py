@@ -2,8 +2,8 @@
 
 Start with `scheduler` (one step) and `slot` (what a request is while it runs). Then, by topic:
 
-    who gets a slot   admission, constraint_queue, adapter_turns; of prompts: prompt_memory,
-                      checkpoints
+    who gets a slot   admission, constraint_queue; of prompts: prompt_memory, checkpoints
+    who takes part    turns, adapter_turns
     drafts            drafting, draft_plan, model_drafting, ask_timer, proposal, grammar_drafts,
                       speculation_policy; the speculators: guarded_speculator, draft_faults,
                       observed_engine
