@@ -141,6 +141,11 @@ class SchedulerConfig:
         "more than half of what is free; 0 keeps none",
         "-cram",
     )
+    cache_idle_slots: bool = option(
+        True,
+        "when a request comes, move the prompts of idle slots to main memory (see --cache-ram), "
+        "so that attention has fewer cells to look at; on a processor only",
+    )
 
     def __post_init__(self) -> None:
         check_at_least(self, "parallel", 1)

@@ -51,17 +51,25 @@ class PromptStore:
         """Whether some stored prompt begins with all of these tokens."""
         return self.find(namespace, tokens)[1] == len(tokens)
 
-    def put(self, prompt: StoredPrompt) -> None:
-        """Store a prompt; those that it continues are dropped, and then the oldest ones."""
+    def latest(self, count: int) -> list[StoredPrompt]:
+        """At most so many prompts, the one used last first."""
+        return self._prompts[::-1][:count]
+
+    def put(self, prompt: StoredPrompt) -> bool:
+        """Store a prompt; those that it continues are dropped, and then the oldest ones.
+
+        False if it is larger than the store.
+        """
         for other in list(self._prompts):
             if other.namespace == prompt.namespace and _begins(prompt.tokens, other.tokens):
                 self.take(other)
         if prompt.num_bytes > self.max_bytes:
-            return
+            return False
         self._prompts.append(prompt)
         self.num_bytes += prompt.num_bytes
         while self.num_bytes > self.max_bytes:
             self.take(self._prompts[0])
+        return True
 
     def take(self, prompt: StoredPrompt) -> None:
         """Remove a prompt, which must be in the store."""

@@ -11,7 +11,7 @@ from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Batch, Decoded, Engine, Logits, Meanwhile
 
 _MICRO_BATCH = 512  # rows that libllama computes at once unless told otherwise
-_SHARE_OF_OLDEST = 4  # the prompt that waits longest gets at least 1 / 4 of the prompt rows
+_SHARE_OF_OLDEST = 2  # the prompt that waits longest gets at least 1 / 2 of the prompt rows
 
 
 class DraftLimit(NamedTuple):

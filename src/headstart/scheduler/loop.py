@@ -121,6 +121,7 @@ def run_loop(
                 sender.deliver()
                 scheduler.drafting.close()
                 if scheduler.kept_slots is not None:
+                    scheduler.memory.bring_back(scheduler.slots)
                     scheduler.kept_slots.write(scheduler.slots, scheduler.engine, clock)
                 return
             _obey(scheduler, command, send)

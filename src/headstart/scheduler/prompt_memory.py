@@ -19,6 +19,9 @@ from headstart.types import Engine
 
 TARGET = "target"
 LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
+# cells that nobody else uses, from which on an idle prompt slows the others down by more than the
+# copies to main memory and back take (benchmarks/mixed_steps.py --idle)
+LEAST_OWN_CELLS = 256
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average that follows
 
 
@@ -73,21 +76,43 @@ class PromptMemory:
         self._engine.clear(slot.slot_id)
         slot.hold([])
 
-    def keep(self, slot: Slot, slots: Sequence[Slot]) -> None:
-        """Copy what an idle slot holds, unless it is known elsewhere; it is about to be dropped."""
+    def set_aside(self, slots: Sequence[Slot]) -> None:
+        """Move to main memory what idle slots hold in cells of their own.
+
+        A processor's attention goes over the cells of all sequences to find those of its own.
+        """
+        for slot in slots:
+            if slot.active is not None or len(slot.kept) < LEAST_OWN_CELLS:
+                continue
+            if _num_own(slot, slots) >= LEAST_OWN_CELLS and self.keep(slot, slots):
+                self._engine.clear(slot.slot_id)
+                slot.hold([])
+
+    def bring_back(self, slots: Sequence[Slot]) -> None:
+        """Fill empty slots with the prompts in main memory that were used last."""
+        empty = [slot for slot in slots if slot.active is None and not slot.kept]
+        for stored, slot in zip(self.store.latest(len(empty)), empty, strict=False):
+            self.restore(stored, slot)
+
+    def keep(self, slot: Slot, slots: Sequence[Slot]) -> bool:
+        """Copy what an idle slot holds, unless it is known elsewhere; it is about to be dropped.
+
+        Returns whether it can be brought back.
+        """
         tokens = slot.kept
         if not self.store.max_bytes or len(tokens) < LEAST_TOKENS:
-            return
+            return False
         if slot.kept_exact < len(tokens):  # what was moved is only for those who asked for it
-            return
+            return False
         if self.store.holds(slot.namespace, tokens) or any(
             _holds(other, slot) for other in slots if other is not slot
         ):
-            return
+            return True
         data: dict[str, Data] = {TARGET: self._engine.save_sequence(slot.slot_id)}
         data |= self._speculators.save_sequences(slot.slot_id)
-        self.store.put(StoredPrompt(slot.namespace, list(tokens), data))
-        self._counters.prompts_saved += 1
+        is_kept = self.store.put(StoredPrompt(slot.namespace, list(tokens), data))
+        self._counters.prompts_saved += is_kept
+        return is_kept
 
     def find(self, active: ActiveRequest, num_cached: int) -> StoredPrompt | None:
         """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
@@ -120,6 +145,18 @@ class PromptMemory:
         seconds = (self._clock() - started) / stored.num_bytes
         self._seconds_per_byte += _RATE * (seconds - self._seconds_per_byte)
         return True
+
+
+def _num_own(slot: Slot, slots: Sequence[Slot]) -> int:
+    """Tokens of an idle slot behind the longest prefix that it has in common with another slot,
+    whose cells the two may share.
+    """
+    shared = (
+        common_prefix_length(other.cached, slot.kept)
+        for other in slots
+        if other is not slot and other.namespace == slot.namespace
+    )
+    return len(slot.kept) - max(shared, default=0)
 
 
 def _holds(slot: Slot, other: Slot) -> bool:

@@ -88,6 +88,7 @@ class Scheduler:
         self._committer = Committer(engine, vocab, drafting, shifts_context=config.context_shift)
         store = PromptStore(config.cache_ram * 2**20)
         self.memory = PromptMemory(store, engine, drafting, self.counters, clock)
+        self._sets_aside = config.cache_idle_slots and engine.attention_tile > 1
 
     @property
     def has_work(self) -> bool:
@@ -187,6 +188,7 @@ class Scheduler:
                 self._events.append(error_event(active.request.request_id, error))
 
     def _admit(self) -> None:
+        num_running = len(self.running)
         while self.waiting:
             active = self.waiting[0]
             placement = admission.find_slot(self.slots, active, self.engine)
@@ -207,6 +209,8 @@ class Scheduler:
             if active.request.wants_progress:
                 self._events.append(active.progress(self.clock()))
         admission.share_prefixes(self.slots, self.running, self.engine)
+        if self._sets_aside and len(self.running) > num_running and not self.waiting:
+            self.memory.set_aside(self.slots)
 
     def _begin(self, active: ActiveRequest) -> bool:
         """Make what only a running request needs; False if it cannot be made and the request ends.

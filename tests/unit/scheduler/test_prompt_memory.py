@@ -108,3 +108,50 @@ def test_texts_from_memory_are_the_same_with_every_speculator(names: list[str]) 
     for turn in range(3):
         ask(scheduler, *(conversation(i, turn) for i in (1, 2, 3, 4)))
     assert scheduler.counters.prompts_restored > 0
+
+
+def tiled(**fields: object) -> Scheduler:
+    """A scheduler whose engine's attention looks at the cells of all sequences."""
+    engine = Model(context_size=1024)
+    engine.attention_tile = 64
+    return make_scheduler(engine, parallel=4, **fields)
+
+
+def long(number: int, turn: int = 0) -> Request:
+    one = conversation(number, turn)
+    return replace(one, prompt=[*one.prompt[:100], *one.prompt[:100], *one.prompt])
+
+
+def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_theirs() -> None:
+    scheduler = tiled()
+    assert ask(scheduler, long(1), long(2)) == [300, 300]
+    assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [307]
+    assert len(scheduler.memory.store) == 1
+    assert ask(scheduler, long(1, 1), long(2, 1)) == [20, 20]
+    assert scheduler.counters.prompts_restored == 2
+
+
+@pytest.mark.parametrize("off", [{"cache_ram": 0}, {"cache_idle_slots": False}])
+def test_where_they_cannot_or_must_not_go_to_main_memory_they_stay(off: dict[str, object]) -> None:
+    scheduler = tiled(**off)
+    ask(scheduler, long(1), long(2))
+    assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [307, 307]
+    assert ask(scheduler, long(1, 1), long(2, 1)) == [20, 20]
+    assert scheduler.counters.prompts_saved == 0
+
+
+def test_short_prompts_and_shared_cells_stay_in_the_cache() -> None:
+    scheduler = tiled()
+    one = long(1)
+    other = replace(one, request_id="other", prompt=[*one.prompt[:140], *long(2).prompt[:150]])
+    assert ask(scheduler, conversation(3), one, other, conversation(4)) == [100, 300, 150, 100]
+    assert all(slot.kept for slot in scheduler.slots)
+    assert scheduler.counters.prompts_saved == 0
+
+
+def test_what_is_in_main_memory_is_back_in_the_slots_when_they_are_written() -> None:
+    scheduler = tiled()
+    ask(scheduler, long(1), long(2), long(3))
+    scheduler.memory.bring_back(scheduler.slots)
+    assert sum(len(slot.kept) == 307 for slot in scheduler.slots) == 3
+    assert ask(scheduler, long(1, 1)) == [20]

@@ -147,13 +147,14 @@ def test_a_stream_of_short_prompts_does_not_hold_up_a_long_one() -> None:
     [
         ([100], 16, [16]),
         ([100, 5], 16, [11, 5]),
-        ([100, 30, 10], 16, [4, 2, 10]),
+        ([100, 30, 10], 16, [8, 0, 8]),
+        ([100, 30, 5], 16, [8, 3, 5]),
         ([3, 100], 16, [3, 13]),
         ([3, 2], 16, [3, 2]),
         ([100, 50, 5], 0, [0, 0, 0]),
     ],
 )
-def test_the_oldest_gets_a_quarter_and_the_shortest_come_first(
+def test_the_oldest_gets_half_and_the_shortest_come_first(
     pending: list[int], num_rows: int, shares: list[int]
 ) -> None:
     reading = [ActiveRequest(request(f"{i}", [1] * n), 0.0) for i, n in enumerate(pending)]
