@@ -37,6 +37,9 @@ class PromptStore:
     def __len__(self) -> int:
         return len(self._prompts)
 
+    def __contains__(self, prompt: StoredPrompt) -> bool:
+        return prompt in self._prompts
+
     def find(self, namespace: str, tokens: Sequence[int]) -> tuple[StoredPrompt | None, int]:
         """The prompt with the longest common prefix, and its length. O(prompts + prefix)."""
         best, longest = None, 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headstart.cache.prompt_store import Data, PromptStore, StoredPrompt
+from headstart.errors import CapacityError
 from headstart.scheduler.admission import Placement, num_shared
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.slot import ActiveRequest, Slot
@@ -19,8 +20,9 @@ from headstart.types import Engine
 
 TARGET = "target"
 LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
-# cells that nobody else uses, from which on an idle prompt slows the others down by more than the
-# copies to main memory and back take (benchmarks/mixed_steps.py --idle)
+# cells that nobody else uses, from which on an idle prompt is moved to main memory: 2,000 idle ones
+# made a decode take 1.3 to 1.5 times as long (benchmarks/mixed_steps.py --idle), few are not worth
+# two copies
 LEAST_OWN_CELLS = 256
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average that follows
 
@@ -50,12 +52,14 @@ class PromptMemory:
         self._counters = counters
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
+        self._aside: dict[int, StoredPrompt] = {}  # what was moved out of a slot, by its id
 
     def improve(
         self, placement: Placement, active: ActiveRequest, slots: Sequence[Slot]
     ) -> Placement:
         """Save what the slot loses, and restore what is longer than what the cache holds."""
         slot = placement.slot
+        self._aside.pop(slot.slot_id, None)
         num_kept = placement.num_known if placement.source is None else 0
         stored = self.find(active, placement.num_known)
         if stored is not None or 2 * num_kept < len(slot.kept):
@@ -85,8 +89,27 @@ class PromptMemory:
             if slot.active is not None or len(slot.kept) < LEAST_OWN_CELLS:
                 continue
             if _num_own(slot, slots) >= LEAST_OWN_CELLS and self.keep(slot, slots):
+                stored, _ = self.store.find(slot.namespace, slot.kept)
+                if stored is not None and len(stored.tokens) == len(slot.kept):
+                    self._aside[slot.slot_id] = stored
                 self._engine.clear(slot.slot_id)
                 slot.hold([])
+
+    def recall(self, slot_id: int, slots: Sequence[Slot]) -> None:
+        """Bring back what was moved out of an idle slot, for whoever asks for that slot's prompt.
+
+        Raises:
+            CapacityError: there is no room for it now.
+        """
+        stored = self._aside.get(slot_id)
+        if stored is None or stored not in self.store or slots[slot_id].kept:
+            return
+        if not self.restore(stored, slots[slot_id]):
+            raise CapacityError(
+                f"the prompt of slot {slot_id} is in main memory and the cache has no room for its "
+                f"{len(stored.tokens)} tokens; try again when a request is over"
+            )
+        del self._aside[slot_id]
 
     def bring_back(self, slots: Sequence[Slot]) -> None:
         """Fill empty slots with the prompts in main memory that were used last."""

@@ -142,6 +142,8 @@ class Scheduler:
         Raises:
             CapacityError, EngineError, RequestError: why not; the slot is as it was, or empty.
         """
+        if action.action != "restore":
+            self.memory.recall(action.slot_id, self.slots)
         return slot_actions.perform(action, self.slots, self.engine, self.clock)
 
     def step(self) -> StepStats:

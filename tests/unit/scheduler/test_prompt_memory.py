@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.harness import (
@@ -16,7 +17,10 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
+from headstart.scheduler.kept_slots import KeptSlots
+from headstart.scheduler.loop import run_loop
+from headstart.scheduler.messages import Stop
+from headstart.scheduler.request import Request, SlotAction
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.types import MemoryKind
@@ -155,3 +159,23 @@ def test_what_is_in_main_memory_is_back_in_the_slots_when_they_are_written() -> 
     scheduler.memory.bring_back(scheduler.slots)
     assert sum(len(slot.kept) == 307 for slot in scheduler.slots) == 3
     assert ask(scheduler, long(1, 1)) == [20]
+
+
+@pytest.mark.parametrize("action", ["save", "erase"])
+def test_a_slot_whose_prompt_is_in_main_memory_can_be_saved_and_erased(
+    action: str, tmp_path: Path
+) -> None:
+    scheduler = tiled()
+    ask(scheduler, long(1), long(2))
+    (moved,) = {0, 1} - {slot.slot_id for slot in scheduler.slots if slot.kept}
+    done = scheduler.act_on_slot(SlotAction("s", action, moved, path=str(tmp_path / "slot")))
+    assert done.num_tokens == 307
+    assert len(scheduler.memory.store) == 0
+
+
+def test_the_loop_brings_prompts_back_before_it_writes_the_slots(tmp_path: Path) -> None:
+    scheduler = tiled()
+    ask(scheduler, long(1), long(2))
+    scheduler.kept_slots = KeptSlots(tmp_path, "model")
+    run_loop(scheduler, lambda _: [Stop()], lambda _: None)
+    assert len(list(tmp_path.glob("*.bin"))) == 2
