@@ -13,7 +13,7 @@ from headstart.structures.prefix import common_prefix_length
 Data = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrompt:
     """One text and the caches that were computed for it."""
 
@@ -36,9 +36,6 @@ class PromptStore:
 
     def __len__(self) -> int:
         return len(self._prompts)
-
-    def __contains__(self, prompt: StoredPrompt) -> bool:
-        return prompt in self._prompts
 
     def find(self, namespace: str, tokens: Sequence[int]) -> tuple[StoredPrompt | None, int]:
         """The prompt with the longest common prefix, and its length. O(prompts + prefix)."""

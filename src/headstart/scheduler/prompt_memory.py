@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from headstart.cache.prompt_store import Data, PromptStore, StoredPrompt
 from headstart.errors import CapacityError
@@ -52,7 +53,8 @@ class PromptMemory:
         self._counters = counters
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
-        self._aside: dict[int, StoredPrompt] = {}  # what was moved out of a slot, by its id
+        # what was moved out of a slot, by its id, for as long as the store keeps it
+        self._aside = WeakValueDictionary[int, StoredPrompt]()
 
     def improve(
         self, placement: Placement, active: ActiveRequest, slots: Sequence[Slot]
@@ -102,14 +104,14 @@ class PromptMemory:
             CapacityError: there is no room for it now.
         """
         stored = self._aside.get(slot_id)
-        if stored is None or stored not in self.store or slots[slot_id].kept:
+        if stored is None or slots[slot_id].kept:
             return
         if not self.restore(stored, slots[slot_id]):
             raise CapacityError(
                 f"the prompt of slot {slot_id} is in main memory and the cache has no room for its "
                 f"{len(stored.tokens)} tokens; try again when a request is over"
             )
-        del self._aside[slot_id]
+        self._aside.pop(slot_id, None)
 
     def bring_back(self, slots: Sequence[Slot]) -> None:
         """Fill empty slots with the prompts in main memory that were used last."""

@@ -179,3 +179,12 @@ def test_the_loop_brings_prompts_back_before_it_writes_the_slots(tmp_path: Path)
     scheduler.kept_slots = KeptSlots(tmp_path, "model")
     run_loop(scheduler, lambda _: [Stop()], lambda _: None)
     assert len(list(tmp_path.glob("*.bin"))) == 2
+
+
+def test_a_prompt_that_main_memory_dropped_is_held_by_nobody(tmp_path: Path) -> None:
+    scheduler = tiled()
+    ask(scheduler, long(1), long(2))
+    (moved,) = {0, 1} - {slot.slot_id for slot in scheduler.slots if slot.kept}
+    scheduler.memory.store.take(*scheduler.memory.store.latest(1))
+    done = scheduler.act_on_slot(SlotAction("s", "save", moved, path=str(tmp_path / "slot")))
+    assert done.num_tokens == 0
