@@ -146,7 +146,8 @@ class ProcessTransport:
     def start(self, receiver: Receiver) -> None:
         if self._process is None:
             self.launch()
-        assert self._commands is not None and self._messages is not None
+        assert self._commands is not None
+        assert self._messages is not None
         self._sender = Sender(self._commands)
         self._receiver, self._loop = receiver, asyncio.get_running_loop()
         self._reader = ItemReader(self._messages.fileno(), self._take, self._on_closed)
