@@ -20,6 +20,7 @@ class StoredPrompt:
     namespace: str
     tokens: Sequence[int]
     data: Mapping[str, Data]  # by model: the target's and those of speculators
+    num_prompt: int = 0  # tokens that were asked; those behind them are the answer
 
     @property
     def num_bytes(self) -> int:
@@ -55,16 +56,25 @@ class PromptStore:
         """At most so many prompts, the one used last first."""
         return self._prompts[::-1][:count]
 
+    def num_dropped_for(self, num_bytes: int) -> int:
+        """How many prompts would be dropped for one of so many bytes."""
+        excess, count = self.num_bytes + num_bytes - self.max_bytes, 0
+        for prompt in self._prompts:
+            if excess <= 0:
+                break
+            excess, count = excess - prompt.num_bytes, count + 1
+        return count
+
     def put(self, prompt: StoredPrompt) -> bool:
         """Store a prompt; those that it continues are dropped, and then the oldest ones.
 
         False if it is larger than the store.
         """
+        if prompt.num_bytes > self.max_bytes:
+            return False
         for other in list(self._prompts):
             if other.namespace == prompt.namespace and _begins(prompt.tokens, other.tokens):
                 self.take(other)
-        if prompt.num_bytes > self.max_bytes:
-            return False
         self._prompts.append(prompt)
         self.num_bytes += prompt.num_bytes
         while self.num_bytes > self.max_bytes:

@@ -10,7 +10,7 @@ Start with `scheduler` (one step) and `slot` (what a request is while it runs). 
     the batch         batching, prompt_order, warm_up
     after the decode  commit, rollback, context_shift, prompt_scores, owned_tokens; deferred
     counts            draft_counts, speculation_stats, counters, guess_log, report, request_log
-    the processes     the server's side: worker, client, transport, sender; the engine's: loop;
-                      what is sent: request, messages
+    the processes     the server's side: worker, client, transport, sender, reader; the engine's:
+                      loop; what is sent: request, messages
     beside that       embedding, slot_actions, kept_slots, corpus, memory
 """

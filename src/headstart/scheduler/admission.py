@@ -75,9 +75,10 @@ def check_queue(num_waiting: int, num_free: int, max_queue: int) -> None:
 def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> Placement | None:
     """A free slot with as much of the request's text in the cache as possible.
 
-    A slot that holds mostly this conversation is continued. Otherwise the least recently used free
-    slot is emptied and shares the best prefix that any slot holds, busy ones included: shared
-    cells cost nothing, and the conversation they came from stays cached. Only text of the request's
+    A slot that holds this conversation is continued; where no slot is empty, also one that holds
+    another which begins mostly alike. Otherwise the least recently used free slot is emptied and
+    shares the best prefix that any slot holds, busy ones included: shared cells cost nothing, and
+    the conversation they came from stays cached. Only text of the request's
     own namespace is looked at, so that nobody learns what others wrote from what is cached.
 
     Returns None if no slot is free, or for a preempted request while there is no room for it.
@@ -92,8 +93,8 @@ def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> P
     common = {s.slot_id: num_shared(s, active) for s in slots}
     own = {s.slot_id: _continuation(s, common[s.slot_id], active, engine) for s in free}
     slot = (wished or [max(free, key=lambda s: (own[s.slot_id].num_known, -s.last_used))])[0]
-    if not wished and 2 * own[slot.slot_id].num_known < slot.num_cached:
-        slot = oldest  # to continue the other one would lose most of what it holds
+    if not wished and _loses_much(own[slot.slot_id], common[slot.slot_id], oldest, engine):
+        slot = oldest
     copies = {
         s.slot_id: engine.reusable(s.slot_id, common[s.slot_id], by_copy=True)
         for s in slots
@@ -103,6 +104,26 @@ def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> P
     if copies.get(source, 0) > own[slot.slot_id].num_known:
         return Placement(slot, copies[source], slots[source])
     return own[slot.slot_id]
+
+
+def is_another(num_shared: int, num_prompt: int) -> bool:
+    """Whether a request with so many common tokens continues another conversation than the one
+    with this prompt, which it shares only the beginning with.
+
+    Of the conversation that it continues, it may lack the answer: thoughts are not sent back.
+    """
+    return num_shared + LEAST_SHARED <= num_prompt
+
+
+def _loses_much(own: Placement, num_shared: int, oldest: Slot, engine: Engine) -> bool:
+    """Whether to continue a slot would lose most of what it holds; or some of another conversation,
+    while there is an empty slot that could share what the two have in common.
+    """
+    slot, known = own.slot, own.num_known
+    if 2 * known < slot.num_cached or oldest.kept:
+        return 2 * known < slot.num_cached
+    can_share = engine.reusable(slot.slot_id, num_shared, by_copy=True) >= known
+    return can_share and is_another(num_shared, slot.num_prompt)
 
 
 def _continuation(slot: Slot, num_shared: int, active: ActiveRequest, engine: Engine) -> Placement:

@@ -20,11 +20,13 @@ from headstart.errors import (
 from headstart.scheduler.messages import Cancel, Command, Message
 from headstart.scheduler.report import WorkerInfo, WorkerReport
 from headstart.scheduler.request import (
-    CorpusEvent,
     EmbeddingEvent,
     ErrorEvent,
+    Event,
     FinishEvent,
-    SlotEvent,
+    ProgressEvent,
+    PromptEvent,
+    TokenEvent,
     Work,
 )
 from headstart.scheduler.request_log import log_embedding, log_error, log_request
@@ -33,6 +35,7 @@ from headstart.scheduler.worker import Deliver
 
 log = logging.getLogger(__name__)
 
+_NOT_THE_LAST = (TokenEvent, ProgressEvent, PromptEvent)  # events of a request that goes on
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
 MAX_RESTARTS = 3  # of engines that answered nothing, before the worker gives up
 STABLE_SECONDS = 60.0  # an engine that was ready for so long counts as one that answers
@@ -161,7 +164,7 @@ class WorkerClient:
     def _launch(self) -> None:
         self._transport = None
         transport = self._make_transport()
-        self._relay = _Relay(self, self._loop)
+        self._relay = _Relay(self)
         transport.start(self._relay)
         self._transport = transport
 
@@ -182,23 +185,28 @@ class WorkerClient:
         if message.report is not None:
             self._report = message.report
         for event in message.events:
-            if isinstance(event, FinishEvent):  # logged here: nobody hears of a cancelled one's end
+            if isinstance(event, _NOT_THE_LAST):
+                deliver = self._deliver.get(event.request_id)
+                if deliver is not None:
+                    deliver(event)
+            else:
+                self._note_end(event)
+                deliver = self._deliver.pop(event.request_id, None)
+                if deliver is not None:
+                    deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
+
+    def _note_end(self, event: Event) -> None:
+        """Log it here: nobody hears of the end of what was cancelled."""
+        match event:
+            case FinishEvent():
                 log_request(event.request_id, event.stats, event.reason)
                 if event.stats.num_emitted:
                     self._failures = 0
-                deliver = self._deliver.pop(event.request_id, None)
-            elif isinstance(event, ErrorEvent):
+            case ErrorEvent():
                 log_error(event)
-                deliver = self._deliver.pop(event.request_id, None)
-            elif isinstance(event, SlotEvent | EmbeddingEvent | CorpusEvent):
-                if isinstance(event, EmbeddingEvent):
-                    log_embedding(event)
-                    self._failures = 0
-                deliver = self._deliver.pop(event.request_id, None)
-            else:
-                deliver = self._deliver.get(event.request_id)
-            if deliver is not None:
-                deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
+            case EmbeddingEvent():
+                log_embedding(event)
+                self._failures = 0
 
     def _on_end(self, error: BaseException | None) -> None:
         if self.status == "closed":
@@ -258,32 +266,22 @@ class WorkerClient:
 
 
 class _Relay:
-    """Carries calls from the transport's thread into the asyncio loop; late ones are dropped, and
-    those of an engine that was put to sleep.
-    """
+    """Passes on what an engine says, until another one takes its place or it is put to sleep."""
 
-    def __init__(self, client: WorkerClient, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, client: WorkerClient) -> None:
         self._client = client
-        self._loop = loop
 
     def on_ready(self, info: WorkerInfo) -> None:
-        self._call(self._client._on_ready, info)
+        if self._client._relay is self:
+            self._client._on_ready(info)
 
     def on_message(self, message: Message) -> None:
-        self._call(self._client._on_message, message)
+        if self._client._relay is self:
+            self._client._on_message(message)
 
     def on_end(self, error: BaseException | None) -> None:
-        self._call(self._client._on_end, error)
-
-    def _call(self, function: Callable[..., None], argument: object) -> None:
-        def call() -> None:
-            if self._client._relay is self:
-                function(argument)
-
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:
-            log.debug("the asyncio loop is closed; %s was dropped", function.__name__)
+        if self._client._relay is self:
+            self._client._on_end(error)
 
 
 def _delay(number: int) -> float:

@@ -7,17 +7,21 @@ cheaper way is taken.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 from headstart.cache.prompt_store import Data, PromptStore, StoredPrompt
-from headstart.errors import CapacityError
-from headstart.scheduler.admission import Placement, num_shared
+from headstart.errors import CapacityError, EngineError
+from headstart.scheduler.admission import Placement, find_slot, is_another, num_shared
 from headstart.scheduler.counters import Counters
 from headstart.scheduler.slot import ActiveRequest, Slot
+from headstart.structures.checkpoints import unpack
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import Engine
+from headstart.types import Engine, MemoryKind
+
+log = logging.getLogger(__name__)
 
 TARGET = "target"
 LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
@@ -26,6 +30,9 @@ LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
 # two copies
 LEAST_OWN_CELLS = 256
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average that follows
+# a copy of a prompt of which only the end would be lost has to be so many times faster than reading
+# that end again: perhaps nobody will ask for it
+_TIMES_FASTER = 8
 
 
 class SequenceKeeper(Protocol):
@@ -53,6 +60,7 @@ class PromptMemory:
         self._counters = counters
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
+        self._bytes_per_token = 0.0  # of what was saved last
         # what was moved out of a slot, by its id, for as long as the store keeps it
         self._aside = WeakValueDictionary[int, StoredPrompt]()
 
@@ -64,17 +72,36 @@ class PromptMemory:
         self._aside.pop(slot.slot_id, None)
         num_kept = placement.num_known if placement.source is None else 0
         stored = self.find(active, placement.num_known)
-        if stored is not None or 2 * num_kept < len(slot.kept):
-            self.keep(slot, slots)
         if stored is None:
+            if 2 * num_kept < len(slot.kept) or self._is_end_worth_it(slot, num_kept):
+                self.keep(slot, slots)
             return placement
+        self.store.take(stored)  # what is kept now may need its place in the store
+        if common_prefix_length(stored.tokens, slot.kept) < len(slot.kept):
+            self.keep(slot, slots)
         slot.hold([])
         while not self.restore(stored, slot):
             idle = [one for one in slots if one.active is None and one.kept]
             if not idle:
-                break
+                self.store.put(stored)
+                return find_slot(slots, active, self._engine) or Placement(slot)
             self.drop(min(idle, key=lambda one: one.last_used), slots)
-        return Placement(slot, self._engine.reusable(slot.slot_id, num_shared(slot, active)))
+        known = num_shared(slot, active)
+        if is_another(known, stored.num_prompt):  # it will be asked for again
+            self.store.put(stored)
+        return Placement(slot, self._engine.reusable(slot.slot_id, known))
+
+    def _is_end_worth_it(self, slot: Slot, num_kept: int) -> bool:
+        """Whether to copy another conversation's prompt, which will be cut to so many tokens."""
+        if not is_another(num_kept, slot.num_prompt) or self._engine.memory is not MemoryKind.CUT:
+            return False
+        copying = len(slot.kept) * self._bytes_per_token * self._seconds_per_byte
+        reading = self._reading_seconds(len(slot.kept) - num_kept)
+        return reading > _TIMES_FASTER * copying
+
+    def _reading_seconds(self, num_tokens: int) -> float:
+        counters = self._counters
+        return num_tokens * counters.prompt_seconds / max(1, counters.prompt_tokens)
 
     def drop(self, slot: Slot, slots: Sequence[Slot]) -> None:
         """Free an idle slot's cells; its prompt goes to main memory."""
@@ -90,12 +117,32 @@ class PromptMemory:
         for slot in slots:
             if slot.active is not None or len(slot.kept) < LEAST_OWN_CELLS:
                 continue
-            if _num_own(slot, slots) >= LEAST_OWN_CELLS and self.keep(slot, slots):
+            if (
+                _num_own(slot, slots) >= LEAST_OWN_CELLS
+                and self._has_room(slot, slots)
+                and self.keep(slot, slots)
+            ):
                 stored, _ = self.store.find(slot.namespace, slot.kept)
                 if stored is not None and len(stored.tokens) == len(slot.kept):
                     self._aside[slot.slot_id] = stored
                 self._engine.clear(slot.slot_id)
                 slot.hold([])
+
+    def _has_room(self, slot: Slot, slots: Sequence[Slot]) -> bool:
+        """Whether main memory takes a slot's prompt and no fewer conversations stay known than the
+        slots alone would hold.
+        """
+        num_bytes = int(len(slot.kept) * self._bytes_per_token)
+        if num_bytes > self.store.max_bytes:
+            return False
+        num_dropped = self.store.num_dropped_for(num_bytes)
+        num_in_slots = sum(1 for one in slots if one is not slot and one.num_cached)
+        num_known = num_in_slots + len(self.store) + 1 - num_dropped
+        return not num_dropped or num_known >= len(slots)
+
+    def forget(self, slot_id: int) -> None:
+        """What was moved out of a slot is no longer what that slot's number stands for."""
+        self._aside.pop(slot_id, None)
 
     def recall(self, slot_id: int, slots: Sequence[Slot]) -> None:
         """Bring back what was moved out of an idle slot, for whoever asks for that slot's prompt.
@@ -111,13 +158,15 @@ class PromptMemory:
                 f"the prompt of slot {slot_id} is in main memory and the cache has no room for its "
                 f"{len(stored.tokens)} tokens; try again when a request is over"
             )
+        self.store.take(stored)
         self._aside.pop(slot_id, None)
 
     def bring_back(self, slots: Sequence[Slot]) -> None:
         """Fill empty slots with the prompts in main memory that were used last."""
         empty = [slot for slot in slots if slot.active is None and not slot.kept]
         for stored, slot in zip(self.store.latest(len(empty)), empty, strict=False):
-            self.restore(stored, slot)
+            if self.restore(stored, slot):
+                self.store.take(stored)
 
     def keep(self, slot: Slot, slots: Sequence[Slot]) -> bool:
         """Copy what an idle slot holds, unless it is known elsewhere; it is about to be dropped.
@@ -133,9 +182,15 @@ class PromptMemory:
             _holds(other, slot) for other in slots if other is not slot
         ):
             return True
-        data: dict[str, Data] = {TARGET: self._engine.save_sequence(slot.slot_id)}
-        data |= self._speculators.save_sequences(slot.slot_id)
-        is_kept = self.store.put(StoredPrompt(slot.namespace, list(tokens), data))
+        try:
+            data: dict[str, Data] = {TARGET: self._engine.save_sequence(slot.slot_id)}
+            data |= self._speculators.save_sequences(slot.slot_id)
+        except (EngineError, MemoryError) as error:  # then it is read again, nothing else
+            log.warning("a prompt is not kept: %s", error or "out of memory")
+            return False
+        stored = StoredPrompt(slot.namespace, list(tokens), data, slot.num_prompt)
+        self._bytes_per_token = stored.num_bytes / len(tokens)
+        is_kept = self.store.put(stored)
         self._counters.prompts_saved += is_kept
         return is_kept
 
@@ -144,15 +199,24 @@ class PromptMemory:
         if not active.request.cache_prompt or not len(self.store):
             return None
         stored, length = self.store.find(active.prompt_namespace, active.tokens)
-        num_gained = min(length, len(active.tokens) - 1) - num_cached
-        if stored is None or num_gained < LEAST_TOKENS:
+        if stored is None:
             return None
-        counters = self._counters
-        if counters.prompt_tokens:
-            reading = num_gained * counters.prompt_seconds / counters.prompt_tokens
-            if reading < stored.num_bytes * self._seconds_per_byte:
-                return None
+        length = self._usable(stored, min(length, len(active.tokens) - 1))
+        num_gained = length - num_cached
+        if num_gained < LEAST_TOKENS:
+            return None
+        copying = stored.num_bytes * self._seconds_per_byte
+        if self._counters.prompt_tokens and self._reading_seconds(num_gained) < copying:
+            return None
         return stored
+
+    def _usable(self, stored: StoredPrompt, length: int) -> int:
+        """Of its first `length` tokens, those that are still there after a restore and a cut."""
+        if self._engine.memory in (MemoryKind.CUT, MemoryKind.WINDOW):
+            return length
+        if length == len(stored.tokens) or (parts := unpack(stored.data[TARGET])) is None:
+            return length
+        return max((c.length for c in parts[1] if c.length <= length), default=0)
 
     def restore(self, stored: StoredPrompt, slot: Slot) -> bool:
         """Put a stored prompt into an idle slot, whose own is lost; False if there is no room."""
@@ -161,10 +225,9 @@ class PromptMemory:
         if not self._engine.restore_sequence(slot.slot_id, data.pop(TARGET)):
             slot.hold([])
             return False
-        slot.hold(list(stored.tokens))
+        slot.hold(list(stored.tokens), num_prompt=stored.num_prompt)
         slot.namespace = stored.namespace
         self._speculators.restore_sequences(slot.slot_id, data)
-        self.store.take(stored)
         self._counters.prompts_restored += 1
         self._counters.prompt_tokens_restored += len(stored.tokens)
         seconds = (self._clock() - started) / stored.num_bytes

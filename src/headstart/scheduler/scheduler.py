@@ -146,6 +146,8 @@ class Scheduler:
         """
         if action.action != "restore":
             self.memory.recall(action.slot_id, self.slots)
+        else:
+            self.memory.forget(action.slot_id)
         return slot_actions.perform(action, self.slots, self.engine, self.clock)
 
     def step(self) -> StepStats:
@@ -336,7 +338,7 @@ class Scheduler:
         self.drafting.end(active)
         self.running.remove(active)
         slot = self.slots[active.slot_id]
-        slot.hold(active.tokens[: active.num_decoded], active.num_exact)
+        slot.hold(active.tokens[: active.num_decoded], active.num_exact, active.num_prompt)
         slot.active, slot.last_used, active.slot_id = None, self.clock(), NO_SLOT
         return slot
 

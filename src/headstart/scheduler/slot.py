@@ -170,12 +170,18 @@ class Slot:
     active: ActiveRequest | None = None
     kept: list[int] = field(default_factory=list)  # in the cache while no request uses the slot
     kept_exact: int = ALL_EXACT  # of `kept`, as `ActiveRequest.num_exact`
+    num_prompt: int = 0  # of `kept`, what was asked; the rest is the answer
     namespace: str = ""  # whose text it holds
     last_used: float = 0.0
 
-    def hold(self, tokens: list[int], num_exact: int = ALL_EXACT) -> None:
-        """Note what the cache holds while no request uses the slot."""
+    def hold(
+        self, tokens: list[int], num_exact: int = ALL_EXACT, num_prompt: int | None = None
+    ) -> None:
+        """Note what the cache holds while no request uses the slot; without `num_prompt` all of it
+        was asked.
+        """
         self.kept, self.kept_exact = tokens, num_exact
+        self.num_prompt = len(tokens) if num_prompt is None else min(num_prompt, len(tokens))
 
     @property
     def num_exact(self) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from headstart.scheduler.request import (
     Event,
@@ -41,26 +41,34 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
-    pings = pings if dialect.can_ping else None
+    max_silence = pings if dialect.can_ping and dialect.body.stream else None
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
         events = await stack.enter_async_context(
-            EventStream(service.worker, requests, http.receive)
+            EventStream(service.worker, requests, http.receive, max_silence)
         )
         try:
             if not dialect.body.stream:
                 return await _whole(dialect, events, service)
             # an early failure still gets its own status
-            first = await _next(events, pings)
+            first = await events.take()
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
-        chunks = _stream(dialect, events, first, pings, stack.pop_all())
-        return StreamingResponse(chunks, media_type=dialect.media_type, headers=sse.HEADERS)
+        chunks = _stream(dialect, events, first, stack.pop_all())
+        return _StreamedAnswer(chunks, media_type=dialect.media_type, headers=sse.HEADERS)
+
+
+class _StreamedAnswer(StreamingResponse):
+    """Without Starlette's task that waits for the client to leave: the event stream has one."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
 
 
 async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Response:
     while not events.is_over:
-        _take(dialect, *await events.next())
+        for index, event in await events.take():
+            _take(dialect, index, event)
     told = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
     if sum(1 + len(one.top) for one in told) <= FEW_PROBABILITIES:
         body = orjson.dumps(dialect.whole())
@@ -69,33 +77,22 @@ async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Res
     return Response(body, media_type="application/json")
 
 
-async def _next(events: EventStream, timeout: float | None) -> tuple[int, Event] | None:
-    """The next event; None if it takes long enough for a ping."""
-    try:
-        async with asyncio.timeout(timeout) as limit:
-            return await events.next()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        return None
-
-
 async def _stream(
     dialect: Dialect,
     events: EventStream,
-    first: tuple[int, Event] | None,
-    ping_seconds: float | None,
+    first: Sequence[tuple[int, Event]],
     stack: AsyncExitStack,
 ) -> AsyncIterator[bytes]:
     async with stack:
         try:
-            event = first
+            taken = first
             while True:
-                if data := _chunks(dialect, *event) if event else sse.PING:
+                chunks = [_chunks(dialect, index, event) for index, event in taken]
+                if data := b"".join(chunks) if taken else sse.PING:
                     yield data
                 if events.is_over:
                     break
-                event = await _next(events, ping_seconds)
+                taken = await events.take()
             if dialect.ends_with_done:
                 yield sse.DONE
         except ClientGoneError:

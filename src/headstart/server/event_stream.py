@@ -1,12 +1,13 @@
 """The events of one call's requests in order of arrival; what still runs is cancelled at the end.
 
-The worker puts events straight into one queue. A task waits for the client to disconnect; whoever
-reads the queue sees events, the first failure, or the disconnect.
+The worker puts events straight into one list. A task waits for the client to disconnect; whoever
+reads the list sees events, the first failure, or the disconnect.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -20,22 +21,36 @@ from headstart.server.threads import ClientGoneError
 
 # Tokens and alternatives that wait for a client that does not read; some 40 MB.
 MAX_UNREAD = 1 << 18
+MOST_AT_ONCE = 64  # events that are read without a pause
 
 
 class EventStream:
     """Async context manager: entering submits the requests, leaving cancels what still runs.
 
-    Call `next` until `is_over`.
+    Call `take` until `is_over`.
     """
 
-    def __init__(self, worker: Worker, requests: Sequence[Request], receive: Receive) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        requests: Sequence[Request],
+        receive: Receive,
+        max_silence: float | None = None,
+    ) -> None:
+        """`max_silence`: seconds after which `take` returns nothing; None: it waits."""
         self._worker = worker
         self._requests = requests
         self._receive = receive
-        self._queue: asyncio.Queue[tuple[int, Event] | Exception] = asyncio.Queue()
-        self._watcher: asyncio.Task[None] | None = None
+        self._max_silence = max_silence
+        self._loop = asyncio.get_running_loop()
+        self._unread: deque[tuple[int, Event]] = deque()
+        self._failure: Exception | None = None
+        self._num_unread = 0  # tokens and alternatives that lie there
         self._num_running = len(requests)
-        self._num_unread = 0  # tokens and alternatives that lie in the queue
+        self._waiter: asyncio.Future[None] | None = None  # of who reads and found nothing
+        self._waits_since = 0.0
+        self._alarm: asyncio.TimerHandle | None = None  # for the silence
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EventStream:
         try:
@@ -45,6 +60,8 @@ class EventStream:
             self._cancel()
             raise
         self._watcher = asyncio.create_task(self._watch())
+        if self._max_silence is not None:
+            self._set_alarm(self._max_silence)
         return self
 
     async def __aexit__(
@@ -54,6 +71,8 @@ class EventStream:
         trace: TracebackType | None,
     ) -> None:
         self._cancel()
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -63,42 +82,73 @@ class EventStream:
         """Whether every request has finished."""
         return self._num_running == 0
 
-    async def next(self) -> tuple[int, Event]:
-        """Return the next event and the index of its request.
+    async def take(self) -> list[tuple[int, Event]]:
+        """Wait for events; return those that are there, each with the index of its request.
+
+        Empty where nothing came for `max_silence`.
 
         Raises:
             ClientGoneError: the client left.
             HeadstartError: a request failed.
         """
-        item = await self._queue.get()
-        if isinstance(item, Exception):
-            raise item
-        self._num_unread -= _weight(item[1])
-        if isinstance(item[1], FinishEvent):
-            self._num_running -= 1
-        return item
+        if not self._unread and self._failure is None:
+            self._waiter, self._waits_since = self._loop.create_future(), self._loop.time()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._failure is not None and not self._unread:
+            raise self._failure
+        taken = [self._unread.popleft() for _ in range(min(len(self._unread), MOST_AT_ONCE))]
+        for _, event in taken:
+            self._num_unread -= _weight(event)
+            self._num_running -= isinstance(event, FinishEvent)
+        return taken
 
     def _deliver(self, index: int, event: Event | HeadstartError) -> None:
         if isinstance(event, HeadstartError):
-            self._queue.put_nowait(event)
+            self._fail(event)
             return
         self._num_unread += _weight(event)
         if self._num_unread > MAX_UNREAD and not isinstance(event, FinishEvent):
             self._drop_reader()
             return
-        self._queue.put_nowait((index, event))
+        self._unread.append((index, event))
+        self._wake()
 
     def _drop_reader(self) -> None:
         """Nobody reads: give up what lies here and what would still come."""
         self._cancel()
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        self._unread.clear()
         self._num_unread = 0
-        self._queue.put_nowait(
+        self._fail(
             CapacityError(
                 "the answer was not read for too long and is given up; read it as it comes"
             )
         )
+
+    def _fail(self, error: Exception) -> None:
+        """The first failure is told, after what came before it."""
+        self._failure = self._failure or error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _set_alarm(self, seconds: float) -> None:
+        self._alarm = self._loop.call_later(seconds, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        """One timer for all events: it looks how long the silence has lasted."""
+        assert self._max_silence is not None
+        left = self._max_silence
+        if self._waiter is not None:
+            left -= self._loop.time() - self._waits_since
+            if left <= 0.0:
+                self._wake()
+                left = self._max_silence
+        self._set_alarm(left)
 
     def _cancel(self) -> None:
         """Cancel the requests; the worker ignores those that are over."""
@@ -110,7 +160,7 @@ class EventStream:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._cancel()
-        self._queue.put_nowait(ClientGoneError())
+        self._fail(ClientGoneError())
 
 
 def _weight(event: Event) -> int:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from tests.harness import (
     AUTO,
     EOS,
+    Answer,
     Model,
     check,
+    collect,
     make_scheduler,
     make_speculators,
+    play,
     run,
 )
 
+from headstart.errors import EngineError
 from headstart.sampling import SamplingParams
 from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.loop import run_loop
@@ -188,3 +194,95 @@ def test_a_prompt_that_main_memory_dropped_is_held_by_nobody(tmp_path: Path) -> 
     scheduler.memory.store.take(*scheduler.memory.store.latest(1))
     done = scheduler.act_on_slot(SlotAction("s", "save", moved, path=str(tmp_path / "slot")))
     assert done.num_tokens == 0
+
+
+def with_system_prompt(number: int, turn: int = 0) -> Request:
+    """A conversation behind 200 tokens that all begin with; each turn adds 60."""
+    random = Random(number)
+    system = [(i * i) % EOS for i in range(200)]
+    prompt = system + [random.randrange(EOS) for _ in range(60 * (turn + 1))]
+    return replace(conversation(number), request_id=f"s{number}.{turn}", prompt=prompt)
+
+
+@pytest.mark.parametrize("users", [2, 6], ids=["empty slots are left", "more than slots"])
+def test_conversations_behind_one_system_prompt_do_not_overwrite_one_another(users: int) -> None:
+    scheduler = make_scheduler(Model(context_size=1024), parallel=4)
+    ask(scheduler, *(with_system_prompt(i) for i in range(users)))
+    for turn in (1, 2, 3):
+        assert ask(scheduler, *(with_system_prompt(i, turn) for i in range(users))) == [60] * users
+
+
+@pytest.mark.parametrize("memory", MemoryKind)
+def test_who_only_shares_the_beginning_of_a_stored_prompt_does_not_use_it_up(
+    memory: MemoryKind,
+) -> None:
+    scheduler = make_scheduler(Model(context_size=1024, memory=memory), parallel=1)
+    ask(scheduler, with_system_prompt(1, 2), conversation(5), with_system_prompt(2))
+    (read,) = ask(scheduler, with_system_prompt(1, 3))
+    assert read <= 64
+    if memory is MemoryKind.ROLLBACK:  # the beginning alone could not be had
+        assert scheduler.counters.prompts_restored == 1
+
+
+@pytest.mark.parametrize("num_bytes", [4000, 5000, 8000, 20_000])
+def test_a_full_store_may_drop_for_a_slot_what_is_brought_back_into_it(num_bytes: int) -> None:
+    scheduler = make_scheduler(Model(context_size=1024), parallel=1)
+    scheduler.memory.store.max_bytes = num_bytes
+    for turn in range(3):
+        ask(scheduler, *(long(i, turn) for i in (1, 2)))
+    assert scheduler.memory.store.num_bytes <= num_bytes
+
+
+@pytest.mark.parametrize("num_bytes", [2000, 4500, 9000])
+def test_a_store_too_small_for_the_idle_prompts_loses_none_that_the_slots_would_hold(
+    num_bytes: int,
+) -> None:
+    scheduler = tiled()
+    engine, saved = scheduler.engine, Counter[int]()
+    save = engine.save_sequence
+    engine.save_sequence = lambda seq_id: saved.update([seq_id]) or save(seq_id)
+    scheduler.memory.store.max_bytes = num_bytes
+    ask(scheduler, *(long(i) for i in (1, 2, 3)))
+    for turn in (1, 2, 3):
+        assert ask(scheduler, *(long(i, turn) for i in (1, 2, 3))) == [20] * 3
+    if num_bytes == 2000:  # none fits, which one copy tells
+        assert saved.total() == 1
+
+
+def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_use() -> None:
+    engine = Model(context_size=1024)
+    scheduler = make_scheduler(engine, parallel=3)
+    busy = replace(with_system_prompt(2, 5), max_tokens=60)
+    early, late = with_system_prompt(1, 3), with_system_prompt(1, 4)
+    answers = dict[str, Answer]()
+    scheduler.submit(busy)
+    scheduler.submit(early)
+    while early.request_id not in answers or not answers[early.request_id].end:
+        scheduler.step()
+        collect(scheduler, answers)
+    (slot,) = (slot for slot in scheduler.slots if slot.kept)
+    scheduler.memory.drop(slot, scheduler.slots)
+    engine.num_cells = 900
+    scheduler.submit(late)
+    check(engine, [busy, late], play(scheduler, answers=answers))
+    assert answers[late.request_id].finish.stats.num_cached == 200
+
+
+@pytest.mark.parametrize("error", [EngineError("no state"), MemoryError()])
+def test_a_prompt_that_cannot_be_copied_costs_nobody_an_answer(error: Exception) -> None:
+    def fail(seq_id: int) -> bytearray:
+        raise error
+
+    scheduler = make_scheduler(Model(), parallel=1)
+    scheduler.engine.save_sequence = fail
+    assert ask(scheduler, conversation(1), conversation(2), conversation(1, 1)) == [100, 100, 120]
+
+
+def test_a_slot_that_a_file_was_read_into_stands_for_that_file(tmp_path: Path) -> None:
+    scheduler = tiled()
+    ask(scheduler, long(1), long(2))
+    (held,) = (slot.slot_id for slot in scheduler.slots if slot.kept)
+    path = str(tmp_path / "slot")
+    for action, slot_id in [("save", held), ("restore", 1 - held), ("erase", 1 - held)]:
+        scheduler.act_on_slot(SlotAction("s", action, slot_id, path=path))
+    assert scheduler.act_on_slot(SlotAction("s", "erase", 1 - held)).num_tokens == 0

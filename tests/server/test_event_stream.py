@@ -1,0 +1,109 @@
+"""Events are read together where several have come, in order, and silence is noticed in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from tests.server.fake_worker import FakeWorker
+
+from headstart.errors import EngineError
+from headstart.scheduler.request import FinishEvent, Request, RequestStats, TokenEvent
+from headstart.server.event_stream import MOST_AT_ONCE, EventStream
+from headstart.server.threads import ClientGoneError
+
+REQUESTS = [Request(request_id=name, prompt=(1,)) for name in "ab"]
+
+
+class Silent(FakeWorker):
+    """What happens to its requests is the test's to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deliver: dict[str, Any] = {}
+
+    def submit(self, request: Any, deliver: Any) -> None:
+        self.deliver[request.request_id] = deliver
+
+
+async def stay() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    return {}
+
+
+def token(name: str, number: int = 0) -> TokenEvent:
+    return TokenEvent(name, (number,), b"x", ("",))
+
+
+def end(name: str) -> FinishEvent:
+    return FinishEvent(name, "eos", RequestStats())
+
+
+async def test_what_has_come_is_read_at_once_with_the_index_of_its_request() -> None:
+    worker = Silent()
+    async with EventStream(worker, REQUESTS, stay) as events:
+        told = [("a", token("a", 1)), ("b", token("b", 2)), ("a", end("a"))]
+        for name, event in told:
+            worker.deliver[name](event)
+        assert await events.take() == [("ab".index(name), event) for name, event in told]
+        assert not events.is_over
+        worker.deliver["b"](end("b"))
+        assert await events.take() == [(1, end("b"))]
+        assert events.is_over
+
+
+async def test_of_very_many_events_only_some_are_read_without_a_pause() -> None:
+    worker = Silent()
+    async with EventStream(worker, REQUESTS, stay) as events:
+        for number in range(MOST_AT_ONCE + 3):
+            worker.deliver["a"](token("a", number))
+        assert len(await events.take()) == MOST_AT_ONCE
+        rest = range(MOST_AT_ONCE, MOST_AT_ONCE + 3)
+        assert await events.take() == [(0, token("a", number)) for number in rest]
+
+
+async def test_a_failure_is_told_after_what_came_before_it() -> None:
+    worker = Silent()
+    async with EventStream(worker, REQUESTS, stay) as events:
+        worker.deliver["a"](token("a"))
+        worker.deliver["b"](EngineError("first"))
+        worker.deliver["a"](EngineError("second"))
+        assert len(await events.take()) == 1
+        with pytest.raises(EngineError, match="first"):
+            await events.take()
+
+
+async def test_a_client_that_leaves_wakes_who_waits() -> None:
+    has_left = asyncio.Event()
+
+    async def leave() -> dict[str, Any]:
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    worker = Silent()
+    async with EventStream(worker, REQUESTS, leave) as events:
+        asyncio.get_running_loop().call_later(0.01, has_left.set)
+        with pytest.raises(ClientGoneError):
+            await events.take()
+
+
+async def test_silence_is_counted_from_when_somebody_waits() -> None:
+    worker = Silent()
+    loop = asyncio.get_running_loop()
+    async with EventStream(worker, REQUESTS, stay, max_silence=0.2) as events:
+        await asyncio.sleep(0.15)  # the client took so long for what it had
+        for seconds in (0.0, 0.15):  # an event in between begins it anew
+            loop.call_later(seconds, worker.deliver["a"], token("a"))
+            assert await events.take()
+        for _ in range(2):
+            started = time.monotonic()
+            assert await events.take() == []
+            assert 0.19 <= time.monotonic() - started < 2.0
+
+
+async def test_without_a_limit_it_waits() -> None:
+    async with EventStream(Silent(), REQUESTS, stay) as events:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(events.take(), 0.05)

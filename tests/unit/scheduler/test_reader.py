@@ -1,0 +1,74 @@
+"""Items of any size come out of the pipe whole, in order, and its end is told once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from headstart.scheduler.reader import ItemReader, write_item
+
+
+async def read_all(writes: Sequence[object], *, cut: int | None = None) -> list[object]:
+    """What a reader takes of these items, then "end"; `cut`: bytes that are written at a time."""
+    source, sink = os.pipe()
+    taken: list[object] = []
+    is_over = asyncio.Event()
+
+    def on_end() -> None:
+        taken.append("end")
+        is_over.set()
+
+    def write() -> None:
+        if cut is None:
+            for item in writes:
+                write_item(sink, item)
+        else:
+            whole_source, whole_sink = os.pipe()
+            for item in writes:
+                write_item(whole_sink, item)
+            os.close(whole_sink)
+            while data := os.read(whole_source, cut):
+                os.write(sink, data)
+                threading.Event().wait(0.001)
+            os.close(whole_source)
+        os.close(sink)
+
+    ItemReader(source, taken.append, on_end).start()
+    writer = threading.Thread(target=write)
+    writer.start()
+    await asyncio.wait_for(is_over.wait(), 10)
+    await asyncio.sleep(0.02)  # an end that is told twice would come now
+    writer.join()
+    os.close(source)
+    return taken
+
+
+@pytest.mark.parametrize("cut", [None, 1, 7, 9])
+async def test_items_arrive_whole_and_in_order_however_they_were_cut(cut: int | None) -> None:
+    items: list[object] = ["a", (1, None, b"\0" * 20), None, {"key": [1.5]}]
+    assert await read_all(items, cut=cut) == [*items, "end"]
+
+
+async def test_an_item_may_be_larger_than_a_pipe() -> None:
+    items = [os.urandom(3_000_000), "next"]
+    assert await read_all(items) == [*items, "end"]
+
+
+async def test_the_loop_runs_on_while_nothing_comes() -> None:
+    source, sink = os.pipe()
+    taken: list[object] = []
+    reader = ItemReader(source, taken.append, lambda: None)
+    reader.start()
+    os.write(sink, b"\5\0")  # a part of an item's size
+    await asyncio.sleep(0.01)
+    assert taken == []
+    reader.stop()
+    write_item(sink, "unheard")
+    await asyncio.sleep(0.01)
+    assert taken == []
+    os.close(sink)
+    os.close(source)
