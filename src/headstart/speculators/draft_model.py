@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress
+from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import (
     Batch,
@@ -336,11 +336,11 @@ class DraftModelSpeculator(Speculator):
         sequence, view = self._sequence(seq_id), memoryview(data)
         (length,) = np.frombuffer(view[:4], np.int32).tolist()
         end = 4 * (1 + length)
-        if self.engine.restore_sequence(seq_id, view[end:]):
-            sequence.tokens = np.frombuffer(view[4:end], np.int32).tolist()
-        else:
-            sequence.tokens = []
-        sequence.synced = sequence.num_caught_up = len(sequence.tokens)
+        sequence.hold([])
+        while not self.engine.restore_sequence(seq_id, view[end:]):
+            if not self._forget(closed_half(self._sequences, {seq_id})):
+                return
+        sequence.hold(np.frombuffer(view[4:end], np.int32).tolist())
 
     def end(self, seq_id: int) -> None:
         """Keep the cache: the next turn of a chat starts with it."""
@@ -354,20 +354,15 @@ class DraftModelSpeculator(Speculator):
         return sequence
 
     def _make_room(self, busy: set[int]) -> None:
-        """Forget the closed sequences that were used longest ago; if there are none, all (they
-        catch up again).
-        """
-        closed = [
-            s
-            for s, sequence in self._sequences.items()
-            if not sequence.is_open and sequence.tokens and s not in busy
-        ]
-        closed.sort(key=lambda seq_id: self._sequences[seq_id].last_used)
-        for seq_id in closed[: len(closed) // 2 + 1] or list(self._sequences):
-            sequence = self._sequences[seq_id]
+        """Forget closed sequences; if there are none, all (they catch up again)."""
+        self._forget(closed_half(self._sequences, busy) or list(self._sequences))
+
+    def _forget(self, seq_ids: list[int]) -> bool:
+        """Free their cells; False if there are none of them."""
+        for seq_id in seq_ids:
             self.engine.clear(seq_id)
-            sequence.tokens.clear()
-            sequence.synced = sequence.num_caught_up = 0
+            self._sequences[seq_id].hold([])
+        return bool(seq_ids)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         size = min(_SAMPLE, self.engine.max_batch_tokens, self.engine.context_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +34,22 @@ class CachedSequence:
     start: int = 0  # where the last draft began: beyond the history if it continued another's draft
     last: DraftBuilder | None = None  # the last draft
     is_open: bool = False
+
+    def hold(self, tokens: list[int]) -> None:
+        """Note what the cache holds now; no state of it is kept."""
+        self.tokens, self.kept, self.num_kept = tokens, 0, 0
+        self.synced = self.num_caught_up = len(tokens)
+
+
+def closed_half(sequences: Mapping[int, CachedSequence], busy: Collection[int]) -> list[int]:
+    """Of the closed sequences that hold something, the half that was used longest ago."""
+    closed = [
+        seq_id
+        for seq_id, sequence in sequences.items()
+        if not sequence.is_open and sequence.tokens and seq_id not in busy
+    ]
+    closed.sort(key=lambda seq_id: sequences[seq_id].last_used)
+    return closed[: (len(closed) + 1) // 2]
 
 
 @dataclass(slots=True)
@@ -85,4 +102,4 @@ class DraftInProgress:
         return Draft(tokens, confidence, name, stopped_at=stopped_at)
 
 
-__all__ = ["CachedSequence", "DraftInProgress"]
+__all__ = ["CachedSequence", "DraftInProgress", "closed_half"]

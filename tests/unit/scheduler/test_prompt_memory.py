@@ -110,6 +110,20 @@ def test_the_draft_models_cache_comes_back_too() -> None:
     assert speculator.num_decoded - before < 20 + 60
 
 
+@pytest.mark.parametrize("memory", MemoryKind)
+def test_it_comes_back_also_where_the_draft_models_cells_are_taken(memory: MemoryKind) -> None:
+    engine = Model(context_size=1024, num_cells=700)
+    draft = Model(skew=0.2, context_size=1024, num_cells=700, memory=memory)
+    speculators = make_speculators(["draft-model"], lambda: draft)
+    scheduler = make_scheduler(engine, speculators, parallel=2)
+    speculator = speculators[0]
+    assert isinstance(speculator, DraftModelSpeculator)
+    for turn in range(1, 5):
+        before = speculator.num_decoded
+        ask(scheduler, *(replace(long(i, turn), max_tokens=40) for i in (1, 2, 3, 4)))
+    assert speculator.num_decoded - before < 4 * 300
+
+
 @pytest.mark.parametrize("names", [["suffix"], ["draft-model"], ["suffix", "draft-model"]])
 def test_texts_from_memory_are_the_same_with_every_speculator(names: list[str]) -> None:
     engine = Model(2)
