@@ -6,8 +6,9 @@
         two trees, their servers in turn
 
 On few cores this time is taken from the decode, whose threads wait for each other. Every client
-streams /v1/chat/completions with speculation off, so that every token is an event. Prints the
-median over rounds, the range, and the same for the engine process. Needs /proc.
+streams /v1/chat/completions with speculation off, so that every token is an event. Prints the mean
+over all rounds, because the system counts in hundredths of a second, and the same for the engine
+process. Needs /proc.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import argparse
 import http.client
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -49,14 +49,14 @@ def stream(port: int, seed: int, num_tokens: int) -> int:
     return int(json.loads(last[6:])["usage"]["completion_tokens"])
 
 
-def one_round(pid: int, port: int, num_clients: int, num_tokens: int) -> tuple[float, float, float]:
-    """Milliseconds a token of the web process and of the engine process, and tokens/s."""
+def one_round(pid: int, port: int, num_clients: int, num_tokens: int) -> tuple[float, ...]:
+    """Tokens, seconds, and processor seconds of the web process and of the engine process."""
     before, begun = cpu_seconds(pid), time.monotonic()
     with ThreadPoolExecutor(num_clients) as pool:
         jobs = [pool.submit(stream, port, n, num_tokens) for n in range(num_clients)]
         num_all = sum(job.result() for job in jobs)
-    spent = [1000 * (b - a) / num_all for a, b in zip(before, cpu_seconds(pid), strict=True)]
-    return spent[0], max(spent[1:]), num_all / (time.monotonic() - begun)
+    web, *children = [b - a for a, b in zip(before, cpu_seconds(pid), strict=True)]
+    return num_all, time.monotonic() - begun, web, max(children)
 
 
 def compare(args: argparse.Namespace, num_clients: int) -> None:
@@ -71,19 +71,18 @@ def compare(args: argparse.Namespace, num_clients: int) -> None:
             environment = {**os.environ, "PYTHONPATH": str(source.resolve())}
             log = Path(folder) / f"log{number}"
             servers[source] = stack.enter_context(started(command, log, environment))
-        rounds: dict[Path, list[tuple[float, float, float]]] = {one: [] for one in args.sources}
+        rounds: dict[Path, list[tuple[float, ...]]] = {one: [] for one in args.sources}
         for number in range(args.rounds + 1):
             for source, (process, port) in servers.items():
                 result = one_round(process.pid, port, num_clients, args.tokens)
                 if number:  # the first one warms up
                     rounds[source].append(result)
     for source, results in rounds.items():
-        web, engine, speed = zip(*results, strict=True)
+        num_tokens, seconds, web, engine = map(sum, zip(*results, strict=True))
         name = f"{source}, " if len(rounds) > 1 else ""
         print(
-            f"{name}{num_clients} clients: web process {statistics.median(web):.3f} ms/token "
-            f"({min(web):.3f} to {max(web):.3f}), engine {statistics.median(engine):.2f}, "
-            f"{statistics.median(speed):.0f} tokens/s"
+            f"{name}{num_clients} clients: web process {1000 * web / num_tokens:.3f} ms/token, "
+            f"engine {1000 * engine / num_tokens:.2f}, {num_tokens / seconds:.0f} tokens/s"
         )
 
 
