@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 TARGET = "target"
 LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
-# cells that nobody else uses, from which on an idle prompt is moved to main memory: 2,000 idle ones
+# cells of idle prompts that nobody else uses, from which on these are moved to main memory: 2,000
 # made a decode take 1.3 to 1.5 times as long (benchmarks/mixed_steps.py --idle), few are not worth
 # two copies
 LEAST_OWN_CELLS = 256
@@ -114,14 +114,15 @@ class PromptMemory:
 
         A processor's attention goes over the cells of all sequences to find those of its own.
         """
-        for slot in slots:
-            if slot.active is not None or len(slot.kept) < LEAST_OWN_CELLS:
+        idle = [slot for slot in slots if slot.active is None and len(slot.kept) >= LEAST_TOKENS]
+        own = {slot.slot_id: _num_own(slot, slots) for slot in idle}
+        if sum(own.values()) < LEAST_OWN_CELLS:
+            return
+        for slot in idle:
+            # a copy is of the whole prompt, also of what it shares
+            if own[slot.slot_id] < max(LEAST_TOKENS, len(slot.kept) // 2):
                 continue
-            if (
-                _num_own(slot, slots) >= LEAST_OWN_CELLS
-                and self._has_room(slot, slots)
-                and self.keep(slot, slots)
-            ):
+            if self._has_room(slot, slots) and self.keep(slot, slots):
                 stored, _ = self.store.find(slot.namespace, slot.kept)
                 if stored is not None and len(stored.tokens) == len(slot.kept):
                     self._aside[slot.slot_id] = stored

@@ -164,13 +164,21 @@ def test_where_they_cannot_or_must_not_go_to_main_memory_they_stay(off: dict[str
     assert scheduler.counters.prompts_saved == 0
 
 
-def test_short_prompts_and_shared_cells_stay_in_the_cache() -> None:
+def test_a_few_idle_cells_and_shared_ones_stay_in_the_cache() -> None:
     scheduler = tiled()
     one = long(1)
-    other = replace(one, request_id="other", prompt=[*one.prompt[:140], *long(2).prompt[:150]])
-    assert ask(scheduler, conversation(3), one, other, conversation(4)) == [100, 300, 150, 100]
-    assert all(slot.kept for slot in scheduler.slots)
+    other = replace(one, request_id="other", prompt=[*one.prompt[:240], *long(2).prompt[:50]])
+    assert ask(scheduler, one, other, conversation(3)) == [300, 50, 100]
+    assert sum(bool(slot.kept) for slot in scheduler.slots) == 3
     assert scheduler.counters.prompts_saved == 0
+
+
+def test_many_short_idle_prompts_leave_the_cache_together() -> None:
+    scheduler = tiled()
+    assert ask(scheduler, *(conversation(i) for i in (1, 2, 3, 4))) == [100] * 4
+    assert len(scheduler.memory.store) == 3
+    assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [107]
+    assert ask(scheduler, *(conversation(i, 1) for i in (1, 2, 3, 4))) == [20] * 4
 
 
 def test_what_is_in_main_memory_is_back_in_the_slots_when_they_are_written() -> None:
