@@ -164,6 +164,19 @@ def test_where_they_cannot_or_must_not_go_to_main_memory_they_stay(off: dict[str
     assert scheduler.counters.prompts_saved == 0
 
 
+def test_for_answers_of_a_few_tokens_idle_prompts_are_not_moved() -> None:
+    scheduler = tiled()
+    ask(scheduler, long(1), long(2))
+    saved = scheduler.counters.prompts_saved
+    for number in (3, 4):
+        prompt = [number] * 20
+        brief = replace(long(number), request_id=f"brief{number}", prompt=prompt, max_tokens=2)
+        ask(scheduler, brief)
+    assert scheduler.counters.prompts_saved == saved
+    ask(scheduler, replace(brief, request_id="longer", max_tokens=40))
+    assert scheduler.counters.prompts_saved == saved + 1
+
+
 def test_short_prompts_and_shared_cells_stay_in_the_cache() -> None:
     scheduler = tiled()
     one = long(1)
