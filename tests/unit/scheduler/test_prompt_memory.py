@@ -151,7 +151,8 @@ def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_th
     assert ask(scheduler, long(1), long(2)) == [300, 300]
     assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [307]
     assert len(scheduler.memory.store) == 1
-    assert ask(scheduler, long(1, 1), long(2, 1)) == [20, 20]
+    later = [replace(long(i, 1), max_tokens=20) for i in (1, 2)]
+    assert ask(scheduler, *later) == [20, 20]
     assert scheduler.counters.prompts_restored == 2
 
 
