@@ -10,16 +10,15 @@ machine only those can be compared.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
+
+from benchmarks.lib.serving import cpu_seconds
 
 
 def main() -> int:
@@ -55,7 +54,7 @@ def start(flags: list[str]) -> str:
         body = json.dumps({"prompt": "def f(", "n_predict": 4}).encode()
         urllib.request.urlopen(f"http://127.0.0.1:{port}/completion", body, timeout=60).read()
         answered = time.monotonic() - started
-        cpu = ", ".join(f"{seconds:.2f}" for seconds in _cpu_seconds(server.pid))
+        cpu = ", ".join(f"{seconds:.2f}" for seconds in cpu_seconds(server.pid))
     finally:
         server.terminate()
         server.wait()
@@ -63,17 +62,6 @@ def start(flags: list[str]) -> str:
         f"listens {listening or ready:.2f} s, ready {ready:.2f} s, first answer {answered:.2f} s; "
         f"CPU seconds of its processes: {cpu}"
     )
-
-
-def _cpu_seconds(pid: int) -> list[float]:
-    """Of a process and its children; empty where there is no /proc."""
-    seconds = []
-    with contextlib.suppress(OSError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for one in (str(pid), *children):
-            fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
-            seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
-    return seconds
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import time
@@ -33,8 +34,17 @@ class Answer:
 
 @contextmanager
 def running(command: Sequence[str], log: Path) -> Iterator[int]:
-    """Run a server with `--port` appended until it is healthy; yields the port, stops it at the
-    end.
+    """Run a server as `started` does; yields the port."""
+    with started(command, log) as (_, port):
+        yield port
+
+
+@contextmanager
+def started(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run a server with `--port` appended; yields its process and port once it is healthy, stops it
+    at the end.
 
     Raises:
         HeadstartError: it ended or did not get ready in time.
@@ -44,11 +54,14 @@ def running(command: Sequence[str], log: Path) -> Iterator[int]:
         port: int = probe.getsockname()[1]
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=output, stderr=subprocess.STDOUT
+            [*command, "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
     try:
         _wait(process, port, log)
-        yield port
+        yield process, port
     finally:
         process.terminate()
         try:
@@ -70,6 +83,17 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
                 return
         time.sleep(0.2)
     raise HeadstartError(f"the server was not ready after {START_SECONDS:g} s; see {log}")
+
+
+def cpu_seconds(pid: int) -> list[float]:
+    """Processor time of a process and of its children; empty where there is no /proc."""
+    seconds = []
+    with suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for one in (str(pid), *children):
+            fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
+            seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    return seconds
 
 
 def complete(port: int, body: Mapping[str, Any]) -> Answer:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Batch, Decoded, Engine, Logits, Meanwhile
 
 _MICRO_BATCH = 512  # rows that libllama computes at once unless told otherwise
-_SHARE_OF_OLDEST = 2  # the prompt that waits longest gets at least 1 / 2 of the prompt rows
 
 
 class DraftLimit(NamedTuple):
@@ -59,11 +59,15 @@ def draft_limits(
 
 
 def build(
-    batch: Batch, running: Sequence[ActiveRequest], engine: Engine, max_prompt_rows: int
+    batch: Batch,
+    running: Sequence[ActiveRequest],
+    engine: Engine,
+    order: PromptOrder,
+    max_prompt_rows: int,
 ) -> list[ActiveRequest]:
     """Fill the batch; returns the requests in it, in the order of their rows, `num_rows` set.
 
-    Prompts share about `max_prompt_rows`, the shortest ones first.
+    Prompts share about `max_prompt_rows`.
     """
     batch.clear()
     included: list[ActiveRequest] = []
@@ -85,7 +89,8 @@ def build(
     if reading:
         room = engine.max_batch_tokens - batch.num_rows
         num_rows = min(room, prompt_rows(batch.num_rows, max_prompt_rows, engine.attention_tile))
-        included += _add_prompts(batch, reading, num_rows, engine)
+        shares = zip(reading, order.share(reading, num_rows), strict=True)
+        included += _add_prompts(batch, [one for one in shares if one[1]], engine)
     return included
 
 
@@ -128,15 +133,14 @@ def decode_like_last(
 
 
 def _add_prompts(
-    batch: Batch, reading: Sequence[ActiveRequest], num_rows: int, engine: Engine
+    batch: Batch, shares: Sequence[tuple[ActiveRequest, int]], engine: Engine
 ) -> list[ActiveRequest]:
     included = []
-    room = min(engine.max_batch_tokens, _MICRO_BATCH) - batch.num_rows - num_rows
+    room = min(engine.max_batch_tokens, _MICRO_BATCH) - batch.num_rows
+    room -= sum(rows for _, rows in shares)
     # outputs for scores; each prompt may need that of its last row
-    num_free = engine.max_outputs - batch.num_outputs - len(reading)
-    for active, rows in zip(reading, share_rows(reading, num_rows), strict=True):
-        if not rows:
-            continue
+    num_free = engine.max_outputs - batch.num_outputs - len(shares)
+    for active, rows in shares:
         # a rest of less than a tile would take as long as a tile in the next step, or longer
         if 0 < (rest := active.num_pending - rows) < min(engine.attention_tile, room + 1):
             rows += rest
@@ -153,22 +157,6 @@ def _add_prompts(
         batch.add(active.slot_id, active.num_decoded, tokens, max(num_scored, int(is_whole)))
         included.append(active)
     return included
-
-
-def share_rows(reading: Sequence[ActiveRequest], num_rows: int) -> list[int]:
-    """Prompt rows for each request in one step; `reading` is in the order of admission.
-
-    The shortest prompts come first, so that a short one is not held up by a long one. The oldest
-    always gets its share, so that a stream of short prompts does not hold up a long one for ever.
-    """
-    rows = [0] * len(reading)
-    rows[0] = min(reading[0].num_pending, -(-num_rows // _SHARE_OF_OLDEST))
-    left = num_rows - rows[0]
-    for i in sorted(range(len(reading)), key=lambda i: reading[i].num_pending):
-        more = min(left, reading[i].num_pending - rows[i])
-        rows[i] += more
-        left -= more
-    return rows
 
 
 def mean_context(batch: Batch, in_batch: Sequence[ActiveRequest]) -> int:

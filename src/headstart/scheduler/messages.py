@@ -30,3 +30,7 @@ class Message:
 
     events: Sequence[Event] = ()
     report: WorkerReport | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle without the names of the fields: there is one for every step."""
+        return Message, (self.events, self.report)

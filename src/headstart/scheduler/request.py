@@ -119,6 +119,18 @@ class TokenEvent:
     step: VerifiedDraft | None = None  # where the request wants provenance
     slot_id: int = -1
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle without the names of the fields, which takes half the time."""
+        return TokenEvent, (
+            self.request_id,
+            self.tokens,
+            self.text,
+            self.sources,
+            self.logprobs,
+            self.step,
+            self.slot_id,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PromptEvent:

@@ -20,6 +20,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_memory import PromptMemory
+from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.proposal import NO_PROPOSAL
 from headstart.scheduler.request import (
     Event,
@@ -77,6 +78,7 @@ class Scheduler:
         self.deliver: Callable[[], object] = lambda: None
         self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
         self.turns = Turns(engine.attention_tile, config.prefill_chunk)
+        self._order = PromptOrder(engine.attention_tile)
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         self._batch = Batch(engine.max_batch_tokens)
@@ -260,7 +262,7 @@ class Scheduler:
         while True:
             rows = self._max_prompt_rows
             sharing = self.turns.sharing(self.running)
-            self._in_batch = batching.build(self._batch, sharing, self.engine, rows)
+            self._in_batch = batching.build(self._batch, sharing, self.engine, self._order, rows)
             if not self._batch.num_rows:
                 return None
             try:
@@ -360,6 +362,8 @@ class Scheduler:
         batch, committer = self._batch, self._committer
         committer.target_ms = 1000.0 * stats.decode_seconds
         committer.draft_ms = 1000.0 * stats.draft_seconds
+        if self._max_prompt_rows:
+            self._order.count(self._in_batch)
         context = batching.mean_context(batch, self._in_batch)
         self.drafting.observe_step(batch.num_rows, context, committer.target_ms)
         if self.drafting.observes:

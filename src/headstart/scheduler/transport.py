@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import select
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -271,9 +272,15 @@ def _process_main(
 class _PipeReader:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._poll = select.poll()  # `Connection.poll` makes one each time, and this is every step
+        self._poll.register(pipe.fileno(), select.POLLIN)
 
     def receive(self, seconds: float | None) -> Sequence[Command]:
         commands: list[Command] = []
-        while self._pipe.poll(0.0 if commands else seconds):
+        while self._poll.poll(0 if commands else _milliseconds(seconds)):
             commands.append(pickle.loads(self._pipe.recv_bytes()))
         return commands
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000.0 * seconds

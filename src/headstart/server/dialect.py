@@ -41,7 +41,7 @@ from headstart.toolcalls.parser import AnswerParser
 FINISH_REASONS = {"eos": "stop", "word": "stop", "length": "length", "cancelled": "stop"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """What one event adds to a choice."""
 

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 
 import pytest
 
+from headstart.scheduler.messages import Message
 from headstart.scheduler.reader import ItemReader, write_item
+from headstart.scheduler.report import WorkerReport
+from headstart.scheduler.request import (
+    FinishEvent,
+    RequestStats,
+    TokenEvent,
+    TokenLogprob,
+    VerifiedDraft,
+)
 
 
 async def read_all(writes: Sequence[object], *, cut: int | None = None) -> list[object]:
@@ -51,6 +60,15 @@ async def read_all(writes: Sequence[object], *, cut: int | None = None) -> list[
 async def test_items_arrive_whole_and_in_order_however_they_were_cut(cut: int | None) -> None:
     items: list[object] = ["a", (1, None, b"\0" * 20), None, {"key": [1.5]}]
     assert await read_all(items, cut=cut) == [*items, "end"]
+
+
+async def test_messages_arrive_with_all_their_fields() -> None:
+    draft = VerifiedDraft((5, 6), ("suffix", "suffix"), (0.5, None), 1.5, 0.25)
+    logprobs = (TokenLogprob(5, -0.5, ((5, -0.5), (7, -1.0))),)
+    tokens = TokenEvent("a", (5, 6), b"xy", ("suffix", ""), logprobs, draft, 3)
+    end = FinishEvent("a", "word", RequestStats(num_emitted=2), "stop", truncated=True)
+    items = [Message([tokens, end], WorkerReport(num_waiting=2)), Message([tokens])]
+    assert await read_all(items) == [*items, "end"]
 
 
 async def test_an_item_may_be_larger_than_a_pipe() -> None:

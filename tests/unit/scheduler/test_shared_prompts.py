@@ -20,10 +20,8 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.batching import share_rows
 from headstart.scheduler.request import ProgressEvent, Request, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.slot import ActiveRequest
 
 LONG = [(7 * i) % EOS for i in range(400)]
 
@@ -140,25 +138,6 @@ def test_a_stream_of_short_prompts_does_not_hold_up_a_long_one() -> None:
             break
         assert steps < 300
     assert steps >= 800 / 16
-
-
-@pytest.mark.parametrize(
-    ("pending", "num_rows", "shares"),
-    [
-        ([100], 16, [16]),
-        ([100, 5], 16, [11, 5]),
-        ([100, 30, 10], 16, [8, 0, 8]),
-        ([100, 30, 5], 16, [8, 3, 5]),
-        ([3, 100], 16, [3, 13]),
-        ([3, 2], 16, [3, 2]),
-        ([100, 50, 5], 0, [0, 0, 0]),
-    ],
-)
-def test_the_oldest_gets_half_and_the_shortest_come_first(
-    pending: list[int], num_rows: int, shares: list[int]
-) -> None:
-    reading = [ActiveRequest(request(f"{i}", [1] * n), 0.0) for i, n in enumerate(pending)]
-    assert share_rows(reading, num_rows) == shares
 
 
 def test_a_request_that_is_preempted_counts_its_prompt_once() -> None:

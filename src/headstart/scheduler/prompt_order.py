@@ -1,0 +1,64 @@
+"""Which prompts a step reads, and how many rows of each.
+
+The shortest come first, so that a short prompt is not held up by a long one. Half of all rows go to
+the prompt that waits longest, so that a stream of short ones does not hold it up for ever: not in
+each step, but in steps of its own, several in a row. For tokens that are read one after the other
+get neighbouring cells. A processor's attention skips tiles of cells of which a row sees none
+(`Engine.attention_tile`); where two prompts take turns with every 64 rows, each also looks at the
+cells of the other. Measured by benchmarks/prompt_order.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headstart.scheduler.slot import ActiveRequest
+
+_TILES = 4  # read in a row before another prompt has its turn
+
+
+class PromptOrder:
+    """The order of the prompts that are being read."""
+
+    def __init__(self, tile: int) -> None:
+        """`tile`: rows for which attention is computed at once."""
+        self._tile = tile
+        self._oldest: ActiveRequest | None = None
+        self._num_owed = 0  # rows that others read since the oldest waits, less its own
+        self._is_oldest_first = False
+        self._num_in_a_row = 0
+
+    def share(self, reading: Sequence[ActiveRequest], num_rows: int) -> list[int]:
+        """Rows of each prompt in a step of `num_rows`; `reading` is in the order of admission."""
+        if reading[0] is not self._oldest:
+            self._oldest, self._num_owed, self._is_oldest_first = reading[0], 0, False
+        in_a_row = _TILES * self._tile if num_rows >= self._tile else 0
+        self._num_in_a_row = max(num_rows, in_a_row)
+        order = sorted(range(len(reading)), key=lambda i: reading[i].num_pending)
+        if self._is_oldest_first:
+            order.remove(0)
+            order.insert(0, 0)
+        rows = [0] * len(reading)
+        left = num_rows
+        for i in order:
+            # a piece of less than a tile would take as long as a whole one, here and in the next
+            # step
+            if reading[i].num_pending > left and left < min(self._tile, num_rows):
+                continue
+            rows[i] = min(left, reading[i].num_pending)
+            left -= rows[i]
+        return rows
+
+    def count(self, in_batch: Sequence[ActiveRequest]) -> None:
+        """Note what a step read, before any of its prompts begins to answer."""
+        oldest, num_others = self._oldest, 0
+        for active in in_batch:
+            if active is oldest:
+                self._num_owed -= active.num_rows
+            elif not active.is_generating:
+                num_others += active.num_rows
+        self._num_owed = max(0, self._num_owed + num_others)
+        if not self._is_oldest_first:
+            self._is_oldest_first = self._num_owed >= self._num_in_a_row > 0
+        elif not self._num_owed:
+            self._is_oldest_first = False

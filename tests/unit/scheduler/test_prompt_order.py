@@ -1,0 +1,124 @@
+"""Which prompts a step reads: short ones soon, long ones at last, each in as few pieces as that
+allows.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.scheduler.prompt_order import PromptOrder
+from headstart.scheduler.request import Request
+from headstart.scheduler.slot import ActiveRequest
+
+
+def waiting(*lengths: int) -> list[ActiveRequest]:
+    return [ActiveRequest(Request(request_id="", prompt=[1] * length), 0.0) for length in lengths]
+
+
+def step(order: PromptOrder, reading: list[ActiveRequest], num_rows: int) -> list[int]:
+    """One step; those that are read leave the list."""
+    shares = order.share(reading, num_rows)
+    in_batch = []
+    for active, rows in zip(reading, shares, strict=True):
+        active.num_rows = rows
+        if rows:
+            in_batch.append(active)
+    order.count(in_batch)
+    for active in in_batch:
+        active.num_decoded += active.num_rows
+        if not active.num_pending:
+            reading.remove(active)
+    return shares
+
+
+def pieces(reading: list[ActiveRequest], tile: int, num_rows: int) -> dict[int, int]:
+    """For each prompt, in how many pieces it is read, where steps in a row count as one piece."""
+    order, numbers, steps = PromptOrder(tile), {id(a): i for i, a in enumerate(reading)}, []
+    while reading:
+        names = [numbers[id(active)] for active in reading]
+        shares = step(order, reading, num_rows)
+        steps.append({name for name, rows in zip(names, shares, strict=True) if rows})
+    return {
+        number: sum(1 for is_in, _ in groupby(number in one for one in steps) if is_in)
+        for number in numbers.values()
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tile", "shares"),
+    [
+        ((100,), 64, [100]),
+        ((1000,), 64, [128]),
+        ((1000, 50), 64, [78, 50]),
+        ((1000, 100), 64, [0, 100]),
+        ((1000, 100), 1, [28, 100]),
+        ((1000, 300, 20, 30), 64, [0, 78, 20, 30]),
+        ((40, 40, 40, 40), 64, [40, 40, 40, 0]),
+    ],
+)
+def test_the_shortest_come_first_and_pieces_of_less_than_a_tile_are_not_cut(
+    lengths: tuple[int, ...], tile: int, shares: list[int]
+) -> None:
+    assert PromptOrder(tile).share(waiting(*lengths), 128) == shares
+
+
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=16),
+    st.integers(1, 2048),
+    st.sampled_from([1, 64]),
+)
+def test_every_step_reads_something_and_no_more_than_it_may(
+    lengths: list[int], num_rows: int, tile: int
+) -> None:
+    reading, order = waiting(*lengths), PromptOrder(tile)
+    left = sum(lengths)
+    while reading:
+        pending = [active.num_pending for active in reading]
+        shares = step(order, reading, num_rows)
+        assert 0 < sum(shares) <= num_rows
+        assert all(0 <= rows <= most for rows, most in zip(shares, pending, strict=True))
+        left -= sum(shares)
+    assert left == 0
+
+
+@pytest.mark.parametrize("tile", [1, 64])
+@pytest.mark.parametrize("num_rows", [16, 128, 512])
+def test_the_oldest_gets_half_of_the_rows_while_short_ones_come_without_end(
+    num_rows: int, tile: int
+) -> None:
+    order, (oldest, *shorter) = PromptOrder(tile), waiting(100 * num_rows, *[100] * 7)
+    reading, total = [oldest, *shorter], 0
+    for _ in range(60):
+        total += sum(step(order, reading, num_rows))
+        reading += waiting(*[100] * (8 - len(reading)))
+    assert 0.4 * total <= oldest.num_decoded <= 0.6 * total
+
+
+def test_long_prompts_are_read_in_pieces_of_several_tiles() -> None:
+    assert pieces(waiting(2048, 1024), 64, 128) == {0: 4, 1: 4}
+    assert pieces(waiting(2048, 1024), 64, 512) == {0: 2, 1: 2}
+    assert pieces(waiting(1024, 1024), 64, 128) == {0: 1, 1: 1}
+
+
+def test_a_short_prompt_waits_for_one_piece_of_the_oldest_at_most() -> None:
+    order = PromptOrder(64)
+    reading = waiting(4000, 3000)
+    for _ in range(20):
+        short = waiting(60)[0]
+        reading.append(short)
+        for _ in range(3):
+            if short in reading:
+                step(order, reading, 128)
+        assert short not in reading
+
+
+def test_a_new_oldest_is_owed_nothing() -> None:
+    order, reading = PromptOrder(64), waiting(300, 500, 60)
+    for _ in range(3):
+        step(order, reading, 128)
+    reading[:] = waiting(900, 200)
+    assert order.share(reading, 128) == [0, 128]
