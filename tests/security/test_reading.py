@@ -68,7 +68,7 @@ def client():
         ("/completion", {"prompt": "a" * 3_000_000}, "3000000 bytes, more than 32"),
         ("/completion", {"prompt": ["a"] * 255 + ["a" * 300_000]}, "300000 bytes"),
         ("/completion", {"prompt": [1, *["a"] * 90_000]}, "prompt holds 90001 texts and tokens"),
-        ("/v1/completions", {"prompt": [1] * 1_000_000}, "prompt holds 1000000 texts and tokens"),
+        ("/v1/completions", {"prompt": [1] * 1_000_000}, "prompt has 1000000 tokens"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "a"}] * 24_000},

@@ -289,6 +289,14 @@ def test_a_prompt_longer_than_the_context_says_both_sizes():
         assert response.json()["error"]["n_ctx"] == 512
 
 
+def test_a_list_of_token_ids_of_many_contexts_is_a_prompt_that_is_too_long():
+    with serving(FakeWorker()) as client:
+        for path in ("/completion", "/v1/completions"):
+            response = client.post(path, json={"prompt": [1] * 100_000})
+            assert "100000 tokens" in error_of(response, 400, "exceed_context_size_error")
+            assert response.json()["error"]["n_prompt_tokens"] == 100_000
+
+
 def test_unexpected_failures_are_500_without_details():
     def fail(request: Request) -> list:
         raise ZeroDivisionError("secret")

@@ -29,6 +29,7 @@ LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
 # made a decode take 1.3 to 1.5 times as long (benchmarks/mixed_steps.py --idle), few are not worth
 # two copies
 LEAST_OWN_CELLS = 256
+LEAST_ROWS = 32  # to come, prompts and answers, from which on that is worth it
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average that follows
 # a copy of a prompt of which only the end would be lost has to be so many times faster than reading
 # that end again: perhaps nobody will ask for it
@@ -112,8 +113,12 @@ class PromptMemory:
     def set_aside(self, slots: Sequence[Slot]) -> None:
         """Move to main memory what idle slots hold in cells of their own.
 
-        A processor's attention goes over the cells of all sequences to find those of its own.
+        A processor's attention goes over the cells of all sequences to find those of its own. For
+        answers of a few tokens, two copies take longer than that.
         """
+        running = (slot.active for slot in slots if slot.active is not None)
+        if sum(active.num_left + active.num_pending for active in running) < LEAST_ROWS:
+            return
         idle = [slot for slot in slots if slot.active is None and len(slot.kept) >= LEAST_TOKENS]
         own = {slot.slot_id: _num_own(slot, slots) for slot in idle}
         if sum(own.values()) < LEAST_OWN_CELLS:

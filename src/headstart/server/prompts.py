@@ -82,6 +82,8 @@ def tokenize_mixed(
         ContextLengthError: it has more; of those that have only a few more, not all are found here.
     """
     parts = content if isinstance(content, list) else [content]
+    if len(parts) > 2 * limit and (num_ids := sum(map(is_id, parts))) > limit:
+        raise ContextLengthError(num_ids, limit)
     check_length(field, parts, 2 * limit, "texts and tokens")
     check_fits(sum(len(part) for part in parts if isinstance(part, str)), limit)
     tokens: list[int] = []

@@ -151,7 +151,8 @@ def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_th
     assert ask(scheduler, long(1), long(2)) == [300, 300]
     assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [307]
     assert len(scheduler.memory.store) == 1
-    assert ask(scheduler, long(1, 1), long(2, 1)) == [20, 20]
+    later = [replace(long(i, 1), max_tokens=20) for i in (1, 2)]
+    assert ask(scheduler, *later) == [20, 20]
     assert scheduler.counters.prompts_restored == 2
 
 
@@ -162,6 +163,19 @@ def test_where_they_cannot_or_must_not_go_to_main_memory_they_stay(off: dict[str
     assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [307, 307]
     assert ask(scheduler, long(1, 1), long(2, 1)) == [20, 20]
     assert scheduler.counters.prompts_saved == 0
+
+
+def test_for_answers_of_a_few_tokens_idle_prompts_are_not_moved() -> None:
+    scheduler = tiled()
+    ask(scheduler, long(1), long(2))
+    saved = scheduler.counters.prompts_saved
+    for number in (3, 4):
+        prompt = [number] * 20
+        brief = replace(long(number), request_id=f"brief{number}", prompt=prompt, max_tokens=2)
+        ask(scheduler, brief)
+    assert scheduler.counters.prompts_saved == saved
+    ask(scheduler, replace(brief, request_id="longer", max_tokens=40))
+    assert scheduler.counters.prompts_saved == saved + 1
 
 
 def test_a_few_idle_cells_and_shared_ones_stay_in_the_cache() -> None:
