@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
+from headstart.speculators.decode_times import time_decodes
 from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import (
@@ -38,8 +38,6 @@ from headstart.types import (
 from headstart.vocabulary.draft_tokenizer import make_draft_tokenizer
 from headstart.vocabulary.vocabulary_translator import VocabularyTranslator
 
-_SAMPLE, _SAMPLES = 64, 2  # tokens read to time reading, and how often ...
-_SAMPLE_SECONDS = 1.5  # ... unless that takes longer
 # of memory that takes nothing back: most settled tokens that are read again rather than decoded
 # apart to keep the state behind them; the fewest that are worth a checkpoint, and how many of them
 # at the end come after it: another request may have others there
@@ -95,18 +93,16 @@ class DraftModelSpeculator(Speculator):
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """Nothing is read or translated yet: perhaps no draft will be asked for."""
         sequence = self._sequence(seq_id)
-        sequence.is_open, sequence.is_new, sequence.num_history = True, True, len(prompt)
-        sequence.num_caught_up = max(
-            self._reusable(
-                other_id,
-                seq_id,
-                min(
-                    other.num_caught_up,
-                    common_prefix_length(other.tokenizer.to_target_tokens(other.tokens), prompt),
-                ),
-            )
-            for other_id, other in self._sequences.items()
-        )
+        sequence.is_open = sequence.is_unread = sequence.is_new = True
+        sequence.num_history, sequence.prompt = len(prompt), prompt
+        sequence.num_caught_up = max(self._held(other, seq_id) for other in self._sequences)
+
+    def _held(self, source: int, seq_id: int) -> int:
+        """How much of the prompt of one sequence it can take over from another, or has."""
+        other, sequence = self._sequences[source], self._sequences[seq_id]
+        known = other.tokenizer.to_target_tokens(other.tokens)
+        shared = min(other.num_caught_up, common_prefix_length(known, sequence.prompt))
+        return self._reusable(source, seq_id, shared)
 
     def _reusable(self, source: int, seq_id: int, length: int) -> int:
         """How many of the first `length` tokens of one sequence another can begin with."""
@@ -154,7 +150,20 @@ class DraftModelSpeculator(Speculator):
                 drafting.extend(logits)
             if self._keeps_states:
                 self._keep_settled(active)
+        self._tell_those_that_wait(drafts)
         return [s.finish(self.name) for s in drafts]
+
+    def _tell_those_that_wait(self, drafts: Sequence[DraftInProgress]) -> None:
+        """Who has read its prompt may have read that of others, which came together with it."""
+        readers = [s for s in drafts if s.sequence.is_unread and s.is_read]
+        for drafting in readers:
+            drafting.sequence.is_unread, drafting.sequence.prompt = False, ()
+        for drafting in readers:
+            for seq_id, sequence in self._sequences.items():
+                if sequence.is_open and sequence.is_unread:
+                    held = self._held(drafting.request.seq_id, seq_id)
+                    if held > sequence.num_caught_up:  # it is shared with the next draft
+                        sequence.num_caught_up, sequence.is_new = held, True
 
     def _prepare(self, drafting: DraftInProgress, room: int) -> None:
         """Cut the cache to what it shares with the history; of the rest, up to `room` tokens are
@@ -365,23 +374,7 @@ class DraftModelSpeculator(Speculator):
         return bool(seq_ids)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        size = min(_SAMPLE, self.engine.max_batch_tokens, self.engine.context_size)
-        one, many, end = [], [], clock() + _SAMPLE_SECONDS
-        for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
-            one.append(self._time_decode(1, clock))
-            many.append(self._time_decode(size, clock))
-            if clock() > end:
-                break
-        round_ms = median(one[1:] or one)
-        return round_ms, max(0.0, median(many[1:] or many) - round_ms) / max(1, size - 1)
-
-    def _time_decode(self, rows: int, clock: Callable[[], float]) -> float:
-        started = clock()
-        self._batch.clear()
-        self._batch.add(0, 0, [0] * rows, 1)
-        self.engine.decode(self._batch)
-        self.engine.clear(0)
-        return 1000.0 * (clock() - started)
+        return time_decodes(self.engine, self._batch, clock)
 
     def describe(self) -> dict[str, Any]:
         vocabulary = "identical" if self._translator is None else self._translator.describe()

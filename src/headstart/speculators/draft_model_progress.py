@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +29,9 @@ class CachedSequence:
     num_caught_up: int = 0  # of them, in the cache; an estimate where the vocabularies differ
     num_kept: int = 0  # of them, in the state that is kept, where nothing is taken back
     kept: int = 0  # tokens in that state
-    is_new: bool = True  # nothing was drafted for this request yet
+    prompt: Sequence[int] = ()  # target tokens, until they are read
+    is_unread: bool = True  # nothing was drafted for this request yet
+    is_new: bool = True  # and others may hold more of its prompt
     last_used: int = 0  # number of the call
     start: int = 0  # where the last draft began: beyond the history if it continued another's draft
     last: DraftBuilder | None = None  # the last draft
@@ -73,6 +75,11 @@ class DraftInProgress:
             and bool(self.pending)
             and len(builder.tokens) < builder.limit
         )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all of the history was decoded."""
+        return self.builder is not None and not self.reason
 
     @property
     def has_begun(self) -> bool:

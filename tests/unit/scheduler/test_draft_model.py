@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.harness import (
     AUTO,
+    EOS,
     Model,
     RandomController,
     answer,
@@ -25,7 +26,7 @@ from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.request import Request, SpeculativeParams
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.types import DraftRequest
+from headstart.types import DraftRequest, MemoryKind
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
@@ -237,6 +238,34 @@ def test_a_history_longer_than_the_draft_models_batch_is_read_in_parts(batch: in
     scheduler = make_scheduler(engine, [speculator], fixed(4))
     check(engine, requests, run(scheduler, requests))
     assert scheduler.drafting.stats.num_accepted > 0
+
+
+@pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.CHECKPOINT])
+@pytest.mark.parametrize("own", [0, 5])  # tokens of each request behind the common ones
+def test_a_prompt_that_several_drafts_begin_with_is_read_once(memory: MemoryKind, own: int) -> None:
+    """Also if all requests come at once, so that nobody has read anything when they begin."""
+    common = [(7 * i + i // 31) % EOS for i in range(400)]
+    requests = [
+        Request(request_id=str(i), prompt=[*common, *[i] * own], sampling=ENDLESS, max_tokens=100)
+        for i in range(8)
+    ]
+    draft = Model(context_size=1024, num_cells=16_000, memory=memory)
+    speculator = DraftModelSpeculator(draft, DraftModelSpeculator.Options(catch_up=64))
+    engine = Model(context_size=1024, num_cells=16_000)
+    scheduler = make_scheduler(engine, [speculator], fixed(4), parallel=8)
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.drafting.stats.num_accepted > 0
+    assert speculator.num_decoded < (2 if memory is MemoryKind.CUT else 4) * 8 * 100 + len(common)
+
+
+def test_who_waits_for_a_prompt_is_priced_with_what_another_has_read() -> None:
+    speculator = drafter(catch_up=8)
+    prompts = [[*range(1, 21)], [*range(1, 19), 5, 6]]
+    for seq_id, prompt in enumerate(prompts):
+        speculator.begin(seq_id, prompt)
+    while not speculator.propose([DraftRequest(0, prompts[0], 1)])[0].tokens:
+        assert speculator.num_catch_up(1, prompts[1]) == 19
+    assert speculator.num_catch_up(1, prompts[1]) == 19 - 18
 
 
 def test_it_does_not_draft_below_the_wanted_probability() -> None:
