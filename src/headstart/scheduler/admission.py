@@ -72,6 +72,12 @@ def check_queue(num_waiting: int, num_free: int, max_queue: int) -> None:
         )
 
 
+def waits_for_slot(slots: Sequence[Slot], active: ActiveRequest) -> bool:
+    """Whether the slot that the request asks for runs another one; those behind it go first."""
+    wished = active.request.slot_id
+    return wished is not None and slots[wished].active is not None
+
+
 def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> Placement | None:
     """A free slot with as much of the request's text in the cache as possible.
 

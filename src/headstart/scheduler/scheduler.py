@@ -194,13 +194,16 @@ class Scheduler:
                 self._events.append(error_event(active.request.request_id, error))
 
     def _admit(self) -> None:
-        num_running = len(self.running)
-        while self.waiting:
-            active = self.waiting[0]
+        num_running, index = len(self.running), 0
+        while index < len(self.waiting):
+            active = self.waiting[index]
+            if admission.waits_for_slot(self.slots, active):
+                index += 1
+                continue
             placement = admission.find_slot(self.slots, active, self.engine)
             if placement is None:
                 break
-            self.waiting.popleft()
+            del self.waiting[index]
             if active.admitted is None and not self._begin(active):
                 continue
             placement = self.memory.improve(placement, active, self.slots)

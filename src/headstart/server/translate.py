@@ -106,6 +106,7 @@ def make_requests(
             first,
             request_id=f"{call.id}-{index}" if index else call.id,
             prompt=prompt.tokens,
+            slot_id=None if index else first.slot_id,  # the others would wait for the first
             thoughts=tagged_thoughts(body, prompt.text, call.model),
             sampling=dataclasses.replace(
                 sampling, seed=(sampling.seed + index % num_choices) % 2**32

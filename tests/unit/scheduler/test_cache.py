@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -238,3 +239,31 @@ def test_a_preempted_request_emits_each_token_once_and_keeps_its_place() -> None
         )
     ]
     assert finished[0] == "p0"  # the oldest is never put back
+
+
+def test_a_request_waits_for_the_slot_that_it_asks_for_and_others_go_first() -> None:
+    engine = Model()
+    scheduler = make_scheduler(engine, parallel=2)
+    busy, other = (replace(one, max_tokens=10) for one in make_requests(2))
+    wishing = replace(busy, request_id="wishing", slot_id=0)
+    scheduler.submit(busy)
+    scheduler.step()
+    scheduler.submit(wishing)
+    scheduler.submit(other)
+    scheduler.step()
+    assert [active.request.request_id for active in scheduler.running] == [
+        busy.request_id,
+        other.request_id,
+    ]
+    answers = run(scheduler)
+    check(engine, [wishing], answers)
+    assert answers["wishing"].finish.stats.slot_id == 0
+
+
+def test_many_requests_for_one_slot_run_one_after_the_other() -> None:
+    engine = Model()
+    scheduler = make_scheduler(engine, parallel=2)
+    requests = [replace(one, slot_id=1) for one in make_requests(6)]
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    assert {answer.finish.stats.slot_id for answer in answers.values()} == {1}
