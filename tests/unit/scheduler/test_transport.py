@@ -70,7 +70,7 @@ async def run(build: object) -> str:
 
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize(
-    ("build", "error"), [(die, "ended with signal SIGKILL"), (refuse, "no")], ids=["dies", "refuses"]
+    ("build", "error"), [(die, "with signal SIGKILL"), (refuse, "no")], ids=["dies", "refuses"]
 )
 async def test_an_engine_that_ended_leaves_no_descriptors(build: object, error: str) -> None:
     assert error in await run(build)  # the first starts a helper of multiprocessing's
