@@ -1,9 +1,14 @@
 """Files of one sequence, in libllama's own format.
 
-magic, version, number of tokens (uint32 each), the tokens (int32), the state. They are read and
-written here, because libllama's own function aborts the process on a file that ends early; of a
-state in memory it only says that it cannot use it. Source: llama.cpp src/llama-context.cpp,
+magic, version, number of tokens (uint32 each), the tokens (int32), the state. In memory a state has
+a magic and a sequence id in front (`_IN_MEMORY`), in a file it has not. Files are read and written
+here, because libllama's own function aborts the process on a file that ends early; of a state in
+memory it only says that it cannot use it. Source: llama.cpp src/llama-context.cpp,
 state_seq_save_file and state_seq_load_file.
+
+What llama-server puts in the place of the tokens is -1, a version, their number, the tokens, the
+number of images and these (tools/server/server-common.cpp, server_tokens::serialize). It also reads
+plain tokens, which are what is written here.
 """
 
 from __future__ import annotations
@@ -13,12 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headstart.engine.library import api
 from headstart.errors import EngineError, InvalidParameterError
 from headstart.structures.atomic import replace_file
 
 _HEADER = struct.Struct("<III")
+_IN_MEMORY = struct.Struct("<Ii")
+_STATE_MAGIC = 0xAF143CD8
+_PACKED, _PACKED_VERSION, _NUM_AROUND = -1, 1, 4  # of llama-server; numbers around the tokens
 
 
 def write(path: Path, tokens: Sequence[int], state: bytes | bytearray) -> int:
@@ -28,7 +37,7 @@ def write(path: Path, tokens: Sequence[int], state: bytes | bytearray) -> int:
         EngineError: the file cannot be written.
     """
     head = _HEADER.pack(api.LLAMA_STATE_SEQ_MAGIC, api.LLAMA_STATE_SEQ_VERSION, len(tokens))
-    data = head + np.array(tokens, "<i4").tobytes() + bytes(state)
+    data = head + np.array(tokens, "<i4").tobytes() + bytes(state[_IN_MEMORY.size :])
     try:
         replace_file(path, data)
     except OSError as error:
@@ -36,8 +45,8 @@ def write(path: Path, tokens: Sequence[int], state: bytes | bytearray) -> int:
     return len(data)
 
 
-def read(path: Path, context_size: int, vocab_size: int) -> tuple[list[int], memoryview, int]:
-    """Tokens, state, and the bytes of the file.
+def read(path: Path, context_size: int, vocab_size: int) -> tuple[list[int], bytes, int]:
+    """Tokens, state as in memory, and the bytes of the file.
 
     Raises:
         InvalidParameterError: it is not a file of a sequence that fits here.
@@ -51,18 +60,33 @@ def read(path: Path, context_size: int, vocab_size: int) -> tuple[list[int], mem
     magic, version, num_tokens = _HEADER.unpack(data[: _HEADER.size])
     if (magic, version) != (api.LLAMA_STATE_SEQ_MAGIC, api.LLAMA_STATE_SEQ_VERSION):
         raise InvalidParameterError(f"{path.name} is not a saved slot of this version")
-    if num_tokens > context_size:
+    end = _HEADER.size + 4 * num_tokens
+    if len(data) < end:
+        raise InvalidParameterError(f"{path.name} is damaged: it ends inside its tokens")
+    tokens = _unpacked(path.name, np.frombuffer(data[_HEADER.size : end], "<i4"))
+    if len(tokens) > context_size:
         raise InvalidParameterError(
-            f"{path.name} has {num_tokens} tokens but the context is {context_size}; start with "
+            f"{path.name} has {len(tokens)} tokens but the context is {context_size}; start with "
             "a larger --ctx-size"
         )
-    end = _HEADER.size + 4 * num_tokens
-    tokens = np.frombuffer(data[_HEADER.size : end][: len(data[_HEADER.size :]) // 4 * 4], "<i4")
-    if len(tokens) < num_tokens:
-        raise InvalidParameterError(f"{path.name} is damaged: it ends inside its tokens")
-    if num_tokens and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
         raise InvalidParameterError(
             f"{path.name} has token ids outside the vocabulary (0 to {vocab_size - 1}); it is "
             "damaged, or of another model"
         )
-    return tokens.tolist(), data[end:], len(data)
+    state = b"".join((_IN_MEMORY.pack(_STATE_MAGIC, 0), data[end:]))  # the id is not looked at
+    return tokens.tolist(), state, len(data)
+
+
+def _unpacked(name: str, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The tokens, of a file of llama-server's too."""
+    if not len(numbers) or numbers[0] != _PACKED:
+        return numbers
+    if len(numbers) < _NUM_AROUND or numbers[1] != _PACKED_VERSION:
+        raise InvalidParameterError(f"{name} is a slot of another version of llama-server")
+    num_tokens = int(numbers[2])
+    if not 0 <= num_tokens <= len(numbers) - _NUM_AROUND:
+        raise InvalidParameterError(f"{name} is damaged: it ends inside its tokens")
+    if len(numbers) != num_tokens + _NUM_AROUND or numbers[-1] != 0:
+        raise InvalidParameterError(f"{name} has images, which cannot be read here")
+    return numbers[3:-1]

@@ -1,0 +1,91 @@
+"""Files of sequences are libllama's: its own functions read and write them, and so llama-server."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.models import tiny_hybrid, tiny_llama, tiny_recurrent
+from tests.real.support import engine_of
+
+from headstart.engine.context import LlamaEngine
+from headstart.engine.library import api
+from headstart.errors import InvalidParameterError
+from headstart.types import Batch
+
+TEXT = [*range(3, 40)]
+WRITERS = [tiny_llama, tiny_hybrid, tiny_recurrent]
+VERSION = 1  # of llama-server's list of tokens
+
+
+@pytest.fixture(scope="module", params=WRITERS, ids=lambda write: write.__name__)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaEngine:
+    write: Callable[[Path], Path] = request.param
+    return engine_of(write(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+def decode(engine: LlamaEngine, seq_id: int, start: int, tokens: list[int]) -> np.ndarray:
+    batch = Batch(engine.max_batch_tokens)
+    batch.add(seq_id, start, tokens, 1)
+    return np.array(engine.decode(batch))
+
+
+def save_as_llama_server(engine: LlamaEngine, path: Path, numbers: list[int]) -> None:
+    """What its `slots?action=save` calls."""
+    array = (ctypes.c_int32 * len(numbers))(*numbers)
+    assert api.llama_state_seq_save_file(engine.handle, str(path).encode(), 0, array, len(numbers))
+
+
+def test_libllama_reads_what_is_written(engine: LlamaEngine, tmp_path: Path) -> None:
+    engine.clear(0)
+    decode(engine, 0, 0, TEXT)
+    path = tmp_path / "a.bin"
+    assert engine.write_sequence(0, path, TEXT) == path.stat().st_size
+    expected = decode(engine, 0, len(TEXT), [50])
+    engine.clear(1)
+    out, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
+    read = api.llama_state_seq_load_file(
+        engine.handle, str(path).encode(), 1, out, 256, ctypes.byref(count)
+    )
+    assert (read, out[: count.value]) == (path.stat().st_size, TEXT)
+    assert np.array_equal(decode(engine, 1, len(TEXT), [50]), expected)
+
+
+@pytest.mark.parametrize(
+    "numbers", [TEXT, [-1, VERSION, len(TEXT), *TEXT, 0]], ids=["plain", "llama-server"]
+)
+def test_what_libllama_wrote_is_read(
+    engine: LlamaEngine, numbers: list[int], tmp_path: Path
+) -> None:
+    engine.clear(0)
+    decode(engine, 0, 0, TEXT)
+    save_as_llama_server(engine, tmp_path / "a.bin", numbers)
+    expected = decode(engine, 0, len(TEXT), [50])
+    tokens, num_bytes = engine.read_sequence(1, tmp_path / "a.bin")
+    assert (tokens, num_bytes) == (TEXT, (tmp_path / "a.bin").stat().st_size)
+    assert np.array_equal(decode(engine, 1, len(TEXT), [50]), expected)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ([-1], "another version"),
+        ([-1, 2, 1, 5, 0], "another version"),
+        ([-1, VERSION, 1000, 5, 0], "damaged"),
+        ([-1, VERSION, -1, 5, 0], "damaged"),
+        ([-1, VERSION, 1, 5, 1, 0, 3, 7], "images"),
+        ([-1, VERSION, 1, 2**30, 0], "vocabulary"),
+        ([-1, VERSION, 300, *[5] * 300, 0], "300 tokens but the context is 256"),
+    ],
+)
+def test_a_list_of_tokens_that_cannot_be_is_refused(
+    engine: LlamaEngine, numbers: list[int], says: str, tmp_path: Path
+) -> None:
+    head = struct.pack("<III", api.LLAMA_STATE_SEQ_MAGIC, api.LLAMA_STATE_SEQ_VERSION, len(numbers))
+    (tmp_path / "a.bin").write_bytes(head + np.array(numbers, "<i4").tobytes())
+    with pytest.raises(InvalidParameterError, match=says):
+        engine.read_sequence(0, tmp_path / "a.bin")
