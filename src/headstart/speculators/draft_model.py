@@ -140,7 +140,7 @@ class DraftModelSpeculator(Speculator):
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._num_calls += 1
         drafts = [DraftInProgress(r, self._sequence(r.seq_id)) for r in requests]
-        room = max(self.options.catch_up, 2 * len(requests))
+        room = min(max(self.options.catch_up, 2 * len(requests)), self._batch.capacity)
         for drafting in drafts:
             self._prepare(drafting, room)
         # who reads a prompt does not hold up the others

@@ -225,6 +225,20 @@ def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
     assert stats.drafts.num_accepted == stats.drafts.num_drafted > 30
 
 
+@pytest.mark.parametrize("batch", [32, 100])
+def test_a_history_longer_than_the_draft_models_batch_is_read_in_parts(batch: int) -> None:
+    requests = [
+        Request(request_id=str(i), prompt=[i, *range(30)] * 9, sampling=ENDLESS, max_tokens=60)
+        for i in range(3)
+    ]
+    engine, draft = Model(context_size=512), Model(context_size=512, num_cells=4096)
+    draft.max_batch_tokens = batch
+    speculator = DraftModelSpeculator(draft)
+    scheduler = make_scheduler(engine, [speculator], fixed(4))
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.drafting.stats.num_accepted > 0
+
+
 def test_it_does_not_draft_below_the_wanted_probability() -> None:
     engine, speculator = Model(), drafter()
     shy = replace(REQUEST, speculative=SpeculativeParams(p_min=0.99))
