@@ -91,7 +91,6 @@ def test_a_reader_that_stopped_holds_up_nobody_who_sends():
     assert received == sorted({*received}, key=received.index)
     assert not {str(number) for number in range(100, 400)} & {*received}
     sender.close()
-    pipe.close()
     theirs.close()
 
 

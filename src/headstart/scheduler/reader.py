@@ -7,10 +7,13 @@ time per token.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 from collections.abc import Callable
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 _HEAD_BYTES = 8  # in front of each item: its size
 _MOST_BYTES = 1 << 16  # of one read
@@ -45,8 +48,12 @@ class ItemReader:
         self._loop.add_reader(self._fd, self._read)
 
     def stop(self) -> None:
-        """Read no more."""
+        """Read no more, and forget whom to tell: he holds this, and would wait for the collector
+        of cycles with his descriptors open.
+        """
         self._loop.remove_reader(self._fd)
+        self._take = _ignore
+        self._on_end = lambda: None
 
     def _read(self) -> None:
         try:
@@ -56,12 +63,16 @@ class ItemReader:
         except OSError:
             data = b""
         if not data:
+            on_end = self._on_end
             self.stop()
-            self._on_end()
+            on_end()
             return
         self._unread += data
         while (item := self._next()) is not None:
-            self._take(pickle.loads(item))
+            try:
+                self._take(pickle.loads(item))
+            except Exception:  # those behind it came with it: nothing else would have them taken
+                log.exception("what the engine sent could not be taken")
 
     def _next(self) -> bytes | None:
         """The oldest item, if all of it has come."""
@@ -71,3 +82,7 @@ class ItemReader:
         item = bytes(self._unread[_HEAD_BYTES:end])
         del self._unread[:end]
         return item
+
+
+def _ignore(item: object) -> None:
+    """Take what comes after `stop`."""

@@ -53,7 +53,7 @@ class Sender:
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread; what waits is not sent."""
+        """End the thread, which closes the pipe; what waits is not sent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -86,7 +86,7 @@ class Sender:
             with self._changed:
                 self._changed.wait_for(lambda: self._commands or self._is_closed)
                 if self._is_closed:
-                    return
+                    break
                 command = self._commands.popleft()
             try:
                 self._pipe.send_bytes(pickle.dumps(command, protocol=5))
@@ -94,6 +94,7 @@ class Sender:
                 log.debug("the engine process is gone; a command was dropped")
             with self._changed:
                 self._discount(command)
+        self._pipe.close()  # here, where nobody can be writing to it
 
 
 def _size(request: Request | EmbeddingRequest) -> int:

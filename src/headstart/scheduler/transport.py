@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 # an engine has to end its step and to write what was learned; a prompt's chunk may take long
 STOP_SECONDS = 30.0
 QUIET_SECONDS = 5.0  # of them, before the log says what is waited for
+LOOK_SECONDS = 0.01  # between two looks whether a process that closed its pipe has ended
 
 Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
 """Loads the models. Runs where the loop runs; picklable for a process."""
@@ -204,18 +205,22 @@ class ProcessTransport:
             self._end(item)
 
     def _on_closed(self) -> None:
-        """Nobody can write any more; the process may take a while to end, writing its memory."""
-        threading.Thread(target=self._wait_for_end, name="headstart-end", daemon=True).start()
+        """Nobody can write any more; the process may take a while to end, writing its memory.
 
-    def _wait_for_end(self) -> None:
-        self._process.join()
+        Looked at again and again, because where the system has no room for a thread is where
+        engines die.
+        """
+        if self._process.exitcode is None:
+            self._loop.call_later(LOOK_SECONDS, self._on_closed)
+            return
         words = _exit_words(self._process.exitcode)
-        error = WorkerDeadError(f"the engine process ended with {words}")
-        _call_in(self._loop, self._end, error)
+        self._end(WorkerDeadError(f"the engine process ended with {words}"))
 
     def _end(self, error: BaseException | None) -> None:
         assert self._sender is not None
+        assert self._messages is not None
         self._sender.close()
+        self._messages.close()
         self._receiver.on_end(error)
 
 

@@ -90,3 +90,23 @@ async def test_the_loop_runs_on_while_nothing_comes() -> None:
     assert taken == []
     os.close(sink)
     os.close(source)
+
+
+async def test_an_item_that_cannot_be_taken_does_not_hold_up_those_behind_it() -> None:
+    source, sink = os.pipe()
+    taken: list[object] = []
+
+    def take(item: object) -> None:
+        taken.append(item)
+        if item == "bad":
+            raise ValueError(item)
+
+    reader = ItemReader(source, take, lambda: None)
+    write_item(sink, "bad")
+    write_item(sink, "good")
+    reader.start()
+    await asyncio.sleep(0.02)
+    reader.stop()
+    os.close(sink)
+    os.close(source)
+    assert taken == ["bad", "good"]

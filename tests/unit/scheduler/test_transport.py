@@ -1,0 +1,98 @@
+"""The engine as a process: its end is told whatever the system lacks, and nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from headstart.errors import ConfigError
+from headstart.scheduler.messages import Message
+from headstart.scheduler.report import WorkerInfo
+from headstart.scheduler.transport import ProcessTransport
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still here")
+
+
+def refuse() -> NoReturn:
+    raise ConfigError("no")
+
+
+class End:
+    """Remembers how it ended."""
+
+    def __init__(self) -> None:
+        self.error: asyncio.Future[BaseException | None] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    def on_ready(self, info: WorkerInfo) -> None:
+        raise AssertionError("it cannot get ready")
+
+    def on_message(self, message: Message) -> None:
+        raise AssertionError("it has nothing to tell")
+
+    def on_end(self, error: BaseException | None) -> None:
+        self.error.set_result(error)
+
+
+def num_open() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """So that what only the collector of cycles would close stays open."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def run(build: object) -> str:
+    transport = ProcessTransport(build)  # type: ignore[arg-type]
+    end = End()
+    transport.start(end)
+    error = await asyncio.wait_for(end.error, 30)
+    transport.close()  # not in a thread, which would hold it a moment longer
+    for thread in threading.enumerate():
+        if thread.name == "headstart-commands":  # closes its pipe as it ends
+            thread.join(10)
+    return str(error)
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize(
+    ("build", "error"), [(die, "with signal SIGKILL"), (refuse, "no")], ids=["dies", "refuses"]
+)
+async def test_an_engine_that_ended_leaves_no_descriptors(build: object, error: str) -> None:
+    assert error in await run(build)  # the first starts a helper of multiprocessing's
+    before = num_open()
+    for _ in range(2):
+        await run(build)
+    assert num_open() == before
+
+
+async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = ProcessTransport(die)
+    end = End()
+    transport.start(end)
+
+    def start(thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        error = await asyncio.wait_for(end.error, 10)
+    assert "SIGKILL" in str(error)
+    transport.close()
