@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from headstart.config import option
 from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
-from headstart.speculators.decode_times import time_decodes
 from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
+from headstart.speculators.draft_model_times import time_decodes
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import (
     Batch,
