@@ -140,7 +140,9 @@ def _equality_texts(client: httpx2.Client) -> tuple[list[list[int]], int]:
             "return_tokens": True,
             "ignore_eos": True,
         }
-        answer: dict[str, Any] = client.post("/completion", json=body).json()
+        response = client.post("/completion", json=body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
         return answer
 
     answers = [ask(number) for number in range(2)]

@@ -17,6 +17,7 @@ from headstart.errors import ModelError, UnavailableError
 from headstart.scheduler.client import WorkerClient
 from headstart.scheduler.request import FinishEvent
 from headstart.scheduler.transport import ThreadTransport
+from headstart.server.sleeping import IdleTimer
 
 PROMPT = {"prompt": "def f(", "n_predict": 4, "temperature": 0}
 
@@ -84,6 +85,18 @@ async def test_a_model_that_cannot_be_loaded_again_is_tried_with_the_next_reques
     await asyncio.gather(worker.wake(), worker.wake())
     assert worker.status == "ready"
     await ask(worker)
+    await worker.close()
+
+
+async def test_a_request_that_comes_as_the_time_is_over_keeps_the_model() -> None:
+    worker = client_of([])
+    await worker.start()
+    timer = IdleTimer(worker, 60)
+    timer._sleep()
+    await timer.begin()
+    await asyncio.sleep(0.01)
+    assert worker.status == "ready"
+    timer.end()
     await worker.close()
 
 

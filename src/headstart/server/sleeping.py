@@ -55,6 +55,8 @@ class IdleTimer:
         self._task = asyncio.create_task(self._try())
 
     async def _try(self) -> None:
+        if self._num_running:  # it came after the time was over, and has found the model loaded
+            return
         await self._worker.sleep()
         if self._worker.status != "sleeping":  # something runs, or the engine is being restarted
             self.restart()
