@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
 import signal
@@ -95,4 +96,13 @@ async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.Mo
         patch.setattr(threading.Thread, "start", start)
         error = await asyncio.wait_for(end.error, 10)
     assert "SIGKILL" in str(error)
+    transport.close()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux tells")
+def test_the_messages_of_thousands_of_steps_have_room_until_the_server_reads_them() -> None:
+    transport = ProcessTransport(die)
+    transport.launch()
+    assert transport._messages is not None
+    assert fcntl.fcntl(transport._messages.fileno(), fcntl.F_GETPIPE_SZ) >= 2000 * 300
     transport.close()
