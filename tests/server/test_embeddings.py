@@ -101,6 +101,7 @@ def test_llama_servers_own_form_has_a_list_of_vectors(embedding: httpx2.Client) 
         ({"input": {"content": "text"}}, 400, "must be a list of parts"),
         ({"input": {"content": [{"type": "image_url"}]}}, 400, "reads text only"),
         ({"input": [12.5]}, 400, "must be a text"),
+        ({"input": "a" * 20_000}, 400, r"20000 bytes, more than 32 .* 512 tokens .* --ubatch"),
         ({"input": "a" * 600}, 400, r"\(600 tokens\) is too large to process: at most 512"),
         ({"input": ["a"] * 2049}, 400, "holds 2049 texts but at most 2048"),
         ({"input": [[999999]]}, 400, "token id 999999"),

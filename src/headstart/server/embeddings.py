@@ -185,7 +185,8 @@ def tokenize_text(
     """Token ids of a text to embed, of which more than fit are found to be too many elsewhere."""
     limit = 4 * info.max_tokens
     parts = text if isinstance(text, list) else [text]
-    check_fits(sum(len(part) for part in parts if isinstance(part, str)), info.max_tokens)
+    num_bytes = sum(len(part) for part in parts if isinstance(part, str))
+    check_fits(num_bytes, info.max_tokens, "--ubatch")
     return tokenize_mixed(
         text, vocab, field=field, limit=limit, add_special=add_special, parse_special=parse_special
     )

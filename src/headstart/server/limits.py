@@ -67,8 +67,8 @@ def check_length(field: str, value: Sized, limit: int, what: str = "entries") ->
         )
 
 
-def check_fits(num_bytes: int, num_tokens: int) -> None:
-    """Raise for a prompt that cannot fit the context, before it is tokenized.
+def check_fits(num_bytes: int, num_tokens: int, flag: str = "--context") -> None:
+    """Raise for a prompt that cannot fit what `flag` sets, before it is tokenized.
 
     Raises:
         ApiError: 400.
@@ -77,7 +77,7 @@ def check_fits(num_bytes: int, num_tokens: int) -> None:
         raise ApiError(
             400,
             f"the prompt has {num_bytes} bytes, more than {BYTES_PER_TOKEN} for each of the "
-            f"{num_tokens} tokens that are taken; shorten it, or start with a larger --context",
+            f"{num_tokens} tokens that are taken; shorten it, or start with a larger {flag}",
             type="exceed_context_size_error",
         )
 
