@@ -279,6 +279,9 @@ class Scheduler:
         """Decode the batch with the rows that make it faster, which leave nothing behind."""
         spare, num_padding = self.engine.padding_sequence, self._num_padding
         meanwhile = self._meanwhile if self.engine.is_asynchronous else None
+        if self.engine.sends_graphs:  # rows with outputs, of which there are only so many
+            room = self.engine.max_outputs - self._batch.num_outputs
+            self._num_padding = num_padding = min(num_padding, room)
         if spare is None or not num_padding:
             return self.engine.decode(self._batch, meanwhile)
         if self.engine.sends_graphs:

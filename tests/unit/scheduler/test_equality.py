@@ -28,7 +28,7 @@ from headstart.config import SpeculationConfig
 from headstart.scheduler.request import SpeculativeParams
 from headstart.speculators import Speculator
 from headstart.structures.checkpoints import Checkpoints
-from headstart.types import MemoryKind, SequenceMode
+from headstart.types import Batch, Logits, Meanwhile, MemoryKind, SequenceMode
 
 CHAINS = (
     ("draft-model",),
@@ -227,6 +227,22 @@ def test_rows_that_make_a_step_like_the_last_leave_no_trace() -> None:
     counters = scheduler.counters
     assert counters.padding_rows > 0
     assert engine.padding_sequence not in engine.cache
+
+
+@pytest.mark.parametrize("max_outputs", [4, 5, 7])
+def test_rows_with_outputs_that_nobody_needs_are_no_more_than_a_decode_may_have(
+    max_outputs: int,
+) -> None:
+    class Narrow(Model):
+        def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+            most.append(batch.num_outputs)
+            return super().decode(batch, meanwhile)
+
+    engine, requests, most = Narrow(order=3), make_requests(12), list[int]()
+    engine.sends_graphs, engine.max_outputs = True, max_outputs
+    scheduler = make_scheduler(engine, controller=RandomController(3))
+    check(engine, requests, run(scheduler, requests))
+    assert max(most) == max_outputs
 
 
 def test_an_engine_without_a_spare_sequence_gets_no_padding() -> None:
