@@ -165,6 +165,7 @@ def write_model(
 def sizes(architecture: str, changes: Settings) -> Settings:
     """The metadata of a tiny model, without its vocabulary."""
     own = ARCHITECTURES.get(architecture, {}) | changes
+    # a number under this key, where settings may be anything
     width = int(own.get("embedding_length", 128))  # type: ignore[call-overload]
     heads = own.get("attention.head_count", 2)
     head_count = max(heads) if isinstance(heads, list) else int(heads)

@@ -27,6 +27,7 @@ async def open_later(self: Proxy, *arguments: Any, **more: Any) -> Any:
     return await _open(self, *arguments, **more)
 
 
+# a router whose own parts are slow, for clients that know nothing of it
 ChildProcess._make = make_later  # type: ignore[method-assign]
 Proxy.open = open_later  # type: ignore[method-assign]
 

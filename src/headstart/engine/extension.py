@@ -192,6 +192,7 @@ def _find(name: str) -> Callable[..., Any] | None:
     names, result, arguments = _SYMBOLS[name]
     for exported in (name, *names):
         if hasattr(api._lib, exported):
+            # what a ctypes prototype makes is Any to mypy
             return prototype(api._lib, exported, result, *arguments)  # type: ignore[no-any-return]
     return None
 

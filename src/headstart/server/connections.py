@@ -77,6 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # The connection
 
+    # narrower than asyncio's protocol, as uvicorn's own is
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections and not self._close_another():

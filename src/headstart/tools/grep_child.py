@@ -66,5 +66,6 @@ def _show(task: dict[str, Any], name: str, lines: list[str], index: int) -> None
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stdin):
+        # TextIO to mypy, TextIOWrapper in a program of its own
         stream.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     raise SystemExit(main())
