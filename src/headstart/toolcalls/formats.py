@@ -6,7 +6,7 @@ Markers are compared without the white space around them, because models are fre
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -166,9 +166,11 @@ def _drop(_: str) -> None:
     """Take text that is of no use."""
 
 
-def _to_the_end(reader: TextReader, ends: Sequence[str], sink: object) -> Reading[None]:
+def _to_the_end(
+    reader: TextReader, ends: Sequence[str], sink: Callable[[str], object]
+) -> Reading[None]:
     """Leave broken text behind, up to what stands behind a call."""
-    found = yield from reader.until(ends, sink)  # type: ignore[arg-type]
+    found = yield from reader.until(ends, sink)
     if found:
         reader.at -= len(found)
 
