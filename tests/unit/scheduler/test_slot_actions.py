@@ -47,15 +47,17 @@ def test_a_slot_whose_prompt_is_the_beginning_of_a_stored_one_is_saved_and_erase
     ask(scheduler, long(1), long(2))
     slot_id = moved_out(scheduler)
     (stored,) = scheduler.memory.store.latest(1)
-    longer = replace(stored, tokens=[*stored.tokens, 1, 2, 3, 4, 5])
-    longer.data[TARGET] = pack(np.array(longer.tokens, np.int32).tobytes(), [])
+    tokens = [*stored.tokens, 1, 2, 3, 4, 5]
+    data = {TARGET: pack(np.array(tokens, np.int32).tobytes(), [])}
+    longer = replace(stored, tokens=tokens, data=data)
     scheduler.memory.store.put(longer)
     assert act(scheduler, action, slot_id, tmp_path / "slot") == 307
     assert scheduler.memory.store.latest(2) == [longer]
     if action == "save":
         act(scheduler, "erase", slot_id)
         assert act(scheduler, "restore", slot_id, tmp_path / "slot") == 307
-        assert scheduler.engine.cache[slot_id] == stored.tokens
+        assert scheduler.slots[slot_id].kept == stored.tokens
+        assert ask(scheduler, long(1, 1)) == [20]
 
 
 def test_erasing_a_slot_takes_no_cells(tmp_path: Path) -> None:
