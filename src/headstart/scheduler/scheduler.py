@@ -311,7 +311,7 @@ class Scheduler:
         """Take the request off its slot; it loses its cells and no text, and continues later."""
         self._clear(active)
         active.num_decoded, active.num_exact = 0, ALL_EXACT
-        active.proposal, active.leader = NO_PROPOSAL, None
+        active.proposal, active.leader, active.is_resumed = NO_PROPOSAL, None, True
         self.waiting.appendleft(active)
         self.counters.preemptions += 1
         log.info(
