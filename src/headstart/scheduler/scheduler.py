@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
@@ -108,8 +109,7 @@ class Scheduler:
         num_free = len(self.slots) - len(self.running)
         num_waiting = len(self.waiting) + len(self.compiling)
         admission.check_queue(num_waiting, num_free, self.config.max_queue)
-        namespace = str(request.adapters or "") if self.config.share_prompts else request.namespace
-        active = ActiveRequest(request, self.clock(), namespace)
+        active = ActiveRequest(request, self.clock(), self._prompt_namespace(request))
         if request.constraint is None:
             self.waiting.append(active)
         else:
@@ -132,11 +132,12 @@ class Scheduler:
         Raises:
             CapacityError, EngineError, RequestError: why not; the slot is as it was, or empty.
         """
-        if action.action != "restore":
-            self.memory.recall(action.slot_id, self.slots)
-        else:
-            self.memory.forget(action.slot_id)
-        return slot_actions.perform(action, self.slots, self.engine, self.clock)
+        action = replace(action, namespace=self._prompt_namespace(action))
+        return slot_actions.perform(action, self.slots, self.engine, self.memory, self.clock)
+
+    def _prompt_namespace(self, asked: Request | SlotAction) -> str:
+        """Whose prompts it may use."""
+        return str(asked.adapters or "") if self.config.share_prompts else asked.namespace
 
     def step(self) -> StepStats:
         """Advance every running request by one decode."""
@@ -287,8 +288,8 @@ class Scheduler:
             self._num_padding = 0
         elif any(active.proposal.drafts for active in self.running):
             self.drafting.drop(self.running)
-        elif idle := [s for s in self.slots if s.active is None and s.kept]:
-            self.memory.drop(min(idle, key=lambda s: s.last_used), self.slots)
+        elif self.memory.make_room(self.slots):
+            pass
         elif len(self.running) > 1:
             self._preempt(max(self.running, key=lambda active: active.submitted))
         else:
@@ -298,7 +299,7 @@ class Scheduler:
         """Take the request off its slot; it loses its cells and no text, and continues later."""
         self._clear(active)
         active.num_decoded, active.num_exact = 0, ALL_EXACT
-        active.proposal, active.leader = NO_PROPOSAL, None
+        active.proposal, active.leader, active.is_resumed = NO_PROPOSAL, None, True
         self.waiting.appendleft(active)
         self.counters.preemptions += 1
         log.info(
