@@ -98,8 +98,7 @@ def keep_slots(scheduler: Scheduler, place: tuple[Path, str] | None) -> None:
     if place is None:
         return
     scheduler.kept_slots = KeptSlots(*place)
-    if scheduler.kept_slots.restore(scheduler.slots, scheduler.engine):
-        scheduler.warm_up_seconds = 0.0  # it would take their place
+    scheduler.kept_slots.restore(scheduler.slots, scheduler.engine)
 
 
 def _is_worth_it(slot: Slot) -> bool:
