@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.simulated_slots import (
     CONTEXT,
     LONGEST,
-    REQUEST_TOKENS,
     Choice,
     Score,
     Simulation,
@@ -38,6 +38,18 @@ class ModelSimulation(Simulation):
 
     make = staticmethod(make_model_text)
     model = DraftModel()
+    local_share = 1.0  # of its guesses that it makes as well without the middle of the text
+
+    def slots(self) -> list[Slot]:
+        slots, rng = super().slots(), random.Random(self.seed)
+        if self.local_share < 1.0:
+            for slot in slots:
+                local = [rng.random() < self.local_share for _ in slot.text]
+                slot.text = [
+                    replace(place, is_local=is_local)
+                    for place, is_local in zip(slot.text, local, strict=True)
+                ]
+        return slots
 
     def draft_ms(
         self, allowances: Sequence[Allowance], scores: Sequence[Sequence[float]], read: int
@@ -108,11 +120,22 @@ class AutoModel:
         self.context = self.simulation.context(slots)
         step = Step(len(slots), len(slots), self.context, can_pad=self.simulation.can_pad)
         wanted = [
-            ModelSlot(slot.seq_id, LONGEST, slot.unread, num_answered=slot.num_answered)
+            ModelSlot(
+                slot.seq_id,
+                LONGEST,
+                slot.catch_up,
+                num_answered=slot.num_answered,
+                recent=min(slot.unread, READ_A_CALL),
+            )
             for slot in slots
         ]
         allowed = list(self.controller.plan_model("model", wanted, step))
         asked = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
+        for i in asked:
+            if allowed[i].can_skip:
+                slots[i].skip(READ_A_CALL)
+            else:
+                slots[i].close_gap()
         num_read = read_prompts([slots[i] for i in asked])
         drafting = [i for i in asked if not slots[i].unread]
         for i in asked:
@@ -151,4 +174,4 @@ class AutoModel:
 
     def ends(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:
-            self.controller.end(seq_id, REQUEST_TOKENS)
+            self.controller.end(seq_id, self.simulation.answer)

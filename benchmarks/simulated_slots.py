@@ -40,28 +40,45 @@ class Slot:
     prompt: int = 0  # tokens of every request's prompt
     read: int = 0  # tokens of prompt and answer that the draft model has read
     read_for: int = -1  # the request of `read`
+    gap: int = 0  # tokens among `read` that it left out
+    answer: int = REQUEST_TOKENS  # tokens of a request
 
     @property
     def seq_id(self) -> int:
-        return self.first_id + self.at // REQUEST_TOKENS
+        return self.first_id + self.at // self.answer
 
     def run(self, longest: int = LONGEST) -> int:
         """Draft tokens that would be accepted here."""
-        for i in range(longest):
-            if not self.text[self.at + i].is_guessed:
+        for i, place in enumerate(self.text[self.at : self.at + longest]):
+            if not place.is_guessed or (self.gap and not place.is_local):
                 return i
         return longest
 
     @property
     def num_answered(self) -> int:
-        return self.at % REQUEST_TOKENS
+        return self.at % self.answer
 
     @property
     def unread(self) -> int:
-        """Tokens that the draft model has not read, the newest one not counted."""
+        """Tokens behind what the draft model has read, the newest one not counted."""
         if self.read_for != self.seq_id:
-            self.read, self.read_for = 0, self.seq_id
+            self.read, self.read_for, self.gap = 0, self.seq_id, 0
         return max(0, self.prompt + self.num_answered - self.read - 1)
+
+    @property
+    def catch_up(self) -> int:
+        """What it has to read if it is to leave out nothing."""
+        return self.prompt + self.num_answered - 1 if self.gap else self.unread
+
+    def skip(self, room: int) -> None:
+        """Leave out what is unread but the last tokens."""
+        num_skipped = max(0, self.unread - room)
+        self.read, self.gap = self.read + num_skipped, self.gap + num_skipped
+
+    def close_gap(self) -> None:
+        """What was left out is to be read, and all behind it."""
+        if self.gap:
+            self.read = self.gap = 0
 
     def read_on(self, num_tokens: int) -> int:
         """The draft model reads as many tokens of the text; returns how many there were."""
@@ -116,19 +133,20 @@ class Simulation:
         seed: int = 1,
         growth: int = 0,
         prompt: int = 0,
+        answer: int = REQUEST_TOKENS,
     ) -> None:
         self.curve, self.can_pad = (
             (CURVES | TILED_CURVES | EXPERT_CURVES)[curve],
             curve in TILED_CURVES,
         )
         self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
-        self.prompt = prompt
+        self.prompt, self.answer = prompt, answer
         self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
 
     make = staticmethod(make_text)
 
     def context(self, slots: Sequence[Slot]) -> int:
-        return CONTEXT + self.growth * sum(slot.at % REQUEST_TOKENS for slot in slots) // len(slots)
+        return CONTEXT + self.growth * sum(slot.num_answered for slot in slots) // len(slots)
 
     def cost(self, rows: int, context: int = CONTEXT) -> float:
         return self.curve(rows) + self.curve(1) * rows * (context - CONTEXT) / GROWN_CONTEXT
@@ -152,7 +170,7 @@ class Simulation:
             text: list[Place] = []
             while len(text) < 3 * self.tokens * LONGEST // 8 + 2 * REQUEST_TOKENS:
                 text += self.make(kind, rng, REQUEST_TOKENS)
-            slots.append(Slot(text, i * 100000, prompt=self.prompt))
+            slots.append(Slot(text, i * 100000, prompt=self.prompt, answer=self.answer))
         return slots
 
     def run(
@@ -299,7 +317,7 @@ class AutoText:
 
     def ends(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:
-            self.controller.end(seq_id, REQUEST_TOKENS)
+            self.controller.end(seq_id, self.simulation.answer)
 
 
 def settle(
@@ -308,13 +326,13 @@ def settle(
     """Record the drafts whose fate is known; return the others of this request."""
     waiting = []
     for at, scores, matched in slot.pending:
-        if slot.at // REQUEST_TOKENS != at // REQUEST_TOKENS:
+        if slot.at // slot.answer != at // slot.answer:
             continue
         if slot.at < at + min(matched + 1, len(scores)):
             waiting.append((at, scores, matched))
             continue
         labelled = min(matched + 1, len(scores))
         controller.record(
-            Outcome(slot.first_id + at // REQUEST_TOKENS, speculator, scores, matched, labelled)
+            Outcome(slot.first_id + at // slot.answer, speculator, scores, matched, labelled)
         )
     return waiting

@@ -15,6 +15,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.warm_up import WarmUp
 from headstart.speculation import make_speculator, needs_draft_model
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.structures.state_batch import HeadContext
@@ -108,7 +109,8 @@ class Machine:
         limits = SchedulerConfig(parallel=self.num_users)
         scheduler = Scheduler(self.engine, self.vocab, drafting, limits, self.clock)
         if arm.mode == "auto":
-            scheduler.warm_up(self.warm_up_seconds)
+            seconds = self.warm_up_seconds
+            WarmUp(self.engine, drafting, scheduler.slots, self.clock, seconds).go_on()
         return scheduler
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.lib.curves import CostCurve
 
 from headstart.sampling.params import SamplingParams
-from headstart.types import Batch, Engine, Filters, Logits, Meanwhile, MemoryKind
+from headstart.types import Batch, Engine, Filters, Logits, Meanwhile, MemoryKind, SavedSequence
 
 CERTAIN = 1e4  # added to a logit: no sampler leaves another token
 
@@ -81,10 +81,10 @@ class WrappedEngine:
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         return self._engine.restore_sequence(seq_id, data)
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
-        return self._engine.write_sequence(seq_id, path, tokens)
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
+        return self._engine.write_sequence(seq_id, path, tokens, num_exact)
 
-    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
         return self._engine.read_sequence(seq_id, path)
 
     def make_filters(self, params: SamplingParams) -> Filters:
@@ -219,11 +219,11 @@ class SilentEngine:
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         return False
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
         return 0
 
-    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
-        return [], 0
+    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
+        return SavedSequence([], 0, 0)
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return self._make_filters(params)

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -34,8 +35,11 @@ class Answer:
 
 @contextmanager
 def running(command: Sequence[str], log: Path) -> Iterator[int]:
-    """Run a server as `started` does; yields the port."""
+    """Run a server as `started` does; yields the port. If it is Headstart, its warm-up is over:
+    it would disturb the servers that are measured meanwhile.
+    """
     with started(command, log) as (_, port):
+        _wait_for_warm_up(port)
         yield port
 
 
@@ -69,6 +73,17 @@ def started(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _wait_for_warm_up(port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/props", timeout=5) as response:
+            control = json.load(response).get("speculation", {}).get("control", {})
+        if control.get("is_warmed_up", True):
+            return
+        time.sleep(0.1)
+    raise HeadstartError(f"the warm-up takes more than {START_SECONDS:g} s")
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -99,6 +99,7 @@ def build_scheduler(
     from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.report import EmbeddingInfo, WorkerInfo
     from headstart.scheduler.scheduler import Scheduler
+    from headstart.scheduler.warm_up import WarmUp
     from headstart.speculation import capped_options
 
     models, heads = with_heads(config, models)
@@ -129,10 +130,11 @@ def build_scheduler(
         scheduler.turns.adapters = AdapterTurns(target.adapters.use)
     if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         seconds = WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS
-        if warms_up_later:
-            scheduler.warm_up_seconds = seconds
-        else:
-            scheduler.warm_up(seconds)
+        scheduler.warm_up = WarmUp(
+            scheduler.engine, drafting, scheduler.slots, scheduler.clock, seconds
+        )
+        if not warms_up_later:
+            scheduler.warm_up.go_on()
     keep_slots(scheduler, slots_place(config, models.target))
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.memory.value),

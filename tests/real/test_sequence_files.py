@@ -15,7 +15,7 @@ from tests.real.support import engine_of
 from headstart.engine.context import LlamaEngine
 from headstart.engine.library import api
 from headstart.errors import InvalidParameterError
-from headstart.types import Batch
+from headstart.types import Batch, ContextFullError, MemoryKind, SavedSequence
 
 TEXT = [*range(3, 40)]
 WRITERS = [tiny_llama, tiny_hybrid, tiny_recurrent]
@@ -40,19 +40,42 @@ def save_as_llama_server(engine: LlamaEngine, path: Path, numbers: list[int]) ->
     assert api.llama_state_seq_save_file(engine.handle, str(path).encode(), 0, array, len(numbers))
 
 
-def test_libllama_reads_what_is_written(engine: LlamaEngine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_exact", [len(TEXT), 5])
+def test_libllama_reads_what_is_written(
+    engine: LlamaEngine, num_exact: int, tmp_path: Path
+) -> None:
     engine.clear(0)
     decode(engine, 0, 0, TEXT)
     path = tmp_path / "a.bin"
-    assert engine.write_sequence(0, path, TEXT) == path.stat().st_size
+    assert engine.write_sequence(0, path, TEXT, num_exact) == path.stat().st_size
     expected = decode(engine, 0, len(TEXT), [50])
     engine.clear(1)
     out, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
     read = api.llama_state_seq_load_file(
         engine.handle, str(path).encode(), 1, out, 256, ctypes.byref(count)
     )
-    assert (read, out[: count.value]) == (path.stat().st_size, TEXT)
+    end = path.stat().st_size - 12 * (num_exact < len(TEXT))
+    assert (read, out[: count.value]) == (end, TEXT)
     assert np.array_equal(decode(engine, 1, len(TEXT), [50]), expected)
+    saved = engine.read_sequence(1, path)
+    assert (saved.tokens, saved.num_exact) == (TEXT, num_exact)
+    assert np.array_equal(decode(engine, 1, len(TEXT), [50]), expected)
+
+
+def test_what_finds_no_cells_is_not_called_damaged(engine: LlamaEngine, tmp_path: Path) -> None:
+    engine.clear(0)
+    engine.clear(1)
+    decode(engine, 0, 0, TEXT)
+    engine.write_sequence(0, tmp_path / "a.bin", TEXT, len(TEXT))
+    if engine.memory is MemoryKind.CUT:
+        decode(engine, 0, len(TEXT), [5] * (engine.num_cells - len(TEXT) - 30))
+        with pytest.raises(ContextFullError):
+            engine.read_sequence(1, tmp_path / "a.bin")
+    engine.clear(0)
+    data = (tmp_path / "a.bin").read_bytes()
+    (tmp_path / "b.bin").write_bytes(data[:-8])
+    with pytest.raises(InvalidParameterError, match="damaged"):
+        engine.read_sequence(1, tmp_path / "b.bin")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +88,8 @@ def test_what_libllama_wrote_is_read(
     decode(engine, 0, 0, TEXT)
     save_as_llama_server(engine, tmp_path / "a.bin", numbers)
     expected = decode(engine, 0, len(TEXT), [50])
-    tokens, num_bytes = engine.read_sequence(1, tmp_path / "a.bin")
-    assert (tokens, num_bytes) == (TEXT, (tmp_path / "a.bin").stat().st_size)
+    saved = engine.read_sequence(1, tmp_path / "a.bin")
+    assert saved == SavedSequence(TEXT, len(TEXT), (tmp_path / "a.bin").stat().st_size)
     assert np.array_equal(decode(engine, 1, len(TEXT), [50]), expected)
 
 

@@ -48,6 +48,7 @@ from headstart.control.cost_samples import (
     REFERENCE_ROWS,
     Sample,
     attention_of,
+    widths_of,
 )
 from headstart.control.recent_use import RecentUse
 from headstart.control.warm_up_prices import WIDTH_DOUBT, WarmUpPrices
@@ -68,7 +69,6 @@ OPTIMISM = 0.25
 REBUILD_EVERY = 16  # steps between two readings of the shape
 MOST_ATTENTION = 1e-2
 LONGEST_DECODE = 64  # rows; longer batches read prompts
-LEAST_RATIO = 0.1  # of a warm-up's decode to its reference
 # attention is believed to be no more of the first steps with some number of rows
 MOST_OF_STEP = 0.5
 TOLD_APART = 16  # rows; up to here a width is known if it was seen, beyond if one near it was
@@ -145,7 +145,8 @@ class CostTable:
             self._forget_curves()
 
     def calibrate(self, samples: Sequence[Sample]) -> None:
-        """Learn from a warm-up, in which the context grows and single rows come first.
+        """Learn from a warm-up, in which the context grows and single rows come first; it replaces
+        what was known of its widths.
 
         Samples of equal rows at two contexts tell what attention costs; what is left is the shape.
         """
@@ -153,16 +154,10 @@ class CostTable:
         reference = median(
             s.reference_ms / (1.0 + REFERENCE_ROWS * attention * s.context) for s in samples
         )
-        ratios: dict[int, list[float]] = {}
-        for s in samples:
-            ratio = s.milliseconds / s.reference_ms
-            weights = ratio - attention * s.context * (s.rows - REFERENCE_ROWS * ratio)
-            ratios.setdefault(s.rows, []).append(max(LEAST_RATIO, weights))
-        for rows, measured in ratios.items():
+        for rows, ratio in widths_of(samples, attention).items():
+            self._forget_width(_nearest_knot(rows))
             for _ in range(GROWN):  # each was compared with its neighbours in time: known at once
-                self.observe(rows, 0, reference * median(measured))
-        for _ in range(GROWN):
-            self.observe(REFERENCE_ROWS, 0, reference)
+                self.observe(rows, 0, reference * ratio)
         scale = reference / exp(self._level)
         self._attention, self._attention_variance = (
             min(MOST_ATTENTION, attention * scale),
@@ -302,6 +297,10 @@ class CostTable:
         self._attention_variance = attention * (
             1.0 - by_attention * by_attention * attention / total
         )
+
+    def _forget_width(self, knot: int) -> None:
+        self._count[knot] = 0
+        self._young.pop(knot, None)
 
     def _forget_curves(self) -> None:
         self._age = 0

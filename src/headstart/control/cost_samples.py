@@ -1,14 +1,16 @@
-"""What the decodes of a warm-up say about the cost of a step: first, what attention costs."""
+"""What the decodes of a warm-up say about the cost of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 # prior: a row's attention to a token, in single rows without context
 ATTENTION, ATTENTION_VARIANCE = 5e-5, 1e-8
 RATIO_VARIANCE = 0.002  # of a difference of the log of a decode's time to its reference
 REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
+LEAST_RATIO = 0.1  # of a warm-up's decode to its reference
 
 
 class Sample(NamedTuple):
@@ -58,3 +60,16 @@ def attention_of(samples: Sequence[Sample]) -> tuple[float, float]:
     return max(0.0, (mean * variance + prior * doubt) / (variance + doubt)), variance * doubt / (
         variance + doubt
     )
+
+
+def widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:
+    """What decodes take by their rows, relative to REFERENCE_ROWS, at no context.
+
+    attention: a row's to one token, in references at no context.
+    """
+    ratios: dict[int, list[float]] = {}
+    for s in samples:
+        ratio = s.milliseconds / s.reference_ms
+        weights = ratio - attention * s.context * (s.rows - REFERENCE_ROWS * ratio)
+        ratios.setdefault(s.rows, []).append(max(LEAST_RATIO, weights))
+    return {rows: median(measured) for rows, measured in ratios.items()} | {REFERENCE_ROWS: 1.0}

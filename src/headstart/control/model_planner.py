@@ -25,7 +25,7 @@ from headstart.control.forecast import LENGTHS, THRESHOLDS
 from headstart.control.model_choice import Plan, plan_together
 from headstart.control.model_length import NO_DECISION, Decision, Price, better
 from headstart.control.model_state import ModelState
-from headstart.control.probes import PROBE_TOKENS
+from headstart.control.probes import PROBE_TOKENS, ProbeSlot
 from headstart.control.values import (
     NO_ALLOWANCE,
     Allowance,
@@ -89,7 +89,9 @@ class ModelDraftPlanner:
         elif not any(fixed):
             probed = self._probe(drafter, asking, step)
             if probed is not None:
-                allowances[auto[probed]] = Allowance(min(asking[probed].max_tokens, PROBE_TOKENS))
+                length = min(asking[probed].max_tokens, PROBE_TOKENS)
+                can_skip = drafter.probes.can_skip
+                allowances[auto[probed]] = Allowance(length, can_skip=can_skip)
         for i in auto:
             if allowances[i] is NO_ALLOWANCE:
                 drafter.skip(slots[i].seq_id)
@@ -160,7 +162,9 @@ class ModelDraftPlanner:
             return
         drafter.probes.matched(outcome.seq_id, outcome.num_matched - outcome.num_known)
         if outcome.num_matched == len(outcome.confidence):
-            drafter.probes.was_right()
+            drafter.probes.was_right(outcome.seq_id)
+        elif outcome.num_labelled > outcome.num_matched:
+            drafter.probes.was_wrong(outcome.seq_id)
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """Prices of one slot, measured before the first request; the next calls count as much."""
@@ -267,13 +271,17 @@ class ModelDraftPlanner:
         drafter.probes.saved_by_token = 1.0 / step.num_slots
         token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
         saved = self._saved_if_perfect(drafter.cost, step)
-        return drafter.probes.choose(
-            [slot.seq_id for slot in slots],
-            [token * slot.catch_up + round_price * slot.lead for slot in slots],
-            [saved * self._answers.left(slot) / step.num_slots for slot in slots],
-            [slot.seq_id in drafter.requests for slot in slots],
-            PROBE_TOKENS * round_price,
-        )
+        probed = [
+            ProbeSlot(
+                slot.seq_id,
+                token * slot.catch_up + round_price * slot.lead,
+                token * slot.num_recent + round_price * slot.lead,
+                saved * self._answers.left(slot) / step.num_slots,
+                slot.seq_id in drafter.requests,
+            )
+            for slot in slots
+        ]
+        return drafter.probes.choose(probed, PROBE_TOKENS * round_price)
 
     def _spent(self, run: ModelDraftCall, seq_id: int, step: Step) -> float:
         """Plain steps that this sequence's draft takes, the target's rows for it included."""

@@ -63,6 +63,12 @@ class ModelSlot:
     num_left: int = 2**30  # most that may still come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
     lead: int = 0  # rounds in which it reads the text draft that it would continue
+    recent: int | None = None  # as `catch_up`, if it leaves out the middle; None: it cannot
+
+    @property
+    def num_recent(self) -> int:
+        """The least that the model has to read."""
+        return self.catch_up if self.recent is None else min(self.recent, self.catch_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Allowance:
 
     max_tokens: int = 0
     min_confidence: float = 0.0
+    can_skip: bool = False  # it may leave out the middle of a long text
 
 
 NO_ALLOWANCE = Allowance()

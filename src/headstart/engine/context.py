@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,16 +27,22 @@ from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
+from headstart.engine.runs import Run, groups_of, runs_of
 from headstart.engine.sequences import CacheRules, Sequences
 from headstart.errors import EngineError, InvalidParameterError, ModelError
 from headstart.sampling.params import SamplingParams
 from headstart.structures.checkpoints import Checkpoints
-from headstart.types import Batch, ContextFullError, Filters, Logits, Meanwhile, MemoryKind
+from headstart.types import (
+    Batch,
+    ContextFullError,
+    Filters,
+    Logits,
+    Meanwhile,
+    MemoryKind,
+    SavedSequence,
+)
 
 _UNLIMITED = 2**30
-
-Run = tuple[int, int, int]
-"""Adjacent rows of one sequence: where they start and end, and the index of the first output."""
 
 
 class LlamaEngine:
@@ -143,7 +148,7 @@ class LlamaEngine:
                 "limits "
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
-        runs = _runs(batch) if self.memory is not MemoryKind.CUT else []
+        runs = runs_of(batch) if self.memory is not MemoryKind.CUT else []
         if self.memory is MemoryKind.ROLLBACK and len(runs) > 1:
             return self._decode_evenly(batch, runs, meanwhile)
         self._settle(batch, runs)
@@ -198,7 +203,7 @@ class LlamaEngine:
             staging.clear()
             for start, end, _ in group:
                 self._stage(batch, start, end, width if group is drafts else end - start)
-            staged = _runs(staging)
+            staged = runs_of(staging)
             self._settle(staging, staged)
             try:
                 logits, offset = self._decode(staging, meanwhile), 0
@@ -273,10 +278,10 @@ class LlamaEngine:
         are padded to the same length with tokens that are forgotten at once, long ones (prompt
         chunks) go alone. Measured on x86-64: one-row calls take other kernels than all others.
         """
-        runs = _runs(batch)
+        runs = runs_of(batch)
         outputs = np.empty((batch.num_outputs, self.vocab_size), np.float32)
         self._states = {}
-        for group in _groups(runs, self.max_batch_tokens):
+        for group in groups_of(runs, self.max_batch_tokens):
             width = max(2, max(end - start for start, end, _ in group))
             staging = self._staging
             staging.clear()
@@ -348,19 +353,21 @@ class LlamaEngine:
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         return self._sequences.restore(seq_id, data)
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
-        return sequence_files.write(path, tokens, self._sequences.state(seq_id))
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
+        return sequence_files.write(path, tokens, self._sequences.state(seq_id), num_exact)
 
-    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
         self.clear(seq_id)
-        tokens, state, num_bytes = sequence_files.read(path, self.context_size, self.vocab_size)
-        if self._sequences.set_state(seq_id, state) != len(tokens):
+        saved, state = sequence_files.read(path, self.context_size, self.vocab_size)
+        if self._sequences.set_state(seq_id, state) != len(saved.tokens):
             self.clear(seq_id)
+            if self._sequences.lacks_cells:
+                raise ContextFullError
             raise InvalidParameterError(
                 f"{path.name} cannot be restored: it is damaged, of another model or of other "
-                "cache types, or the cache has no room for it"
+                "cache types"
             )
-        return tokens, num_bytes
+        return saved
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
@@ -372,21 +379,3 @@ class LlamaEngine:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _runs(batch: Batch) -> list[tuple[int, int, int]]:
-    """Adjacent rows of one sequence as (start, end, index of their first output)."""
-    ids = batch.seq_ids[: batch.num_rows]
-    edges = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), batch.num_rows]
-    outputs = np.concatenate(([0], np.cumsum(batch.wants_logits[: batch.num_rows]))).tolist()
-    return [(start, end, outputs[start]) for start, end in pairwise(edges) if end > start]
-
-
-def _groups(runs: list[tuple[int, int, int]], max_rows: int) -> list[list[tuple[int, int, int]]]:
-    """Runs to decode together: the short ones padded to one width, each long one alone."""
-    short = sorted((r for r in runs if r[1] - r[0] <= 32), key=lambda r: r[0])
-    groups = [[r] for r in runs if r[1] - r[0] > 32]
-    width = max(2, max((r[1] - r[0] for r in short), default=0))
-    per_group = max(1, max_rows // width)
-    groups += [short[i : i + per_group] for i in range(0, len(short), per_group)]
-    return groups

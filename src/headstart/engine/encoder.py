@@ -12,7 +12,7 @@ from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
 from headstart.errors import EngineError, ModelError, NotSupportedError
 from headstart.sampling.params import SamplingParams
-from headstart.types import Batch, Filters, Logits, Meanwhile, MemoryKind
+from headstart.types import Batch, Filters, Logits, Meanwhile, MemoryKind, SavedSequence
 
 
 class EncoderEngine:
@@ -76,10 +76,10 @@ class EncoderEngine:
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         return False
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
         raise NotSupportedError(self.why_no_text)
 
-    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
         raise NotSupportedError(self.why_no_text)
 
     def make_filters(self, params: SamplingParams) -> Filters:

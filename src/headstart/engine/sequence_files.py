@@ -6,6 +6,9 @@ here, because libllama's own function aborts the process on a file that ends ear
 memory it only says that it cannot use it. Source: llama.cpp src/llama-context.cpp,
 state_seq_save_file and state_seq_load_file.
 
+Where cells were moved, how many tokens are exact follows the state (`_MOVED`), which libllama does
+not look at.
+
 What llama-server puts in the place of the tokens is -1, a version, their number, the tokens, the
 number of images and these (tools/server/server-common.cpp, server_tokens::serialize). It also reads
 plain tokens, which are what is written here.
@@ -23,14 +26,17 @@ from numpy.typing import NDArray
 from headstart.engine.library import api
 from headstart.errors import EngineError, InvalidParameterError
 from headstart.structures.atomic import replace_file
+from headstart.types import SavedSequence
 
 _HEADER = struct.Struct("<III")
 _IN_MEMORY = struct.Struct("<Ii")
 _STATE_MAGIC = 0xAF143CD8
+_MOVED = struct.Struct("<8sI")
+_MOVED_MAGIC = b"HS MOVED"
 _PACKED, _PACKED_VERSION, _NUM_AROUND = -1, 1, 4  # of llama-server; numbers around the tokens
 
 
-def write(path: Path, tokens: Sequence[int], state: bytes | bytearray) -> int:
+def write(path: Path, tokens: Sequence[int], state: bytes | bytearray, num_exact: int) -> int:
     """Save a sequence, whole or not at all; returns the bytes written.
 
     Raises:
@@ -38,6 +44,8 @@ def write(path: Path, tokens: Sequence[int], state: bytes | bytearray) -> int:
     """
     head = _HEADER.pack(api.LLAMA_STATE_SEQ_MAGIC, api.LLAMA_STATE_SEQ_VERSION, len(tokens))
     data = head + np.array(tokens, "<i4").tobytes() + bytes(state[_IN_MEMORY.size :])
+    if num_exact < len(tokens):
+        data += _MOVED.pack(_MOVED_MAGIC, num_exact)
     try:
         replace_file(path, data)
     except OSError as error:
@@ -45,8 +53,8 @@ def write(path: Path, tokens: Sequence[int], state: bytes | bytearray) -> int:
     return len(data)
 
 
-def read(path: Path, context_size: int, vocab_size: int) -> tuple[list[int], bytes, int]:
-    """Tokens, state as in memory, and the bytes of the file.
+def read(path: Path, context_size: int, vocab_size: int) -> tuple[SavedSequence, bytes]:
+    """What a file holds, and the state as in memory.
 
     Raises:
         InvalidParameterError: it is not a file of a sequence that fits here.
@@ -74,8 +82,11 @@ def read(path: Path, context_size: int, vocab_size: int) -> tuple[list[int], byt
             f"{path.name} has token ids outside the vocabulary (0 to {vocab_size - 1}); it is "
             "damaged, or of another model"
         )
+    num_exact, num_bytes = len(tokens), len(data)
+    if data[-_MOVED.size :][: len(_MOVED_MAGIC)] == _MOVED_MAGIC:
+        num_exact, data = _MOVED.unpack(data[-_MOVED.size :])[1], data[: -_MOVED.size]
     state = b"".join((_IN_MEMORY.pack(_STATE_MAGIC, 0), data[end:]))  # the id is not looked at
-    return tokens.tolist(), state, len(data)
+    return SavedSequence(tokens.tolist(), num_exact, num_bytes), state
 
 
 def _unpacked(name: str, numbers: NDArray[np.int32]) -> NDArray[np.int32]:

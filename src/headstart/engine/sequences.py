@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
 _IN_PLACE = 3  # only what cannot be cut, left on the device
+_NO_CELLS = "available cells"  # as libllama says that it has too few for a state
 Held = tuple[int, Data]
 """Length and state of a sequence."""
 
@@ -62,6 +63,7 @@ class Sequences:
         self._lengths: dict[int, int] = {}
         self._sharing: set[int] = set()  # sequences whose cells may belong to others too
         self._rolled_back: set[int] = set()  # since their last decode
+        self.lacks_cells = False  # why the last state that could not be put back was refused
 
     def settle(self, num_rows: Mapping[int, int]) -> None:
         """Make the states of sequences that were rolled back their own, before a decode.
@@ -327,8 +329,7 @@ class Sequences:
         read = api.llama_state_seq_set_data_ext(
             self._context, _bytes_of(data), len(data), seq_id, flags
         )
-        if read != len(data):
-            take_errors()
+        self.lacks_cells = bool(read != len(data)) and _NO_CELLS in take_errors()
         return bool(read == len(data))
 
 

@@ -90,7 +90,7 @@ def find_slot(slots: Sequence[Slot], active: ActiveRequest, engine: Engine) -> P
     Returns None if no slot is free, or for a preempted request while there is no room for it.
     """
     free = [s for s in slots if s.active is None]
-    if not free or (active.admitted is not None and not _has_room(slots, active, engine)):
+    if not free or (active.is_resumed and not _has_room(slots, active, engine)):
         return None
     wished = [s for s in free if s.slot_id == active.request.slot_id]
     oldest = min(free, key=_age)
@@ -160,7 +160,7 @@ def admit(placement: Placement, active: ActiveRequest, engine: Engine) -> None:
     active.slot_id = slot.slot_id
     active.num_decoded = shared
     active.num_exact = num_exact if num_exact < shared else ALL_EXACT
-    if active.admitted is None:  # what is read again after a preemption is not counted twice
+    if not active.is_resumed:
         active.num_cached = shared
 
 
@@ -202,8 +202,9 @@ def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engi
         length = engine.reusable(source.slot_id, num_shared(source, active), by_copy=True)
         if length > active.num_decoded:
             is_copied = engine.copy_prefix(source.slot_id, active.slot_id, length)
-            active.num_cached += length * is_copied - active.num_decoded
             active.num_decoded = length * is_copied
+            if not active.is_resumed:
+                active.num_cached = active.num_decoded
             active.num_exact = source.num_exact if source.num_exact < length else ALL_EXACT
 
 

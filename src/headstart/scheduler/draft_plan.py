@@ -106,6 +106,7 @@ class DraftPlan:
             active.request.namespace,
             self._draft_legality(),
             len(self.proposal.tokens) if self.continues else 0,
+            self.allowance.can_skip,
         )
 
     def _draft_legality(self) -> MatcherLegality | None:
@@ -175,7 +176,11 @@ class DraftPlan:
             after += draft.tokens
 
     def num_catch_up(self, speculator: GuardedSpeculator) -> int:
-        """Tokens of the text that the model has not read, the newest one not counted."""
+        """Tokens that the model reads before it drafts as allowed, the newest one not counted."""
+        if self.allowance.can_skip:
+            recent = speculator.num_recent(self.seq_id, self.active.tokens)
+            if recent is not None:
+                return recent
         return speculator.num_catch_up(self.seq_id, self.active.tokens)
 
     def address(self, speculator: GuardedSpeculator) -> None:
@@ -190,7 +195,8 @@ class DraftPlan:
         return ModelSlot(
             self.seq_id,
             self.max_tokens - length if continued else self.max_tokens,
-            self.num_catch_up(speculator),
+            speculator.num_catch_up(self.seq_id, self.active.tokens),
+            recent=speculator.num_recent(self.seq_id, self.active.tokens),
             prefix=self.survival[-1] if continued else 1.0,
             rival=0.0 if continued else sum(self.survival),
             lead=self.lead,

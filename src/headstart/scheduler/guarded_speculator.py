@@ -167,6 +167,15 @@ class GuardedSpeculator:
             self._fail("num_catch_up", [seq_id], error)
             return 0
 
+    def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
+        """Tokens it has to read if it may leave some out; None: it reads all, or it failed."""
+        try:
+            num_recent = self.speculator.num_recent(seq_id, history)
+            return None if num_recent is None else max(0, int(num_recent))
+        except Exception as error:
+            self._fail("num_recent", [seq_id], error)
+            return None
+
     def rounds_behind(self, seq_id: int, num_drafted: int) -> int | None:
         """Decodes to read another's draft of so many tokens; None: it cannot, or it failed."""
         try:

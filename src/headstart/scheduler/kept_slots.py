@@ -17,7 +17,7 @@ from headstart.errors import EngineError, InvalidParameterError
 from headstart.scheduler.prompt_memory import LEAST_TOKENS
 from headstart.scheduler.slot import Slot
 from headstart.structures.atomic import replace_file
-from headstart.types import Engine
+from headstart.types import ContextFullError, Engine
 
 if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler
@@ -45,7 +45,9 @@ class KeptSlots:
                 name = f"slot-{slot.slot_id}.bin"
                 (self.folder / name).unlink(missing_ok=True)
                 if _is_worth_it(slot) and clock() - started < LONGEST_SECONDS:
-                    engine.write_sequence(slot.slot_id, self.folder / name, slot.kept)
+                    engine.write_sequence(
+                        slot.slot_id, self.folder / name, slot.kept, len(slot.kept)
+                    )
                     written.append({"file": name, "namespace": slot.namespace})
             index = {"identity": self.identity, "slots": written}
             replace_file(self.folder / INDEX, json.dumps(index).encode())
@@ -62,11 +64,11 @@ class KeptSlots:
         # used last comes last, as it does among running slots
         for entry, slot in zip(reversed(self._entries()), slots, strict=False):
             try:
-                tokens, _ = engine.read_sequence(slot.slot_id, self.folder / entry["file"])
-            except (InvalidParameterError, EngineError) as error:
-                log.warning("a slot that was kept is not used: %s", error)
+                saved = engine.read_sequence(slot.slot_id, self.folder / entry["file"])
+            except (InvalidParameterError, EngineError, ContextFullError) as error:
+                log.warning("a slot that was kept is not used: %s", error or "there is no room")
                 continue
-            slot.hold(tokens)
+            slot.hold(saved.tokens)
             slot.namespace = entry["namespace"]
             num_restored += 1
         if num_restored:
@@ -96,8 +98,7 @@ def keep_slots(scheduler: Scheduler, place: tuple[Path, str] | None) -> None:
     if place is None:
         return
     scheduler.kept_slots = KeptSlots(*place)
-    if scheduler.kept_slots.restore(scheduler.slots, scheduler.engine):
-        scheduler.warm_up_seconds = 0.0  # it would take their place
+    scheduler.kept_slots.restore(scheduler.slots, scheduler.engine)
 
 
 def _is_worth_it(slot: Slot) -> bool:

@@ -29,6 +29,7 @@ from headstart.scheduler.slot import Slot
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25  # between reports while requests run
+PAUSE_SECONDS = 0.2  # without a request before the warm-up goes on: the next one often follows
 MAX_FAILED_DECODES = 3  # in a row; a context that fails once may be broken for good
 SAVE_SECONDS = 60.0  # between two writes of what control learned
 
@@ -109,12 +110,22 @@ def run_loop(
         commands.extend(receive(0.0))
         return bool(commands)
 
+    warm_up = scheduler.warm_up
+    is_cold = warm_up is not None  # and has not been tried since the last command
     while True:
-        if scheduler.warm_up_seconds:  # ready before it is measured; a request comes first
-            scheduler.warm_up(scheduler.warm_up_seconds, is_wanted)
-            scheduler.warm_up_seconds = 0.0
         if not commands:
-            commands += receive(0.0 if _has_work(scheduler) else saver.seconds_left(clock()))
+            if _has_work(scheduler):
+                commands += receive(0.0)
+            elif warm_up is not None and is_cold:  # ready before it is measured
+                commands += receive(PAUSE_SECONDS)
+                if not commands:
+                    is_cold = False
+                    warm_up.go_on(is_wanted)
+                    send(Message(report=make_report(scheduler)))
+            else:
+                commands += receive(saver.seconds_left(clock()))
+        if commands:
+            is_cold = warm_up is not None and not warm_up.is_done
         taken, commands[:] = list(commands), []
         for command in taken:
             if isinstance(command, Stop):
@@ -174,7 +185,10 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         slots=tuple(_slot_report(slot) for slot in scheduler.slots),
         speculators=drafting.report(),
         memory_bytes=resident_bytes(),
-        control=drafting.describe_control(),
+        control={
+            **drafting.describe_control(),
+            "is_warmed_up": scheduler.warm_up is None or scheduler.warm_up.is_done,
+        },
     )
 
 

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from headstart.sampling.params import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.types import Batch, DecodedStates, Engine, Filters, Logits, Meanwhile
+from headstart.types import (
+    Batch,
+    DecodedStates,
+    Engine,
+    Filters,
+    Logits,
+    Meanwhile,
+    SavedSequence,
+)
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
@@ -125,10 +133,10 @@ class ObservedEngine:
         self._tell_length(seq_id, 0)
         return self._engine.restore_sequence(seq_id, data)
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
-        return self._engine.write_sequence(seq_id, path, tokens)
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
+        return self._engine.write_sequence(seq_id, path, tokens, num_exact)
 
-    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
         self._tell_length(seq_id, 0)
         return self._engine.read_sequence(seq_id, path)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 from headstart.cache.prompt_store import Data, PromptStore, StoredPrompt
 from headstart.errors import CapacityError, EngineError
@@ -62,15 +61,14 @@ class PromptMemory:
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._bytes_per_token = 0.0  # of what was saved last
-        # what was moved out of a slot, by its id, for as long as the store keeps it
-        self._aside = WeakValueDictionary[int, StoredPrompt]()
+        self._aside: dict[int, list[int]] = {}  # by slot_id, the text that was moved out of it
 
     def improve(
         self, placement: Placement, active: ActiveRequest, slots: Sequence[Slot]
     ) -> Placement:
         """Save what the slot loses, and restore what is longer than what the cache holds."""
         slot = placement.slot
-        self._aside.pop(slot.slot_id, None)
+        self.forget(slot)
         num_kept = placement.num_known if placement.source is None else 0
         stored = self.find(active, placement.num_known)
         if stored is None:
@@ -82,11 +80,9 @@ class PromptMemory:
             self.keep(slot, slots)
         slot.hold([])
         while not self.restore(stored, slot):
-            idle = [one for one in slots if one.active is None and one.kept]
-            if not idle:
+            if not self.make_room(slots):
                 self.store.put(stored)
                 return find_slot(slots, active, self._engine) or Placement(slot)
-            self.drop(min(idle, key=lambda one: one.last_used), slots)
         known = num_shared(slot, active)
         if is_another(known, stored.num_prompt):  # it will be asked for again
             self.store.put(stored)
@@ -104,11 +100,17 @@ class PromptMemory:
         counters = self._counters
         return num_tokens * counters.prompt_seconds / max(1, counters.prompt_tokens)
 
-    def drop(self, slot: Slot, slots: Sequence[Slot]) -> None:
-        """Free an idle slot's cells; its prompt goes to main memory."""
-        self.keep(slot, slots)
-        self._engine.clear(slot.slot_id)
-        slot.hold([])
+    def make_room(self, slots: Sequence[Slot]) -> bool:
+        """Free the cells of the idle slot that was used longest ago; False if there is none. Its
+        prompt goes to main memory.
+        """
+        idle = [slot for slot in slots if slot.active is None and slot.kept]
+        if idle:
+            slot = min(idle, key=lambda one: one.last_used)
+            self.keep(slot, slots)
+            self._engine.clear(slot.slot_id)
+            slot.hold([])
+        return bool(idle)
 
     def set_aside(self, slots: Sequence[Slot]) -> None:
         """Move to main memory what idle slots hold in cells of their own.
@@ -128,9 +130,7 @@ class PromptMemory:
             if own[slot.slot_id] < max(LEAST_TOKENS, len(slot.kept) // 2):
                 continue
             if self._has_room(slot, slots) and self.keep(slot, slots):
-                stored, _ = self.store.find(slot.namespace, slot.kept)
-                if stored is not None and len(stored.tokens) == len(slot.kept):
-                    self._aside[slot.slot_id] = stored
+                self._aside[slot.slot_id] = slot.kept
                 self._engine.clear(slot.slot_id)
                 slot.hold([])
 
@@ -146,26 +146,50 @@ class PromptMemory:
         num_known = num_in_slots + len(self.store) + 1 - num_dropped
         return not num_dropped or num_known >= len(slots)
 
-    def forget(self, slot_id: int) -> None:
+    def forget(self, slot: Slot) -> None:
         """What was moved out of a slot is no longer what that slot's number stands for."""
-        self._aside.pop(slot_id, None)
+        self._aside.pop(slot.slot_id, None)
 
-    def recall(self, slot_id: int, slots: Sequence[Slot]) -> None:
+    def recall(self, slot: Slot, slots: Sequence[Slot]) -> None:
         """Bring back what was moved out of an idle slot, for whoever asks for that slot's prompt.
 
         Raises:
             CapacityError: there is no room for it now.
         """
-        stored = self._aside.get(slot_id)
-        if stored is None or slots[slot_id].kept:
+        stored, num_tokens = self._moved_out_of(slot)
+        if stored is None:
             return
-        if not self.restore(stored, slots[slot_id]):
+        self.store.take(stored)  # what makes room may need its place in the store
+        is_back = self.restore(stored, slot)
+        while not is_back and self.make_room(slots):
+            is_back = self.restore(stored, slot)
+        if not is_back or num_tokens < len(stored.tokens):
+            self.store.put(stored)
+        if not is_back:
             raise CapacityError(
-                f"the prompt of slot {slot_id} is in main memory and the cache has no room for its "
-                f"{len(stored.tokens)} tokens; try again when a request is over"
+                f"the prompt of slot {slot.slot_id} is in main memory and the cache has no room "
+                f"for its {len(stored.tokens)} tokens; try again when a request is over"
             )
-        self.store.take(stored)
-        self._aside.pop(slot_id, None)
+        self._engine.truncate(slot.slot_id, num_tokens)
+        slot.hold(slot.kept[:num_tokens], num_prompt=stored.num_prompt)
+        self.forget(slot)
+
+    def erase(self, slot: Slot) -> int:
+        """Forget what was moved out of an idle slot; the number of its tokens."""
+        stored, num_tokens = self._moved_out_of(slot)
+        self.forget(slot)
+        if stored is not None and len(stored.tokens) == num_tokens:
+            self.store.take(stored)
+        return num_tokens
+
+    def _moved_out_of(self, slot: Slot) -> tuple[StoredPrompt | None, int]:
+        """The stored prompt that begins with what was moved out of a slot, and the length of that.
+
+        None and 0 if nothing was, or if the store has lost it.
+        """
+        tokens = self._aside.get(slot.slot_id, [])
+        stored, num_shared = self.store.find(slot.namespace, tokens)
+        return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
 
     def bring_back(self, slots: Sequence[Slot]) -> None:
         """Fill empty slots with the prompts in main memory that were used last."""

@@ -198,6 +198,7 @@ class SlotAction:
     slot_id: int
     path: str = ""  # of the file; none to erase
     namespace: str = ""  # of who asks: only its own texts can be saved
+    adapters: tuple[float, ...] = ()  # as in `Request`
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headstart.cache.prompt_store import PromptStore
@@ -34,7 +35,7 @@ from headstart.scheduler.request import (
 from headstart.scheduler.rollback import keep_states
 from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
 from headstart.scheduler.turns import Turns
-from headstart.scheduler.warm_up import NEEDED_ROWS, time_change, time_decodes
+from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Scheduler:
         # hands on what `take_events` returns: at the end of a step; where a device computes by
         # itself and another step follows, while it computes that one
         self.deliver: Callable[[], object] = lambda: None
-        self.warm_up_seconds = 0.0  # left to the loop to do when nobody asks for anything
+        self.warm_up: WarmUp | None = None  # goes on while nobody asks for anything; the loop's
         self.turns = Turns(engine.attention_tile, config.prefill_chunk)
         self._order = PromptOrder(engine.attention_tile)
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
@@ -96,18 +97,6 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.compiling or self.waiting or self.running)
 
-    def warm_up(self, seconds: float, is_interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Measure what steps of some sizes cost unless that is known; the cache stays empty."""
-        if self.drafting.knows_costs(min(NEEDED_ROWS, self.engine.max_outputs)):
-            return
-        change_ms = time_change(self.engine, self.clock, len(self.slots))
-        if samples := time_decodes(
-            self.engine, self.clock, seconds, len(self.slots), is_interrupted
-        ):
-            self.drafting.learn_costs(samples, change_ms)
-        if not is_interrupted():
-            self.drafting.time_models(self.clock)
-
     def submit(self, request: Request) -> None:
         """Queue a request.
 
@@ -120,8 +109,7 @@ class Scheduler:
         num_free = len(self.slots) - len(self.running)
         num_waiting = len(self.waiting) + len(self.compiling)
         admission.check_queue(num_waiting, num_free, self.config.max_queue)
-        namespace = str(request.adapters or "") if self.config.share_prompts else request.namespace
-        active = ActiveRequest(request, self.clock(), namespace)
+        active = ActiveRequest(request, self.clock(), self._prompt_namespace(request))
         if request.constraint is None:
             self.waiting.append(active)
         else:
@@ -144,11 +132,12 @@ class Scheduler:
         Raises:
             CapacityError, EngineError, RequestError: why not; the slot is as it was, or empty.
         """
-        if action.action != "restore":
-            self.memory.recall(action.slot_id, self.slots)
-        else:
-            self.memory.forget(action.slot_id)
-        return slot_actions.perform(action, self.slots, self.engine, self.clock)
+        action = replace(action, namespace=self._prompt_namespace(action))
+        return slot_actions.perform(action, self.slots, self.engine, self.memory, self.clock)
+
+    def _prompt_namespace(self, asked: Request | SlotAction) -> str:
+        """Whose prompts it may use."""
+        return str(asked.adapters or "") if self.config.share_prompts else asked.namespace
 
     def step(self) -> StepStats:
         """Advance every running request by one decode."""
@@ -299,8 +288,8 @@ class Scheduler:
             self._num_padding = 0
         elif any(active.proposal.drafts for active in self.running):
             self.drafting.drop(self.running)
-        elif idle := [s for s in self.slots if s.active is None and s.kept]:
-            self.memory.drop(min(idle, key=lambda s: s.last_used), self.slots)
+        elif self.memory.make_room(self.slots):
+            pass
         elif len(self.running) > 1:
             self._preempt(max(self.running, key=lambda active: active.submitted))
         else:
@@ -310,7 +299,7 @@ class Scheduler:
         """Take the request off its slot; it loses its cells and no text, and continues later."""
         self._clear(active)
         active.num_decoded, active.num_exact = 0, ALL_EXACT
-        active.proposal, active.leader = NO_PROPOSAL, None
+        active.proposal, active.leader, active.is_resumed = NO_PROPOSAL, None, True
         self.waiting.appendleft(active)
         self.counters.preemptions += 1
         log.info(

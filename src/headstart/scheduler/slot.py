@@ -62,6 +62,7 @@ class ActiveRequest:
     stop: StopStrings = field(init=False)
     indent: Indentation = field(init=False)
     admitted: float | None = None
+    is_resumed: bool = False  # it was preempted: what is read again is not counted
     first_token: float | None = None
     is_valid: bool = True  # False once tokens were accepted unseen
     num_cached: int = 0  # prompt tokens that were not decoded for this request

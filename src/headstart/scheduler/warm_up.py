@@ -1,82 +1,169 @@
-"""Time some decodes before the first request, so that control need not find out what rows cost on
-the first texts.
+"""Time some decodes while nobody asks for anything, so that control need not find out on the first
+texts what rows cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.slot import Slot
 from headstart.types import Batch, Engine, MemoryKind
 
 # Each width up to 17 by itself, because kernels like some of them; what few users need comes first.
 ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
 ROUNDS, MOST_ROUNDS = 3, 12  # fast steps are disturbed more, and cost nothing to repeat ...
 QUICK = 0.1  # ... as long as all of it takes no more than this share of the time there is
-NEEDED_ROWS = 8  # control should know what steps of as many rows cost before the first request
+NEEDED_ROWS = 8  # where steps of as many rows are known, from an earlier start, nothing is timed
 MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
 FILL = 128  # tokens put in the cache after the first round
 CHANGE_ROUNDS = 13
 CERTAIN_ROUNDS = 11  # as many by chance: 1 %
 _TOKEN_STEP = 7919  # prime: neighbours are unlike, so a mixture of experts reads different ones
 
+Interrupted = Callable[[], bool]  # whether somebody asks for something
 
-def time_decodes(
+
+def never() -> bool:
+    """Nobody asks for anything."""
+    return False
+
+
+class WarmUp:
+    """What a scheduler's steps of some widths cost, told to control.
+
+    It gives way to every request and goes on later: a server that is started by its first request
+    would never know otherwise. What slots hold stays where it is.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        drafting: Drafting,
+        slots: Sequence[Slot],
+        clock: Callable[[], float],
+        seconds: float,
+    ) -> None:
+        self._engine, self._drafting, self._slots, self._clock = engine, drafting, slots, clock
+        self._times = DecodeTimes(engine, clock, seconds)
+        self._change_ms: float | None = None
+        self.is_done = drafting.knows_costs(min(NEEDED_ROWS, engine.max_outputs))
+
+    def go_on(self, is_interrupted: Interrupted = never) -> None:
+        """Time what is left to be timed, until somebody asks for something."""
+        sequences, num_cells = self._unused()
+        times = self._times
+        if self.is_done or not times.can_go_on(sequences, num_cells):
+            return
+        if self._change_ms is None:
+            self._change_ms = time_change(self._engine, self._clock, sequences, is_interrupted)
+        num_known = len(times.samples)
+        if self._change_ms is not None and not is_interrupted():
+            times.go_on(sequences, num_cells, is_interrupted)
+        if len(times.samples) > num_known:
+            self._drafting.learn_costs(times.samples, self._change_ms or 0.0)
+        if times.is_done and not is_interrupted():
+            if all(slot.active is None and not slot.kept for slot in self._slots):
+                self._drafting.time_models(self._clock)  # in caches that hold nothing
+            self.is_done = True
+
+    def _unused(self) -> tuple[list[int], int]:
+        """Sequences that hold nothing, and cells that are free."""
+        engine = self._engine
+        sequences = [s.slot_id for s in self._slots if s.active is None and not s.kept]
+        if not sequences and engine.padding_sequence is not None:
+            sequences = [engine.padding_sequence]
+        return sequences, engine.num_cells - sum(slot.num_cached for slot in self._slots)
+
+
+class DecodeTimes:
+    """Decodes of each width in ROWS, timed one after the other, some rounds of them.
+
+    A machine may be slower for seconds: each is compared with decodes of REFERENCE_ROWS around it.
+    The rows belong to as many sequences as there are, as those of real steps do. They stay in the
+    cache until the end, so each width is seen at growing contexts, which tells what attention
+    costs. Also brings the weights into memory.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float], seconds: float) -> None:
+        """It takes little more than `seconds`."""
+        self.samples: list[Sample] = []
+        self._engine, self._clock, self._seconds = engine, clock, seconds
+        self._turn, self._elapsed = 0, 0.0  # seconds
+
+    @property
+    def is_done(self) -> bool:
+        is_enough = self._turn >= ROUNDS * len(ROWS) and self._elapsed > QUICK * self._seconds
+        return is_enough or self._turn >= MOST_ROUNDS * len(ROWS) or self._elapsed > self._seconds
+
+    def can_go_on(self, sequences: Sequence[int], num_cells: int) -> bool:
+        """Whether there is something to time, and room for it."""
+        return not self.is_done and _Timer(self._engine, self._clock, sequences, num_cells).fits(
+            REFERENCE_ROWS
+        )
+
+    def go_on(
+        self, sequences: Sequence[int], num_cells: int, is_interrupted: Interrupted = never
+    ) -> None:
+        """Time decodes until all are, or somebody asks for something.
+
+        Args:
+            sequences: ids of sequences that hold nothing, and will hold nothing again.
+            num_cells: cells of the cache that are free.
+        """
+        timer = _Timer(self._engine, self._clock, sequences, num_cells)
+        started, before = self._clock(), self._elapsed
+        timer.clear()
+        timer.decode(REFERENCE_ROWS)
+        decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
+        references = [timer.decode(REFERENCE_ROWS)]
+        is_filled = False
+        while not self.is_done:
+            rows = ROWS[self._turn % len(ROWS)]
+            if self._turn >= len(ROWS) and not is_filled:
+                is_filled = True
+                if self._elapsed + timer.last_row_ms * FILL / 1000.0 < self._seconds:
+                    timer.fill()
+            self._turn += 1
+            if timer.fits(rows):
+                decodes.append((rows, timer.make_room(rows), timer.decode(rows)))
+                # every second one: the other has its references before it
+                is_second = len(decodes) % 2 == 0
+                references.append(timer.decode(REFERENCE_ROWS) if is_second else references[-1])
+            self._elapsed = before + self._clock() - started
+            if is_interrupted():
+                break
+        timer.clear()
+        self.samples += [
+            Sample(*decode, median(references[max(0, i - 1) : i + 3]))
+            for i, decode in enumerate(decodes)
+        ]
+
+
+def time_change(
     engine: Engine,
     clock: Callable[[], float],
-    seconds: float,
-    num_slots: int = 1,
-    is_interrupted: Callable[[], bool] = lambda: False,
-) -> list[Sample]:
-    """Decode batches of some sizes; takes little more than `seconds`, and needs an empty cache.
-
-    A machine may be slower for seconds: each size is compared with decodes of REFERENCE_ROWS around
-    it. The rows belong to as many sequences as there are slots, as those of real steps do. They
-    stay in the cache until the end, so each size is seen at growing contexts, which tells what
-    attention costs. Also brings the weights into memory. Ends early, with what there is, once it
-    is interrupted.
-    """
-    timer, started = _Timer(engine, clock, num_slots), clock()
-    end = started + seconds
-    if not timer.fits(REFERENCE_ROWS):
-        return []
-    sizes = [n for n in ROWS if timer.fits(n)]
-    timer.decode(REFERENCE_ROWS)
-    decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
-    references = [timer.decode(REFERENCE_ROWS)]
-    for turn, rows in enumerate(sizes * MOST_ROUNDS):
-        if turn >= ROUNDS * len(sizes) and clock() > started + QUICK * seconds:
-            break
-        if turn == len(sizes) and clock() + timer.last_row_ms * FILL / 1000.0 < end:
-            timer.fill()
-        decodes.append((rows, timer.make_room(rows), timer.decode(rows)))
-        # every second one: the other has its references before it
-        references.append(timer.decode(REFERENCE_ROWS) if turn % 2 else references[-1])
-        if clock() > end or is_interrupted():
-            break
-    timer.clear()
-    return [
-        Sample(*decode, median(references[max(0, i - 1) : i + 3]))
-        for i, decode in enumerate(decodes)
-    ]
-
-
-def time_change(engine: Engine, clock: Callable[[], float], num_slots: int) -> float:
+    sequences: Sequence[int],
+    is_interrupted: Interrupted = never,
+) -> float | None:
     """Milliseconds that a decode takes longer if its shape is not the last one's; 0 if that does
-    not show.
+    not show, None if it was interrupted.
 
-    Needs an empty cache.
+    `sequences` hold nothing, before and after.
     """
-    timer = _Timer(engine, clock, num_slots)
+    timer = _Timer(engine, clock, sequences, engine.num_cells)
     if not engine.sends_graphs or not timer.fits(REFERENCE_ROWS + 1):
         return 0.0
-    more = []
-    for _ in range(CHANGE_ROUNDS):
+    more: list[float] = []
+    while len(more) < CHANGE_ROUNDS and not is_interrupted():
         timer.decode(REFERENCE_ROWS + 1)
         changed = timer.decode(REFERENCE_ROWS)
         more.append(changed - timer.decode(REFERENCE_ROWS))
     timer.clear()
+    if len(more) < CHANGE_ROUNDS:
+        return None
     is_certain = sum(ms > 0.0 for ms in more) >= CERTAIN_ROUNDS
     return median(more) if is_certain else 0.0
 
@@ -84,11 +171,18 @@ def time_change(engine: Engine, clock: Callable[[], float], num_slots: int) -> f
 class _Timer:
     """Decodes tokens of some sequences."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], num_slots: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        sequences: Sequence[int],
+        num_cells: int,
+    ) -> None:
         self.last_row_ms = 0.0
-        self._engine, self._clock = engine, clock
+        self._engine, self._clock, self._num_cells = engine, clock, num_cells
         self._batch = Batch(engine.max_batch_tokens)
-        self._lengths = [0] * max(1, num_slots)  # tokens in the cache, by sequence
+        self._sequences = sequences
+        self._lengths = [0] * len(sequences)  # tokens in the cache, by sequence
         # a hybrid model's sequences get rows of one number, one more at most than was dealt
         self._spare = len(self._lengths) * (engine.memory is MemoryKind.ROLLBACK)
 
@@ -97,7 +191,7 @@ class _Timer:
         engine = self._engine
         most = engine.max_outputs + MOST_PADDING * (engine.padding_sequence is not None)
         return rows <= min(most, engine.max_batch_tokens) and 2 * (rows + self._spare) <= min(
-            engine.num_cells, engine.context_size * len(self._lengths)
+            self._num_cells, engine.context_size * len(self._lengths)
         )
 
     def make_room(self, rows: int) -> int:
@@ -110,9 +204,9 @@ class _Timer:
 
     def clear(self) -> None:
         """Empty the cache."""
-        for seq_id in range(len(self._lengths)):
+        for seq_id in self._sequences:
             self._engine.clear(seq_id)
-            self._lengths[seq_id] = 0
+        self._lengths = [0] * len(self._sequences)
 
     def fill(self) -> None:
         """Make the context longer, if all sizes fit behind it."""
@@ -125,21 +219,21 @@ class _Timer:
         left = min(rows, self._engine.max_outputs) if num_outputs is None else num_outputs
         started = self._clock()
         self._batch.clear()
-        for seq_id, count in enumerate(self._deal(rows)):
+        for index, count in enumerate(self._deal(rows)):
             if count:
-                self._add(seq_id, count, min(left, count))
+                self._add(index, count, min(left, count))
                 left -= min(left, count)
         self._engine.decode(self._batch)
         milliseconds = 1000.0 * (self._clock() - started)
         self.last_row_ms = milliseconds / rows
         return milliseconds
 
-    def _add(self, seq_id: int, count: int, num_outputs: int) -> None:
-        start, size = self._lengths[seq_id], self._engine.vocab_size
-        first = start + seq_id * self._engine.context_size
+    def _add(self, index: int, count: int, num_outputs: int) -> None:
+        start, size = self._lengths[index], self._engine.vocab_size
+        first = start + index * self._engine.context_size
         tokens = [(first + i) * _TOKEN_STEP % size for i in range(count)]
-        self._batch.add(seq_id, start, tokens, num_outputs)
-        self._lengths[seq_id] += count
+        self._batch.add(self._sequences[index], start, tokens, num_outputs)
+        self._lengths[index] += count
 
     def _deal(self, rows: int) -> list[int]:
         """Rows of each sequence."""
@@ -150,4 +244,4 @@ class _Timer:
         engine = self._engine
         longest = max(a + b for a, b in zip(self._lengths, self._deal(rows), strict=True))
         num_cells = sum(self._lengths) + rows + 2 * self._spare
-        return longest <= engine.context_size and num_cells <= engine.num_cells
+        return longest <= engine.context_size and num_cells <= self._num_cells

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.scheduler.request import SlotAction, SlotEvent
-from headstart.server.adapters import adapter_key
+from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import read_body
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
@@ -38,12 +38,14 @@ async def act(http: HttpRequest) -> Response:
         raise ApiError(400, f"action is {action!r} but must be save, restore or erase")
     slot_id = http.path_params["id_slot"]
     name = "" if action == "erase" else _file_name((await read_body(http, SlotBody)).filename)
+    adapters = request_scales(None, service.adapter_scales, service.info)
     command = SlotAction(
         uuid.uuid4().hex,
         action,
         slot_id,
         str(Path(folder) / name) if name else "",
-        http.scope["headstart.namespace"] + adapter_key(service.adapter_scales or (), service.info),
+        http.scope["headstart.namespace"] + adapter_key(adapters, service.info),
+        adapters,
     )
     event = await single_event(service.worker, command)
     assert isinstance(event, SlotEvent)

@@ -110,6 +110,12 @@ class Speculator(ABC):
         """Tokens a model speculator has to read before it can draft, the newest one not counted."""
         return 0
 
+    def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
+        """Tokens that a model speculator has to read first if it may leave out the middle of the
+        text (`DraftRequest.can_skip`), the newest one not counted; None: it reads all.
+        """
+        return None
+
     def rounds_behind(self, num_drafted: int) -> int | None:
         """Decodes in which a model reads another's draft of so many tokens, before its own first.
 

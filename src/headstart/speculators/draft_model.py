@@ -96,6 +96,7 @@ class DraftModelSpeculator(Speculator):
         sequence.is_open = sequence.is_unread = sequence.is_new = True
         sequence.num_history, sequence.prompt = len(prompt), prompt
         sequence.num_caught_up = max(self._held(other, seq_id) for other in self._sequences)
+        sequence.gap = range(0)
 
     def _held(self, source: int, seq_id: int) -> int:
         """How much of the prompt of one sequence it can take over from another, or has."""
@@ -129,7 +130,8 @@ class DraftModelSpeculator(Speculator):
         except ContextFullError:
             for request in requests:
                 sequence = self._sequence(request.seq_id)
-                sequence.num_caught_up = min(sequence.num_caught_up, len(sequence.tokens))
+                num_held = len(sequence.tokens) + len(sequence.gap)
+                sequence.num_caught_up = min(sequence.num_caught_up, num_held)
             self._make_room({r.seq_id for r in requests})
             return [Draft(reason="draft context full", is_ready=False)] * len(requests)
 
@@ -155,7 +157,7 @@ class DraftModelSpeculator(Speculator):
 
     def _tell_those_that_wait(self, drafts: Sequence[DraftInProgress]) -> None:
         """Who has read its prompt may have read that of others, which came together with it."""
-        readers = [s for s in drafts if s.sequence.is_unread and s.is_read]
+        readers = [s for s in drafts if s.sequence.is_unread and s.is_read and not s.sequence.gap]
         for drafting in readers:
             drafting.sequence.is_unread, drafting.sequence.prompt = False, ()
         for drafting in readers:
@@ -178,7 +180,13 @@ class DraftModelSpeculator(Speculator):
         sequence.num_translated = sequence.num_history
         if is_new:
             self._share(request.seq_id, sequence, history)
-        known = min(sequence.synced, sequence.tokenizer.num_stable, len(sequence.tokens))
+        if request.can_skip and self._can_skip:
+            sequence.open_gap(history, room)
+        else:
+            sequence.close_gap()
+        num_stable = sequence.tokenizer.num_stable - len(sequence.gap)
+        history = sequence.without_gap(history)
+        known = max(0, min(sequence.synced, num_stable, len(sequence.tokens)))
         shared = min(common_prefix_length(sequence.tokens, history, known), len(history) - 1)
         sequence.last, sequence.start = None, len(request.tokens)
         if shared < 0 or not sequence.tokenizer.can_draft:
@@ -215,16 +223,16 @@ class DraftModelSpeculator(Speculator):
         if drafting.pending:
             self._decode([drafting])
             self.engine.checkpoint(drafting.request.seq_id)
-        num_known = len(sequence.tokens)
-        sequence.num_caught_up = (
-            sequence.num_caught_up * num_known // (num_known + num_catch_up - len(drafting.pending))
-        )
+        num_known, num_left = len(sequence.tokens), num_catch_up - len(drafting.pending)
+        num_seen = sequence.num_caught_up - len(sequence.gap)
+        sequence.num_caught_up += num_seen * num_known // (num_known + num_left) - num_seen
 
     def picks(self, request: DraftRequest, start: int) -> list[int] | None:
         """Reads the text with an output for each row; it stays in the cache."""
         if self._translator is not None or request.legality is not None or self._keeps_states:
             return None
         tokens, sequence = request.tokens, self._sequence(request.seq_id)
+        sequence.close_gap()
         if sequence.is_new:
             self._share(request.seq_id, sequence, tokens)
         known = min(sequence.synced, len(sequence.tokens))
@@ -312,26 +320,25 @@ class DraftModelSpeculator(Speculator):
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         sequence = self._sequences.get(seq_id)
-        return max(0, len(history) - 1 - (sequence.num_caught_up if sequence else 0))
+        return max(0, len(history) - 1 - (sequence.num_without_gap if sequence else 0))
+
+    @property
+    def _can_skip(self) -> bool:
+        """Whether the cache may hold a text with a gap."""
+        return self._translator is None and not self._keeps_states
+
+    def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
+        """What one call reads at most."""
+        if not self._can_skip:
+            return None
+        sequence = self._sequences.get(seq_id)
+        num_unread = len(history) - 1 - (sequence.num_caught_up if sequence else 0)
+        return max(0, min(num_unread, self.options.catch_up))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """Let the tokenizer learn which way of picking tokens is accepted."""
-        sequence = self._sequences.get(seq_id)
-        if sequence is None:
-            return
-        # tokens of the draft that this one continued
-        offset = sequence.start - sequence.num_history
-        num_right = num_accepted  # of what was read; others may have drafted what was accepted
-        if sequence.last is not None and offset <= num_accepted:
-            num_right = min(num_right, offset + sequence.last.num_right(emitted[offset:]))
-        num_known = min(sequence.num_caught_up, sequence.num_history + num_right)
-        if self._keeps_states and num_known < sequence.num_caught_up:
-            num_known = min(num_known, sequence.num_kept)
-        sequence.num_caught_up = num_known
-        sequence.num_history += len(emitted)
-        if sequence.last is not None and offset <= num_accepted:
-            sequence.last.learn(emitted[offset:])
-        sequence.last = None
+        if sequence := self._sequences.get(seq_id):
+            sequence.accept(emitted, num_accepted, takes_back=not self._keeps_states)
 
     def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
         """The tokens in the draft model's cache, then the cache."""

@@ -8,15 +8,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.structures.prefix import common_prefix_length
 from headstart.types import NO_DRAFT, Draft, DraftRequest
 from headstart.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
+
+# of a text whose middle is left out, at least so many at its beginning are read: models rely on
+# them whatever they say (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
+FIRST = 4
 
 
 @dataclass(slots=True)
 class CachedSequence:
     """One sequence in the draft model's cache, in the draft model's own tokens.
 
-    tokens[0 : synced]       equal the history
+    tokens[0 : synced]       equal the history, apart from the gap
     tokens[synced : ]        drafted earlier; compared with the history before they are used
     """
 
@@ -26,6 +31,7 @@ class CachedSequence:
     num_history: int = 0  # target tokens of the history, as far as accepted
     # of them, given to the tokenizer; what it was given beyond may be a rejected draft
     num_translated: int = 0
+    gap: range = range(0)  # tokens of the history that the cache leaves out
     num_caught_up: int = 0  # of them, in the cache; an estimate where the vocabularies differ
     num_kept: int = 0  # of them, in the state that is kept, where nothing is taken back
     kept: int = 0  # tokens in that state
@@ -39,8 +45,57 @@ class CachedSequence:
 
     def hold(self, tokens: list[int]) -> None:
         """Note what the cache holds now; no state of it is kept."""
-        self.tokens, self.kept, self.num_kept = tokens, 0, 0
+        self.tokens, self.kept, self.num_kept, self.gap = tokens, 0, 0, range(0)
         self.synced = self.num_caught_up = len(tokens)
+
+    @property
+    def num_without_gap(self) -> int:
+        """Target tokens of the history, from its beginning, that need not be read if all counts."""
+        return min(self.num_caught_up, self.gap.start) if self.gap else self.num_caught_up
+
+    def without_gap(self, history: Sequence[int]) -> Sequence[int]:
+        """The history as the cache is to hold it. O(history) if there is a gap."""
+        gap = self.gap
+        return [*history[: gap.start], *history[gap.stop :]] if gap else history
+
+    def close_gap(self) -> None:
+        """From now on the whole history counts."""
+        if self.gap:
+            self.synced = min(self.synced, self.gap.start)
+            self.num_caught_up = min(self.num_caught_up, self.gap.start)
+            self.gap = range(0)
+
+    def open_gap(self, history: Sequence[int], room: int) -> None:
+        """Leave out as much that no more than `room` tokens are to be read: what lies between those
+        that are there already, or the first few, and the last ones.
+        """
+        held = common_prefix_length(self.tokens, self.without_gap(history), self.synced)
+        if len(history) - len(self.gap) - held <= room:
+            return
+        start = self.gap.start if self.gap else max(held, min(FIRST, room // 2))
+        num_recent = room - max(0, start - held)
+        # what is left out is settled: the history may shrink to its first num_history tokens
+        stop = min(len(history) - num_recent, self.num_history - 1)
+        if stop > start:
+            self.gap, self.synced = range(start, stop), min(self.synced, start)
+
+    def accept(self, emitted: Sequence[int], num_accepted: int, *, takes_back: bool) -> None:
+        """The text grew by these tokens; what the cache has of them need not be read again.
+
+        takes_back: rejected tokens can be cut off the cache.
+        """
+        offset = self.start - self.num_history  # tokens of the draft that this one continued
+        num_right = num_accepted  # of what was read; others may have drafted what was accepted
+        if self.last is not None and offset <= num_accepted:
+            num_right = min(num_right, offset + self.last.num_right(emitted[offset:]))
+        num_known = min(self.num_caught_up, self.num_history + num_right)
+        if not takes_back and num_known < self.num_caught_up:
+            num_known = min(num_known, self.num_kept)
+        self.num_caught_up = num_known
+        self.num_history += len(emitted)
+        if self.last is not None and offset <= num_accepted:
+            self.last.learn(emitted[offset:])
+        self.last = None
 
 
 def closed_half(sequences: Mapping[int, CachedSequence], busy: Collection[int]) -> list[int]:
@@ -109,4 +164,4 @@ class DraftInProgress:
         return Draft(tokens, confidence, name, stopped_at=stopped_at)
 
 
-__all__ = ["CachedSequence", "DraftInProgress", "closed_half"]
+__all__ = ["FIRST", "CachedSequence", "DraftInProgress", "closed_half"]

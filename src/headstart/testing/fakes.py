@@ -23,6 +23,7 @@ from headstart.types import (
     Logits,
     Meanwhile,
     MemoryKind,
+    SavedSequence,
 )
 
 _MASK = 2**64 - 1
@@ -312,13 +313,16 @@ class FakeEngine:
         self.checkpoints.put(seq_id, parts[1])
         return True
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
-        return path.write_bytes(bytes(self.save_sequence(seq_id)))
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
+        head = num_exact.to_bytes(8, "little")
+        return path.write_bytes(head + bytes(self.save_sequence(seq_id)))
 
-    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
+    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
         data = path.read_bytes()
-        self.restore_sequence(seq_id, data)
-        return list(self.cache[seq_id]), len(data)
+        if not self.restore_sequence(seq_id, data[8:]):
+            raise ContextFullError
+        num_exact = int.from_bytes(data[:8], "little")
+        return SavedSequence(list(self.cache[seq_id]), num_exact, len(data))
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)

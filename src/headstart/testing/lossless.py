@@ -41,7 +41,8 @@ class RandomController(Controller):
     def plan_model(
         self, speculator: str, slots: Sequence[ModelSlot], step: Step
     ) -> list[Allowance]:
-        return [Allowance(int(self._random.integers(0, s.max_tokens + 1))) for s in slots]
+        draw = self._random.integers
+        return [Allowance(int(draw(0, s.max_tokens + 1)), can_skip=bool(draw(0, 2))) for s in slots]
 
 
 def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from headstart.types.engine import (
     Meanwhile,
     MemoryKind,
     ModelInfo,
+    SavedSequence,
     StepStats,
 )
 from headstart.types.vocab import (
@@ -59,6 +60,7 @@ __all__ = [
     "Meanwhile",
     "MemoryKind",
     "ModelInfo",
+    "SavedSequence",
     "SequenceMode",
     "StepStats",
     "TokenChoice",

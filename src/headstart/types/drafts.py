@@ -67,6 +67,8 @@ class DraftRequest:
     # models only; that many of `tokens`, at the end, are another speculator's draft behind the
     # newest token: the target has not decoded them
     num_drafted: int = 0
+    # models only; the middle of a long text may be left out: see `Speculator.num_recent`
+    can_skip: bool = False
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -119,7 +119,16 @@ class Filters(Protocol):
 
 
 class ContextFullError(Exception):
-    """No free cells for this batch; nothing changed. The scheduler makes room and retries."""
+    """No free cells for this batch or sequence. The scheduler makes room and retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSequence:
+    """What was read of a file of a sequence."""
+
+    tokens: list[int]
+    num_exact: int  # of them, whose cells were computed behind the tokens before them
+    num_bytes: int  # of the file
 
 
 class Engine(Protocol):
@@ -222,17 +231,20 @@ class Engine(Protocol):
         kind of cache.
         """
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int]) -> int:
+    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
         """Save the sequence and its tokens to a file; returns its bytes.
+
+        Of the tokens so many were computed behind those that stand before them.
 
         Raises:
             EngineError: it cannot be written.
         """
 
-    def read_sequence(self, seq_id: int, path: Path) -> tuple[list[int], int]:
-        """Replace the sequence by a saved one; returns its tokens and the bytes read.
+    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
+        """Replace the sequence by a saved one.
 
         Raises:
+            ContextFullError: there is no room for it; the sequence is empty.
             InvalidParameterError: the file cannot be used; the sequence is empty.
         """
 

@@ -94,7 +94,8 @@ def test_the_curve_is_positive_and_never_falls_where_steps_are_wide(
     assert curve[1] > 0.0
     assert min(curve[1:]) > 0.0
     widest = max(rows for rows, _ in samples)
-    rising = curve[max(EACH, widest, 40) :]
+    knot = next(knot for knot in KNOTS if knot >= widest)  # where it may be kept
+    rising = table.curve(knot + 40, 100, optimistic=optimistic)[max(EACH, knot, 40) :]
     assert all(b >= a * (1.0 - 1e-9) for a, b in itertools.pairwise(rising))
 
 
@@ -140,6 +141,18 @@ def test_a_warm_up_tells_weights_from_attention(noise: float) -> None:
             assert milliseconds / one == pytest.approx(
                 attended(rows, context) / TRUE[1], rel=0.05 + 2 * noise
             )
+
+
+def test_a_warm_up_replaces_what_a_disturbed_beginning_of_it_said() -> None:
+    table, rng = CostTable(), random.Random(1)
+    table.calibrate([Sample(1, 0, 45.0, 71.0), Sample(4, 0, 71.0, 71.0)])
+    for _ in range(40):  # eight users, whose steps are never narrower
+        table.observe(8, 100, noisy(rng, attended(8, 100)))
+    table.calibrate(warm_up(rng, 0.0))
+    curve = table.curve(16, 0)
+    for rows in TRUE:
+        assert curve[rows] / curve[8] == pytest.approx(TRUE[rows] / TRUE[8], rel=0.05)
+    assert TRUE[8] < curve[8] < 1.4 * TRUE[8], "the machine became slower meanwhile"
 
 
 def test_a_warm_up_too_short_to_see_attention_leaves_it_to_the_steps() -> None:

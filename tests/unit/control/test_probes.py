@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from headstart.control import Controller, ModelDraftCall, ModelSlot, Outcome, Step
-from headstart.control.probes import PROBE_SHARE, PROBE_TOKENS, Probes
+from headstart.control.probes import PROBE_SHARE, PROBE_TOKENS, Probes, ProbeSlot
 
 STEP = Step(1, 1, 1000)
 PLAIN_MS, ROUND_MS, READ_MS = 50.0, 5.0, 0.5
@@ -24,15 +25,46 @@ def make_controller() -> Controller:
     return controller
 
 
-def answer(controller: Controller, seq_id: int, prompt: int, *, is_good: bool) -> tuple[int, float]:
-    """One request: draft tokens that were accepted, and milliseconds that drafting took."""
-    unread, at, accepted, spent = prompt, 0, 0, 0.0
+def choose(
+    probes: Probes,
+    seq_ids: Sequence[int],
+    reading: Sequence[float],
+    hope: float,
+    known: Sequence[bool],
+    price: float = 1.0,
+) -> int | None:
+    """Slots of a model that has to read everything."""
+    slots = [ProbeSlot(i, r, r, hope, k) for i, r, k in zip(seq_ids, reading, known, strict=True)]
+    return probes.choose(slots, price)
+
+
+def answer(
+    controller: Controller,
+    seq_id: int,
+    prompt: int,
+    *,
+    is_good: bool,
+    can_skip: bool = False,
+    needs_all: bool = False,
+) -> tuple[int, float]:
+    """One request: draft tokens that were accepted, and milliseconds that drafting took.
+
+    can_skip: the model can leave out the middle of the prompt; needs_all: but is useless then.
+    """
+    unread, gap, at, accepted, spent = prompt, 0, 0, 0, 0.0
     controller.begin(seq_id, "")
     while at < ANSWER:
-        slot = ModelSlot(seq_id, 16, catch_up=unread, num_answered=at, num_left=ANSWER - at)
+        recent = min(unread, READ_A_CALL) if can_skip else None
+        catch_up = prompt + at if gap else unread
+        slot = ModelSlot(seq_id, 16, catch_up, num_answered=at, num_left=ANSWER - at, recent=recent)
         (allowance,) = controller.plan_model("model", [slot], STEP)
         matched = 0
         if allowance.max_tokens:
+            if allowance.can_skip and recent is not None:
+                gap += unread - recent
+                unread = recent
+            elif gap:
+                unread, gap = catch_up, 0
             num_read = min(READ_A_CALL, unread)
             unread -= num_read
             length = 0 if unread else allowance.max_tokens
@@ -45,7 +77,7 @@ def answer(controller: Controller, seq_id: int, prompt: int, *, is_good: bool) -
             )
             controller.observe_draft(call, STEP)
             if length:
-                matched = length if is_good else 0
+                matched = length if is_good and not (gap and needs_all) else 0
                 outcome = Outcome(seq_id, "model", scores, matched, min(matched + 1, length))
                 controller.record(outcome)
                 accepted += matched
@@ -75,40 +107,86 @@ def test_a_model_that_became_good_is_used_again_on_long_prompts(
     assert sum(accepted[-10:]) > 0.5 * 10 * ANSWER
 
 
+@pytest.mark.parametrize("prompt", [500, 1000])
+def test_a_model_that_became_good_is_soon_seen_to_be_where_it_can_skip_most_of_a_prompt(
+    prompt: int,
+) -> None:
+    """Not if a probe reads all of it."""
+    controller = make_controller()
+    for seq_id in range(30):
+        answer(controller, seq_id, prompt, is_good=False, can_skip=True)
+    accepted = [
+        answer(controller, i, prompt, is_good=True, can_skip=True)[0] for i in range(50, 62)
+    ]
+    assert sum(accepted[-4:]) > 0.5 * 4 * ANSWER
+
+
+def test_a_model_that_is_good_only_with_the_whole_text_is_used_again_too() -> None:
+    controller = make_controller()
+    for seq_id in range(30):
+        answer(controller, seq_id, 1000, is_good=False, can_skip=True)
+    accepted = [
+        answer(controller, i, 1000, is_good=True, can_skip=True, needs_all=True)[0]
+        for i in range(100, 220)
+    ]
+    assert sum(accepted[-10:]) > 0.5 * 10 * ANSWER
+
+
+@pytest.mark.parametrize("can_skip", [False, True])
 @pytest.mark.parametrize("prompt", [200, 1000, 4000])
-def test_a_useless_model_costs_little_however_long_the_prompts_are(prompt: int) -> None:
+def test_a_useless_model_costs_little_however_long_the_prompts_are(
+    prompt: int, can_skip: bool
+) -> None:
     controller, num_requests = make_controller(), 200
-    spent = sum(answer(controller, i, prompt, is_good=False)[1] for i in range(num_requests))
+    spent = sum(
+        answer(controller, i, prompt, is_good=False, can_skip=can_skip)[1]
+        for i in range(num_requests)
+    )
     # what it may cost in the long run, and one prompt to find out
-    assert spent < 1.5 * PROBE_SHARE * num_requests * ANSWER * PLAIN_MS + prompt * READ_MS
+    share = 1.5 * PROBE_SHARE * (1 + can_skip)
+    assert spent < share * num_requests * ANSWER * PLAIN_MS + prompt * READ_MS
+
+
+def test_probes_go_on_where_they_are_right_and_are_paid_later() -> None:
+    probes = Probes(savings=4.0, has_credit=False)
+    slot, num_probes = ProbeSlot(7, 40.0, 2.0, 99.0, is_known=False), 0
+    for _ in range(20):
+        if probes.choose([slot], 0.3) is not None:
+            num_probes += 1
+            probes.called([7], 1.0)
+            slot = slot._replace(recent=0.0, is_known=True)
+            probes.was_right(7)
+    assert num_probes >= 9
+    assert probes.savings < -5.0
+    probes.was_wrong(7)
+    probes.steps = probes.wait
+    assert probes.choose([slot], 0.3) is None
 
 
 def test_reading_that_has_begun_goes_on_and_is_charged_as_it_happens() -> None:
     probes = Probes(savings=30.0)
     reading = [10.0, 20.0]
-    assert (
-        probes.choose([7, 8], reading, [99.0, 99.0], [False, False], 1.0) is None
-    )  # one step after the last
-    assert probes.choose([7, 8], reading, [99.0, 99.0], [False, False], 1.0) == 0
+    assert choose(probes, [7, 8], reading, 99.0, [False, False]) is None  # one step after the last
+    assert choose(probes, [7, 8], reading, 99.0, [False, False]) == 0
     for left in (7.0, 4.0, 1.0):
         probes.called([], 3.0)
         probes.save()
-        assert probes.choose([7, 8], [left, 0.0], [99.0, 99.0], [False, False], 1.0) == 0
+        assert choose(probes, [7, 8], [left, 0.0], 99.0, [False, False]) == 0
     probes.called([7], 1.0)
     assert probes.savings == pytest.approx(30.0 - 10.0 + 3 * PROBE_SHARE)
-    assert probes.choose([7, 8], [0.0, 20.0], [99.0, 99.0], [True, False], 1.0) is None
+    assert choose(probes, [7, 8], [0.0, 20.0], 99.0, [True, False]) is None
 
 
 def test_reading_does_not_begin_before_it_can_be_paid_to_its_end() -> None:
     probes = Probes(savings=10.0, has_credit=False)
     for _ in range(10):
-        assert probes.choose([7], [10.0], [99.0], [False], 1.0) is None
-    assert probes.choose([8], [0.0], [99.0], [False], PROBE_TOKENS * 0.1) == 0
+        assert choose(probes, [7], [10.0], 99.0, [False]) is None
+    assert choose(probes, [8], [0.0], 99.0, [False], PROBE_TOKENS * 0.1) == 0
 
 
 def test_a_request_that_ends_leaves_no_reading_behind() -> None:
     probes = Probes(savings=50.0)
-    while probes.choose([7], [10.0], [99.0], [False], 1.0) is None:
+    while choose(probes, [7], [10.0], 99.0, [False]) is None:
         pass
     probes.end(7)
     assert probes.reading is None
@@ -118,7 +196,7 @@ def test_a_prompt_dearer_than_the_usual_savings_is_saved_for() -> None:
     probes = Probes()
     for _ in range(20_000):
         probes.save()
-        if probes.choose([7], [150.0], [500.0], [False], 1.0) is not None:
+        if choose(probes, [7], [150.0], 500.0, [False]) is not None:
             return
     pytest.fail("never")
 
@@ -133,25 +211,25 @@ def test_a_new_model_that_is_good_is_used_from_the_first_requests_on(prompt: int
 
 def test_the_first_prompt_is_read_on_credit_and_no_other() -> None:
     probes = Probes()
-    while probes.choose([7], [40.0], [99.0], [False], 1.0) is None:
+    while choose(probes, [7], [40.0], 99.0, [False]) is None:
         assert probes.steps < 5
     probes.called([7], 40.0)
     probes.end(7)
     for _ in range(1000):
         probes.save()
-        assert probes.choose([8], [40.0], [99.0], [False], 1.0) is None
+        assert choose(probes, [8], [40.0], 99.0, [False]) is None
 
 
 def test_no_prompt_is_read_that_a_perfect_model_would_not_earn_back() -> None:
     probes = Probes(savings=60.0)
     for _ in range(100):
-        assert probes.choose([7], [40.0], [30.0], [False], 1.0) is None
+        assert choose(probes, [7], [40.0], 30.0, [False]) is None
 
 
 def test_there_is_credit_again_when_a_prompt_was_earned_back() -> None:
     probes = Probes()
     for seq_id, num_right in ((7, 60), (8, 20)):
-        while probes.choose([seq_id], [40.0], [99.0], [False], 1.0) is None:
+        while choose(probes, [seq_id], [40.0], 99.0, [False]) is None:
             assert probes.steps < 200
         probes.called([seq_id], 40.0)
         probes.spent(seq_id, 5.0)

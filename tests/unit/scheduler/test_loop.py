@@ -12,7 +12,9 @@ from tests.harness import Model, make_requests, make_scheduler
 from headstart.scheduler.loop import SAVE_SECONDS, run_loop
 from headstart.scheduler.messages import Command, Message, Stop
 from headstart.scheduler.request import FinishEvent, Request
+from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
+from headstart.scheduler.warm_up import WarmUp, never
 
 
 class ScriptedCommands:
@@ -87,31 +89,48 @@ def test_nothing_is_written_while_there_is_nothing_new() -> None:
     )
 
 
+class SlowWarmUp(WarmUp):
+    """Needs so many looks for a request; notes when it went on, and when somebody asked."""
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], num_looks: int) -> None:
+        super().__init__(scheduler.engine, scheduler.drafting, scheduler.slots, clock, 7.0)
+        self.seen: list[tuple[int, bool]] = []
+        self._now, self._left = clock, num_looks
+
+    def go_on(self, is_interrupted: Callable[[], bool] = never) -> None:
+        while self._left:
+            self._left -= 1
+            self.seen.append((int(self._now()), is_interrupted()))
+            if self.seen[-1][1]:
+                return
+        self.is_done = True
+
+
+def warmed_up(num_looks: int, *commands: tuple[float, Command]) -> list[tuple[int, bool]]:
+    script, scheduler = ScriptedCommands(*commands), make_scheduler(Model())
+    scheduler.warm_up = warm_up = SlowWarmUp(scheduler, script.clock, num_looks)
+    run_loop(scheduler, script.receive, script.messages.append, script.clock)
+    reports = [message.report for message in script.messages if message.report]
+    assert script.messages[0].report, "it is ready before"
+    assert [r.control["is_warmed_up"] for r in (reports[0], reports[-1])] == [False, True]
+    events = [event for message in script.messages for event in message.events]
+    assert sum(isinstance(event, FinishEvent) for event in events) == len(commands) - 1
+    assert warm_up.is_done
+    return warm_up.seen
+
+
 def test_what_steps_cost_is_measured_after_readiness_and_a_request_comes_first() -> None:
-    seen: list[bool] = []
+    seen = warmed_up(6, (2.5, request(1, 5)), (10_000.0, Stop()))
+    assert seen[:3] == [(0, False), (1, False), (2, True)]
+    times = [at for at, _ in seen]
+    assert times[3] >= times[2] + 5, "it goes on when the request is over"
+    assert not any(wanted for _, wanted in seen[3:])
 
-    class Watched(ScriptedCommands):
-        def run(self) -> list[float]:
-            scheduler = make_scheduler(Model())
-            scheduler.warm_up_seconds = 7.0
 
-            def warm_up(seconds: float, is_interrupted: Callable[[], bool]) -> None:
-                assert seconds == 7.0
-                assert self.messages, "the first report comes before"
-                while not is_interrupted():
-                    seen.append(False)
-                seen.append(True)
-
-            scheduler.warm_up = warm_up  # type: ignore[method-assign]
-            run_loop(scheduler, self.receive, self.messages.append, self.clock)
-            assert scheduler.warm_up_seconds == 0.0
-            return []
-
-    commands = Watched((3.0, request(1, 5)), (10_000.0, Stop()))
-    commands.run()
-    assert seen == [False, False, True]
-    events = [event for message in commands.messages for event in message.events]
-    assert isinstance(events[-1], FinishEvent)
+def test_a_server_started_by_its_first_request_measures_afterwards() -> None:
+    seen = warmed_up(3, (0.0, request(1, 5)), (0.1, request(2, 5)), (10_000.0, Stop()))
+    assert [wanted for _, wanted in seen] == [False] * 3
+    assert 5 <= seen[0][0] < 30
 
 
 class LongStep:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 from tests.harness import (
     AUTO,
-    EOS,
     Answer,
     Model,
     check,
@@ -18,36 +16,21 @@ from tests.harness import (
     make_scheduler,
     make_speculators,
     play,
-    run,
+)
+from tests.unit.scheduler.conversations import (
+    ask,
+    conversation,
+    long,
+    tiled,
+    with_system_prompt,
 )
 
 from headstart.errors import EngineError
-from headstart.sampling import SamplingParams
 from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.loop import run_loop
 from headstart.scheduler.messages import Stop
-from headstart.scheduler.request import Request, SlotAction
-from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.types import MemoryKind
-
-
-def conversation(number: int, turn: int = 0, **fields: object) -> Request:
-    prompt = [(number * 5 + i * 3) % EOS for i in range(100 + 20 * turn)]
-    sampling = SamplingParams(temperature=0.8, seed=number, ignore_eos=True)
-    name = f"c{number}.{turn}"
-    return Request(request_id=name, prompt=prompt, sampling=sampling, max_tokens=8, **fields)
-
-
-def ask(scheduler: Scheduler, *requests: Request) -> list[int]:
-    """Prompt tokens that were read for each, one after the other; the texts must be right."""
-    read = []
-    for request in requests:
-        answers = run(scheduler, [request])
-        check(scheduler.engine, [request], answers)
-        stats = answers[request.request_id].finish.stats
-        read.append(stats.num_prompt - stats.num_cached)
-    return read
 
 
 @pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.ROLLBACK])
@@ -134,18 +117,6 @@ def test_texts_from_memory_are_the_same_with_every_speculator(names: list[str]) 
     assert scheduler.counters.prompts_restored > 0
 
 
-def tiled(**fields: object) -> Scheduler:
-    """A scheduler whose engine's attention looks at the cells of all sequences."""
-    engine = Model(context_size=1024)
-    engine.attention_tile = 64
-    return make_scheduler(engine, parallel=4, **fields)
-
-
-def long(number: int, turn: int = 0) -> Request:
-    one = conversation(number, turn)
-    return replace(one, prompt=[*one.prompt[:100], *one.prompt[:100], *one.prompt])
-
-
 def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_theirs() -> None:
     scheduler = tiled()
     assert ask(scheduler, long(1), long(2)) == [300, 300]
@@ -203,41 +174,12 @@ def test_what_is_in_main_memory_is_back_in_the_slots_when_they_are_written() -> 
     assert ask(scheduler, long(1, 1)) == [20]
 
 
-@pytest.mark.parametrize("action", ["save", "erase"])
-def test_a_slot_whose_prompt_is_in_main_memory_can_be_saved_and_erased(
-    action: str, tmp_path: Path
-) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
-    (moved,) = {0, 1} - {slot.slot_id for slot in scheduler.slots if slot.kept}
-    done = scheduler.act_on_slot(SlotAction("s", action, moved, path=str(tmp_path / "slot")))
-    assert done.num_tokens == 307
-    assert len(scheduler.memory.store) == 0
-
-
 def test_the_loop_brings_prompts_back_before_it_writes_the_slots(tmp_path: Path) -> None:
     scheduler = tiled()
     ask(scheduler, long(1), long(2))
     scheduler.kept_slots = KeptSlots(tmp_path, "model")
     run_loop(scheduler, lambda _: [Stop()], lambda _: None)
     assert len(list(tmp_path.glob("*.bin"))) == 2
-
-
-def test_a_prompt_that_main_memory_dropped_is_held_by_nobody(tmp_path: Path) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
-    (moved,) = {0, 1} - {slot.slot_id for slot in scheduler.slots if slot.kept}
-    scheduler.memory.store.take(*scheduler.memory.store.latest(1))
-    done = scheduler.act_on_slot(SlotAction("s", "save", moved, path=str(tmp_path / "slot")))
-    assert done.num_tokens == 0
-
-
-def with_system_prompt(number: int, turn: int = 0) -> Request:
-    """A conversation behind 200 tokens that all begin with; each turn adds 60."""
-    random = Random(number)
-    system = [(i * i) % EOS for i in range(200)]
-    prompt = system + [random.randrange(EOS) for _ in range(60 * (turn + 1))]
-    return replace(conversation(number), request_id=f"s{number}.{turn}", prompt=prompt)
 
 
 @pytest.mark.parametrize("users", [2, 6], ids=["empty slots are left", "more than slots"])
@@ -296,8 +238,7 @@ def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_us
     while early.request_id not in answers or not answers[early.request_id].end:
         scheduler.step()
         collect(scheduler, answers)
-    (slot,) = (slot for slot in scheduler.slots if slot.kept)
-    scheduler.memory.drop(slot, scheduler.slots)
+    assert scheduler.memory.make_room(scheduler.slots)
     engine.num_cells = 900
     scheduler.submit(late)
     check(engine, [busy, late], play(scheduler, answers=answers))
@@ -312,13 +253,3 @@ def test_a_prompt_that_cannot_be_copied_costs_nobody_an_answer(error: Exception)
     scheduler = make_scheduler(Model(), parallel=1)
     scheduler.engine.save_sequence = fail
     assert ask(scheduler, conversation(1), conversation(2), conversation(1, 1)) == [100, 100, 120]
-
-
-def test_a_slot_that_a_file_was_read_into_stands_for_that_file(tmp_path: Path) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
-    (held,) = (slot.slot_id for slot in scheduler.slots if slot.kept)
-    path = str(tmp_path / "slot")
-    for action, slot_id in [("save", held), ("restore", 1 - held), ("erase", 1 - held)]:
-        scheduler.act_on_slot(SlotAction("s", action, slot_id, path=path))
-    assert scheduler.act_on_slot(SlotAction("s", "erase", 1 - held)).num_tokens == 0

@@ -151,6 +151,18 @@ def test_a_request_that_is_preempted_counts_its_prompt_once() -> None:
     assert all(answer.finish.stats.num_cached < 20 for answer in answers.values())
 
 
+def test_a_request_that_is_preempted_and_waits_for_a_leader_counts_what_it_shares_once() -> None:
+    engine = Model(context_size=512, num_cells=330)
+    scheduler = make_scheduler(engine, parallel=3, cache_ram=0)
+    first = request("first", [5] * 150, 130)
+    others = [request(f"other{i}", [*LONG[:80], i], 100) for i in range(2)]
+    answers = run(scheduler, [first, *others])
+    check(engine, [first, *others], answers)
+    assert scheduler.counters.preemptions >= 2
+    cached = sorted(answer.finish.stats.num_cached for answer in answers.values())
+    assert cached == [0, 0, 80]
+
+
 def test_progress_never_counts_more_than_the_prompt() -> None:
     engine = Model(context_size=512, num_cells=96)
     scheduler = make_scheduler(engine, prefill_chunk=8)

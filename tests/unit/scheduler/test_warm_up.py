@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
+from tests.harness import Model, Oracle, make_scheduler, run
 
-from headstart.control.cost_samples import REFERENCE_ROWS
+from headstart.control.cost_samples import REFERENCE_ROWS, Sample
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.request import Request
+from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import (
     FILL,
     MOST_PADDING,
     ROUNDS,
     ROWS,
+    DecodeTimes,
+    WarmUp,
+    never,
     time_change,
-    time_decodes,
 )
 from headstart.testing import FakeEngine
 from headstart.types import Batch, Logits, Meanwhile
+
+
+def time_decodes(
+    engine: FakeEngine,
+    clock: Callable[[], float],
+    seconds: float,
+    num_slots: int = 1,
+    is_interrupted: Callable[[], bool] = never,
+) -> list[Sample]:
+    times, sequences = DecodeTimes(engine, clock, seconds), range(num_slots)
+    if times.can_go_on(sequences, engine.num_cells):
+        times.go_on(sequences, engine.num_cells, is_interrupted)
+    return times.samples
 
 
 def ticking(seconds: float) -> itertools.count[float]:
@@ -60,16 +80,16 @@ NOISE = [0.003, 0.0, -0.002, 0.001, 0.004, -0.001, 0.0, -0.003, 0.002, 0.001, -0
 
 def test_what_a_change_of_the_graph_takes_is_measured() -> None:
     engine = SendingEngine(0.02, NOISE)
-    assert time_change(engine, lambda: engine.now, 1) == pytest.approx(20.0, abs=4.0)
+    assert time_change(engine, lambda: engine.now, [0]) == pytest.approx(20.0, abs=4.0)
     assert not engine.cells_used()
 
 
 def test_a_change_that_does_not_show_costs_nothing() -> None:
     engine = SendingEngine(0.0, NOISE)
-    assert time_change(engine, lambda: engine.now, 1) == 0.0
+    assert time_change(engine, lambda: engine.now, [0]) == 0.0
     engine = SendingEngine(0.02, NOISE)
     engine.sends_graphs = False
-    assert time_change(engine, lambda: engine.now, 1) == 0.0
+    assert time_change(engine, lambda: engine.now, [0]) == 0.0
     assert engine.now == 0.0
 
 
@@ -110,3 +130,98 @@ def test_it_takes_little_more_time_than_it_was_given() -> None:
     samples = time_decodes(FakeEngine(context_size=4096), lambda: next(clock), 3.0)
     assert 1 <= len(samples) < len(ROWS)
     assert next(clock) < 4.0
+
+
+@pytest.mark.parametrize("num_before", [1, 2, len(ROWS), 2 * len(ROWS) + 5])
+def test_it_goes_on_where_it_was_interrupted(num_before: int) -> None:
+    engine, clock, wishes = FakeEngine(context_size=4096), ticking(1e-4), itertools.count(1)
+    times = DecodeTimes(engine, lambda: next(clock), 0.1)
+    times.go_on([0], engine.num_cells, lambda: next(wishes) >= num_before)
+    assert len(times.samples) == num_before
+    assert not times.is_done
+    times.go_on([0], engine.num_cells)
+    assert times.is_done
+    assert [sample.rows for sample in times.samples] == list(ROWS * ROUNDS)
+
+
+def a_scheduler(num_slots: int, num_prompts: int, num_cells: int = 4096) -> Scheduler:
+    """Slots of which the first hold prompts that were answered."""
+    scheduler = make_scheduler(Model(num_cells=num_cells), parallel=num_slots)
+    prompts = [[1 + index] * 20 for index in range(num_prompts)]
+    wanted = [Request(request_id=str(i), prompt=p, max_tokens=4) for i, p in enumerate(prompts)]
+    run(scheduler, wanted)
+    assert sum(bool(slot.kept) for slot in scheduler.slots) == num_prompts
+    return scheduler
+
+
+def a_warm_up(scheduler: Scheduler) -> WarmUp:
+    clock = ticking(1e-4)
+    engine, drafting, slots = scheduler.engine, scheduler.drafting, scheduler.slots
+    return WarmUp(engine, drafting, slots, lambda: next(clock), 0.1)
+
+
+@pytest.mark.parametrize(("num_slots", "num_prompts"), [(1, 1), (3, 1), (3, 3), (4, 0)])
+def test_slots_keep_what_they_hold(num_slots: int, num_prompts: int) -> None:
+    scheduler = a_scheduler(num_slots, num_prompts)
+    assert isinstance(scheduler.engine, FakeEngine)
+    before = dict(scheduler.engine.cache)
+    warm_up = a_warm_up(scheduler)
+    warm_up.go_on()
+    assert warm_up.is_done
+    assert scheduler.drafting.knows_costs(max(ROWS))
+    assert {s: cells for s, cells in scheduler.engine.cache.items() if cells} == before
+
+
+def test_where_every_sequence_holds_something_it_waits() -> None:
+    scheduler = a_scheduler(2, 2)
+    scheduler.engine.padding_sequence = None
+    warm_up = a_warm_up(scheduler)
+    warm_up.go_on()
+    assert not warm_up.is_done
+    scheduler.engine.clear(1)
+    scheduler.slots[1].hold([])
+    warm_up.go_on()
+    assert warm_up.is_done
+
+
+@pytest.mark.parametrize("num_free", [0, 3, 4, 8, 40, 200])
+def test_it_takes_no_more_cells_than_are_free(num_free: int) -> None:
+    scheduler = a_scheduler(1, 1)
+    assert isinstance(scheduler.engine, FakeEngine)
+    scheduler.engine.num_cells = scheduler.engine.cells_used() + num_free
+    warm_up = a_warm_up(scheduler)
+    warm_up.go_on()  # the engine refuses a decode without cells
+    assert warm_up.is_done == (num_free >= 2 * REFERENCE_ROWS)
+
+
+def test_nothing_is_timed_that_is_known_from_an_earlier_start() -> None:
+    scheduler = a_scheduler(2, 0)
+    a_warm_up(scheduler).go_on()
+    assert a_warm_up(scheduler).is_done
+
+
+class Priced(Oracle):
+    """A draft model that says how often it was timed."""
+
+    is_model = True
+    num_timed = 0
+
+    def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float]:
+        self.num_timed += 1
+        return 1.0, 0.1
+
+
+@pytest.mark.parametrize("num_prompts", [0, 1])
+def test_draft_models_are_timed_once_and_only_while_their_caches_are_empty(
+    num_prompts: int,
+) -> None:
+    scheduler = a_scheduler(2, num_prompts)
+    model = Priced(Model(), [])
+    guarded = GuardedSpeculator(model, scheduler.engine.vocab_size)
+    scheduler.drafting.speculators = {"oracle": guarded}
+    warm_up, wishes = a_warm_up(scheduler), itertools.count(1)
+    warm_up.go_on(lambda: next(wishes) > 30)
+    assert model.num_timed == 0, "a request came first"
+    warm_up.go_on()
+    warm_up.go_on()
+    assert model.num_timed == (num_prompts == 0)
