@@ -18,7 +18,7 @@ from benchmarks.simulated_slots import (
 from benchmarks.simulated_texts import make_model_text
 
 from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, SlotDraft, Step
-from headstart.control.values import NO_ALLOWANCE
+from headstart.control.values import NO_ALLOWANCE, with_gap
 
 READ_A_CALL = 256  # tokens that a draft model reads in one call, as DraftModelSpeculator
 
@@ -113,6 +113,7 @@ class AutoModel:
         self.simulation, self.controller = simulation, controller
         self.context, self.num_drafts = CONTEXT, 0
         controller.trust_scores("model")
+        controller.trust_scores(with_gap("model"))
         plain, model = simulation.cost(1), simulation.model
         controller.learn_draft_costs("model", model.round_share * plain, model.read_share * plain)
 
@@ -138,6 +139,7 @@ class AutoModel:
                 slots[i].close_gap()
         num_read = read_prompts([slots[i] for i in asked])
         drafting = [i for i in asked if not slots[i].unread]
+        names = [with_gap("model") if allowance.can_skip else "model" for allowance in allowed]
         for i in asked:
             if slots[i].unread:
                 allowed[i] = NO_ALLOWANCE
@@ -147,7 +149,8 @@ class AutoModel:
         for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:
-                slots[i].pending.append((slots[i].at, scores[i], slots[i].run(len(scores[i]))))
+                matched = slots[i].run(len(scores[i]))
+                slots[i].pending.append((slots[i].at, scores[i], matched, names[i]))
         milliseconds = self.simulation.draft_ms(allowed, scores, num_read)
         self.num_drafts += len(drafting)
         if asked:
@@ -161,8 +164,8 @@ class AutoModel:
             )
             self.controller.observe_draft(run, step)
         drafts = [
-            SlotDraft(self.controller.survival("model", s, slot.seq_id) if s else ())
-            for slot, s in zip(slots, scores, strict=True)
+            SlotDraft(self.controller.survival(name, s, slot.seq_id) if s else ())
+            for slot, s, name in zip(slots, scores, names, strict=True)
         ]
         plan = self.controller.plan(drafts, step, milliseconds)
         return Choice(plan.lengths, milliseconds, plan.num_padding_rows)
@@ -170,7 +173,7 @@ class AutoModel:
     def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
         self.controller.observe_step(num_rows, self.context, milliseconds)
         for slot in slots:
-            slot.pending = settle(self.controller, "model", slot)
+            slot.pending = settle(self.controller, slot)
 
     def ends(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:

@@ -38,7 +38,7 @@ class AutoRollback(AutoText):
                 continue
             scores = [place.confidence] * LONGEST
             survival = self.controller.survival("text", scores, slot.seq_id)
-            slot.pending.append((slot.at, scores, slot.run()))
+            slot.pending.append((slot.at, scores, slot.run(), "text"))
             is_free = not self._again.get(slot.first_id)
             drafts.append(SlotDraft(survival[:longest] if is_free else ()))
         self.context = self.simulation.context(slots)

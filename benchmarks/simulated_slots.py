@@ -35,8 +35,8 @@ class Slot:
     text: list[Place]
     first_id: int
     at: int = 0
-    # place, scores, matched
-    pending: list[tuple[int, list[float], int]] = field(default_factory=list)
+    # place, scores, matched, whose
+    pending: list[tuple[int, list[float], int, str]] = field(default_factory=list)
     prompt: int = 0  # tokens of every request's prompt
     read: int = 0  # tokens of prompt and answer that the draft model has read
     read_for: int = -1  # the request of `read`
@@ -297,7 +297,7 @@ class AutoText:
                 continue
             scores = [place.confidence] * LONGEST
             drafts.append(SlotDraft(self.controller.survival("text", scores, slot.seq_id)))
-            slot.pending.append((slot.at, scores, slot.run()))
+            slot.pending.append((slot.at, scores, slot.run(), "text"))
         self.context = self.simulation.context(slots)
         step = Step(len(slots), len(slots), self.context, can_pad=self.simulation.can_pad)
         plan = self.controller.plan(drafts, step)
@@ -313,26 +313,23 @@ class AutoText:
     def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
         self.controller.observe_step(num_rows, self.context, milliseconds)
         for slot in slots:
-            slot.pending = settle(self.controller, "text", slot)
+            slot.pending = settle(self.controller, slot)
 
     def ends(self, seq_ids: Sequence[int]) -> None:
         for seq_id in seq_ids:
             self.controller.end(seq_id, self.simulation.answer)
 
 
-def settle(
-    controller: Controller, speculator: str, slot: Slot
-) -> list[tuple[int, list[float], int]]:
+def settle(controller: Controller, slot: Slot) -> list[tuple[int, list[float], int, str]]:
     """Record the drafts whose fate is known; return the others of this request."""
     waiting = []
-    for at, scores, matched in slot.pending:
+    for at, scores, matched, name in slot.pending:
         if slot.at // slot.answer != at // slot.answer:
             continue
-        if slot.at < at + min(matched + 1, len(scores)):
-            waiting.append((at, scores, matched))
-            continue
         labelled = min(matched + 1, len(scores))
-        controller.record(
-            Outcome(slot.first_id + at // slot.answer, speculator, scores, matched, labelled)
-        )
+        if slot.at < at + labelled:
+            waiting.append((at, scores, matched, name))
+            continue
+        seq_id = slot.first_id + at // slot.answer
+        controller.record(Outcome(seq_id, name, scores, matched, labelled))
     return waiting

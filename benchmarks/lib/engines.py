@@ -72,6 +72,9 @@ class WrappedEngine:
     def keep_for_draft(self, seq_id: int) -> bool:
         return self._engine.keep_for_draft(seq_id)
 
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        self._engine.share_prefix(source, target, length)
+
     def clear(self, seq_id: int) -> None:
         self._engine.clear(seq_id)
 
@@ -209,6 +212,9 @@ class SilentEngine:
     def keep_for_draft(self, seq_id: int) -> bool:
         """There is no cache."""
         return True
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """There is no cache."""
 
     def clear(self, seq_id: int) -> None:
         """There is no cache."""

@@ -112,3 +112,21 @@ def test_a_list_of_tokens_that_cannot_be_is_refused(
     (tmp_path / "a.bin").write_bytes(head + np.array(numbers, "<i4").tobytes())
     with pytest.raises(InvalidParameterError, match=says):
         engine.read_sequence(0, tmp_path / "a.bin")
+
+
+def test_two_sequences_that_begin_alike_share_cells_afterwards(engine: LlamaEngine) -> None:
+    if engine.memory is not MemoryKind.CUT:
+        return
+    engine.clear(0)
+    engine.clear(1)
+    text = [3 + i % 30 for i in range(100)]
+    decode(engine, 0, 0, text)
+    expected = decode(engine, 0, len(text), [50])
+    assert engine.truncate(0, len(text))
+    assert engine.restore_sequence(1, engine.save_sequence(0))
+    engine.share_prefix(0, 1, 90)
+    decode(engine, 0, len(text), [5] * (engine.num_cells - len(text) - 20))
+    assert np.allclose(decode(engine, 1, len(text), [50]), expected, atol=0.05)
+    engine.clear(0)
+    assert engine.truncate(1, len(text))
+    assert np.allclose(decode(engine, 1, len(text), [50]), expected, atol=0.05)

@@ -26,6 +26,7 @@ class Decision(NamedTuple):
     length: int = 0
     limit: int = 0
     value: float = 0.0  # expected tokens above the price
+    can_skip: bool = False  # the middle of long texts is left out
 
 
 NO_DECISION = Decision()

@@ -27,12 +27,14 @@ from headstart.control.model_length import NO_DECISION, Decision, Price, better
 from headstart.control.model_state import ModelState
 from headstart.control.probes import PROBE_TOKENS, ProbeSlot
 from headstart.control.values import (
+    GAP,
     NO_ALLOWANCE,
     Allowance,
     ModelDraftCall,
     ModelSlot,
     Outcome,
     Step,
+    with_gap,
 )
 
 ALL = 0  # a model is planned for all requests at once
@@ -68,11 +70,15 @@ class ModelDraftPlanner:
         ]
         if not auto:
             return allowances
-        if self._calibration.num_labels(speculator) < LABELS_OF_ONE:
+        if self._num_labels(speculator) < LABELS_OF_ONE:
             auto = self._with_one_to_read(drafter, slots, auto, self._plain(step))
         drafter.probes.save()
         asking = [slots[i] for i in auto]
-        choice = self._best(speculator, asking, step, optimistic=False)
+        choice = self._best(speculator, asking, step)
+        if any(slot.can_skip for slot in asking):
+            skipping = self._best(speculator, asking, step, can_skip=True)
+            if skipping.value > choice.value:
+                choice = skipping
         rate = self._budget.rate(step.num_slots, self._plain(step))
         drafter.expected_ms = choice.value / rate
         drafter.gain = choice.value / max(1, len(choice.slots))
@@ -83,18 +89,19 @@ class ModelDraftPlanner:
         if choice.slots:
             drafter.limit = choice.limit
             for j in choice.slots:
-                drafter.catch_up.granted(asking[j])
-                length = min(asking[j].max_tokens, choice.length)
-                allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit])
+                slot, can_skip = asking[j], choice.can_skip and asking[j].can_skip
+                self._state(speculator, can_skip=can_skip).catch_up.granted(slot)
+                length = min(slot.max_tokens, choice.length)
+                allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit], can_skip)
         elif not any(fixed):
-            probed = self._probe(drafter, asking, step)
+            probed = self._probe(speculator, asking, step)
             if probed is not None:
                 length = min(asking[probed].max_tokens, PROBE_TOKENS)
-                can_skip = drafter.probes.can_skip
+                can_skip = drafter.probes.can_skip and asking[probed].can_skip
                 allowances[auto[probed]] = Allowance(length, can_skip=can_skip)
         for i in auto:
             if allowances[i] is NO_ALLOWANCE:
-                drafter.skip(slots[i].seq_id)
+                self._skip(speculator, slots[i].seq_id)
         return allowances
 
     def plan_together(
@@ -105,7 +112,7 @@ class ModelDraftPlanner:
             asked,
             plan,
             lambda name: self._drafter(name).gain,
-            lambda name, seq_id: self._drafter(name).skip(seq_id),
+            self._skip,
             lambda name, tokens: self._drafter(name).probes.charge(tokens),
         )
 
@@ -149,15 +156,19 @@ class ModelDraftPlanner:
         for seq_id, allowance, confidence in zip(
             run.seq_ids, run.allowances, run.confidences, strict=True
         ):
-            survival = self._calibration.survival(run.speculator, confidence, seq_id)
-            drafter.learn(seq_id, confidence, survival, allowance)
-            drafter.catch_up.drafted(seq_id, sum(survival))
-        drafter.forget()
+            name = with_gap(run.speculator) if allowance.can_skip else run.speculator
+            survival, state = (
+                self._calibration.survival(name, confidence, seq_id),
+                self._drafter(name),
+            )
+            state.learn(seq_id, confidence, survival, allowance)
+            state.catch_up.drafted(seq_id, sum(survival))
+            state.forget()
         return is_probe
 
     def record(self, outcome: Outcome) -> None:
         """What became of a draft, also of one that was only a probe."""
-        drafter = self.drafters.get(outcome.speculator)
+        drafter = self.drafters.get(outcome.speculator.removesuffix(GAP))
         if drafter is None:
             return
         drafter.probes.matched(outcome.seq_id, outcome.num_matched - outcome.num_known)
@@ -200,6 +211,7 @@ class ModelDraftPlanner:
                 "probe_after": drafter.probes.wait,
             }
             for name, drafter in self.drafters.items()
+            if not name.endswith(GAP)
         }
 
     def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> Decision:
@@ -220,31 +232,48 @@ class ModelDraftPlanner:
         return choice
 
     def _best(
-        self, speculator: str, slots: Sequence[ModelSlot], step: Step, *, optimistic: bool
+        self,
+        speculator: str,
+        slots: Sequence[ModelSlot],
+        step: Step,
+        *,
+        optimistic: bool = False,
+        can_skip: bool = False,
     ) -> Decision:
         """The choice worth most; NO_DECISION if none pays."""
         longest = min(max(slot.max_tokens for slot in slots), step.max_draft_rows)
         if longest < 1:
             return NO_DECISION
-        drafter, acceptance = self._drafter(speculator), self._calibration.mean(speculator)
+        drafter, skips = self._drafter(speculator), [can_skip and slot.can_skip for slot in slots]
+        states = [self._state(speculator, can_skip=skip) for skip in skips]
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
         curve = self._cost.curve(
             most_rows, step.context, optimistic=optimistic, can_fill=step.can_pad
         )
         plain = self._plain(step) if optimistic else curve[step.num_slots]
-        is_unread = not any(drafter.catch_up.has_drafted(slot) for slot in slots)
+        is_unread = not any(self._has_drafted(speculator, slot) for slot in slots)
         rate = self._budget.rate(step.num_slots, plain, is_unread=is_unread)
         token_price = rate * drafter.cost.token(plain)
-        reading = [self._reading(drafter, slot, token_price) for slot in slots]
+        reading = [
+            self._reading(state, slot, token_price * (slot.num_recent if skip else slot.catch_up))
+            for state, slot, skip in zip(states, slots, skips, strict=True)
+        ]
         # each pays its own lead, though those of several slots are decoded together
         lead_price = rate * drafter.cost.round(len(slots), plain)
         slots = [_with_lead_paid(slot, lead_price) if slot.lead else slot for slot in slots]
         price = Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
         num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
+        acceptance = [
+            self._calibration.mean(name)
+            for name in (speculator, with_gap(speculator))[: 1 + can_skip]
+        ]
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
-            forecasts = [drafter.forecast(slot.seq_id, t, acceptance) for slot in slots]
+            forecasts = [
+                state.forecast(slot.seq_id, t, acceptance[skip])
+                for state, slot, skip in zip(states, slots, skips, strict=True)
+            ]
             best = better(best, slots, t, forecasts, price, num_lengths)
-        return best
+        return best._replace(can_skip=can_skip)
 
     @staticmethod
     def _with_one_to_read(
@@ -257,16 +286,15 @@ class ModelDraftPlanner:
         first = min(asking, key=lambda i: slots[i].catch_up)
         return [i for i in asking if i == first or slots[i].catch_up <= short]
 
-    def _reading(self, drafter: ModelState, slot: ModelSlot, rate: float) -> float:
+    def _reading(self, state: ModelState, slot: ModelSlot, price: float) -> float:
         """Tokens that each token of this slot's next step has to earn for what the model has to
-        read first.
+        read first, at this price.
         """
-        if not slot.catch_up:
-            return 0.0
-        return rate * slot.catch_up * drafter.catch_up.part(self._answers.left(slot))
+        return price * state.catch_up.part(self._answers.left(slot)) if price else 0.0
 
-    def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
+    def _probe(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
+        drafter = self._drafter(speculator)
         plain = self._plain(step)
         drafter.probes.saved_by_token = 1.0 / step.num_slots
         token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
@@ -277,7 +305,7 @@ class ModelDraftPlanner:
                 token * slot.catch_up + round_price * slot.lead,
                 token * slot.num_recent + round_price * slot.lead,
                 saved * self._answers.left(slot) / step.num_slots,
-                slot.seq_id in drafter.requests,
+                slot.seq_id in self._state(speculator, can_skip=slot.can_skip).requests,
             )
             for slot in slots
         ]
@@ -312,6 +340,25 @@ class ModelDraftPlanner:
     def _plain(self, step: Step) -> float:
         curve = self._cost.curve(step.num_slots, step.context, can_fill=step.can_pad)
         return curve[step.num_slots]
+
+    def _state(self, speculator: str, *, can_skip: bool) -> ModelState:
+        """What a model's drafts are like, with the middle of the text left out or not."""
+        return self._drafter(with_gap(speculator) if can_skip else speculator)
+
+    def _has_drafted(self, speculator: str, slot: ModelSlot) -> bool:
+        if self._drafter(speculator).catch_up.has_drafted(slot):
+            return True
+        return slot.can_skip and self._state(speculator, can_skip=True).catch_up.has_drafted(slot)
+
+    def _num_labels(self, speculator: str) -> float:
+        names = speculator, with_gap(speculator)
+        return sum(map(self._calibration.num_labels, names))
+
+    def _skip(self, speculator: str, seq_id: int) -> None:
+        """No draft of this model for this request."""
+        for name in (speculator, with_gap(speculator)):
+            if (state := self.drafters.get(name)) is not None:
+                state.skip(seq_id)
 
     def _drafter(self, speculator: str) -> ModelState:
         drafter = self.drafters.get(speculator)

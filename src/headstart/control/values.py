@@ -8,6 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+GAP = "+gap"
+
+
+def with_gap(speculator: str) -> str:
+    """The name under which control knows what a model is like that leaves out text."""
+    return f"{speculator}{GAP}"
+
 
 @dataclass(slots=True)
 class Step:
@@ -66,9 +73,14 @@ class ModelSlot:
     recent: int | None = None  # as `catch_up`, if it leaves out the middle; None: it cannot
 
     @property
+    def can_skip(self) -> bool:
+        """Whether the model has far less to read if it leaves out the middle."""
+        return self.recent is not None and 2 * self.recent <= self.catch_up and self.catch_up > 0
+
+    @property
     def num_recent(self) -> int:
         """The least that the model has to read."""
-        return self.catch_up if self.recent is None else min(self.recent, self.catch_up)
+        return self.recent if self.recent is not None and self.can_skip else self.catch_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ class Allowance:
 
     max_tokens: int = 0
     min_confidence: float = 0.0
-    can_skip: bool = False  # it may leave out the middle of a long text
+    can_skip: bool = False  # it leaves out the middle of the text
 
 
 NO_ALLOWANCE = Allowance()

@@ -344,6 +344,9 @@ class LlamaEngine:
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return self._sequences.copy_prefix(source, target, length)
 
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        self._sequences.share_prefix(source, target, length)
+
     def clear(self, seq_id: int) -> None:
         self._sequences.clear(seq_id)
 

@@ -67,6 +67,9 @@ class EncoderEngine:
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         return False
 
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        return
+
     def clear(self, seq_id: int) -> None:
         return
 

@@ -171,6 +171,12 @@ class Sequences:
         self.checkpoints.share(source, target, length)
         return True
 
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """Let `target` use the cells of `source` for the first tokens, which both hold."""
+        if self.rules.kind is MemoryKind.CUT and not self.rules.is_split:
+            api.llama_memory_seq_rm(self._memory, target, 0, length)
+            self._copy(source, target, length)
+
     def clear(self, seq_id: int) -> None:
         """Forget the sequence and free its cells."""
         self._lengths.pop(seq_id, None)

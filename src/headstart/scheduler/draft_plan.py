@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from headstart.control.controller import Controller
-from headstart.control.values import NO_ALLOWANCE, NO_SLOT_DRAFT, Allowance, ModelSlot, SlotDraft
+from headstart.control.values import (
+    NO_ALLOWANCE,
+    NO_SLOT_DRAFT,
+    Allowance,
+    ModelSlot,
+    SlotDraft,
+    with_gap,
+)
 from headstart.grammar.draft_legality import MatcherLegality
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name, splice
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
@@ -37,6 +44,7 @@ class DraftPlan:
     # decodes in which the model being asked reads the text's draft; None: it cannot continue it
     rounds_behind: int | None = 0
     allowance: Allowance = NO_ALLOWANCE  # to it
+    skipping: str = ""  # the model that leaves out the middle of the text
     reason: str = ""  # why there is no draft
     # why a speculator has none, where it is its own doing
     reasons: dict[str, str] = field(default_factory=dict)
@@ -142,6 +150,8 @@ class DraftPlan:
 
     def control_name(self, speculator: str) -> str:
         """The name under which control knows this speculator here."""
+        if speculator == self.skipping:
+            speculator = with_gap(speculator)
         legality = self.active.legality
         is_constrained = legality is not None and legality.is_active
         return constrained_name(speculator) if is_constrained else speculator

@@ -19,7 +19,7 @@ from headstart.cache.prompt_store import Data
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
-from headstart.control.values import NO_SLOT_DRAFT, Step
+from headstart.control.values import NO_SLOT_DRAFT, Step, with_gap
 from headstart.scheduler.ask_timer import AskTimer
 from headstart.scheduler.batching import DraftLimit
 from headstart.scheduler.corpus import read_corpus
@@ -80,6 +80,9 @@ class Drafting:
             if speculator.speculator.scores_are_probabilities:
                 controller.trust_scores(speculator.name)
                 controller.trust_scores(constrained_name(speculator.name))
+                if speculator.is_model:
+                    controller.trust_scores(with_gap(speculator.name))
+                    controller.trust_scores(constrained_name(with_gap(speculator.name)))
 
     def time_models(self, clock: Callable[[], float]) -> None:
         """Measure what draft models cost, before the first request."""

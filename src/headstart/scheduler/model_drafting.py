@@ -78,6 +78,7 @@ class ModelDrafting:
                 plan.miss(speculator, FAILED if has_failed else BELOW_BREAK_EVEN)
             else:
                 plan.allowance = allowance
+                plan.skipping = speculator.name if allowance.can_skip else ""
                 allowed.append(plan)
         return self._run_model(speculator, allowed, step) if allowed else 0.0
 

@@ -120,6 +120,9 @@ class ObservedEngine:
                 reader.truncate(target, 0)
         return is_copied
 
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        self._engine.share_prefix(source, target, length)
+
     def clear(self, seq_id: int) -> None:
         self._engine.clear(seq_id)
         if seq_id != self.padding_sequence:

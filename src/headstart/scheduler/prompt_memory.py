@@ -79,8 +79,11 @@ class PromptMemory:
         if common_prefix_length(stored.tokens, slot.kept) < len(slot.kept):
             self.keep(slot, slots)
         slot.hold([])
-        while not self.restore(stored, slot):
-            if not self.make_room(slots):
+        # where another slot has most of it, no other prompt makes room for the rest
+        num_here = max((num_shared(one, active) for one in slots if one is not slot), default=0)
+        is_here = 2 * num_here > len(stored.tokens)
+        while not self.restore(stored, slot, slots):
+            if is_here or not self.make_room(slots):
                 self.store.put(stored)
                 return find_slot(slots, active, self._engine) or Placement(slot)
         known = num_shared(slot, active)
@@ -160,9 +163,9 @@ class PromptMemory:
         if stored is None:
             return
         self.store.take(stored)  # what makes room may need its place in the store
-        is_back = self.restore(stored, slot)
+        is_back = self.restore(stored, slot, slots)
         while not is_back and self.make_room(slots):
-            is_back = self.restore(stored, slot)
+            is_back = self.restore(stored, slot, slots)
         if not is_back or num_tokens < len(stored.tokens):
             self.store.put(stored)
         if not is_back:
@@ -195,7 +198,7 @@ class PromptMemory:
         """Fill empty slots with the prompts in main memory that were used last."""
         empty = [slot for slot in slots if slot.active is None and not slot.kept]
         for stored, slot in zip(self.store.latest(len(empty)), empty, strict=False):
-            if self.restore(stored, slot):
+            if self.restore(stored, slot, slots):
                 self.store.take(stored)
 
     def keep(self, slot: Slot, slots: Sequence[Slot]) -> bool:
@@ -248,8 +251,11 @@ class PromptMemory:
             return length
         return max((c.length for c in parts[1] if c.length <= length), default=0)
 
-    def restore(self, stored: StoredPrompt, slot: Slot) -> bool:
-        """Put a stored prompt into an idle slot, whose own is lost; False if there is no room."""
+    def restore(self, stored: StoredPrompt, slot: Slot, slots: Sequence[Slot]) -> bool:
+        """Put a stored prompt into an idle slot, whose own is lost; False if there is no room.
+
+        It shares the cells of what it has in common with another slot.
+        """
         started = self._clock()
         data = dict(stored.data)
         if not self._engine.restore_sequence(slot.slot_id, data.pop(TARGET)):
@@ -257,6 +263,9 @@ class PromptMemory:
             return False
         slot.hold(list(stored.tokens), num_prompt=stored.num_prompt)
         slot.namespace = stored.namespace
+        source, num_common = _alike(slot, slots)
+        if source is not None and num_common >= LEAST_TOKENS:
+            self._engine.share_prefix(source.slot_id, slot.slot_id, num_common)
         self._speculators.restore_sequences(slot.slot_id, data)
         self._counters.prompts_restored += 1
         self._counters.prompt_tokens_restored += len(stored.tokens)
@@ -269,12 +278,20 @@ def _num_own(slot: Slot, slots: Sequence[Slot]) -> int:
     """Tokens of an idle slot behind the longest prefix that it has in common with another slot,
     whose cells the two may share.
     """
-    shared = (
-        common_prefix_length(other.cached, slot.kept)
-        for other in slots
-        if other is not slot and other.namespace == slot.namespace
-    )
-    return len(slot.kept) - max(shared, default=0)
+    return len(slot.kept) - _alike(slot, slots)[1]
+
+
+def _alike(slot: Slot, slots: Sequence[Slot]) -> tuple[Slot | None, int]:
+    """The slot that has most in common with an idle one, and how many tokens that is."""
+    best, longest = None, 0
+    for other in slots:
+        if other is slot or other.namespace != slot.namespace:
+            continue
+        known = min(other.num_cached, other.num_exact)
+        shared = min(known, common_prefix_length(other.cached, slot.kept))
+        if shared > longest:
+            best, longest = other, shared
+    return best, longest
 
 
 def _holds(slot: Slot, other: Slot) -> bool:

@@ -293,6 +293,11 @@ class FakeEngine:
         self.checkpoints.share(source, target, length)
         return True
 
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        texts = (self.cache[source][:length], self.cache[target][:length])
+        assert texts[0] == texts[1], "of another text"
+        assert len(texts[0]) == length, "not in the cache"
+
     def clear(self, seq_id: int) -> None:
         self.cache.pop(seq_id, None)
         self._last_rows.pop(seq_id, None)

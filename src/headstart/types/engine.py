@@ -218,6 +218,11 @@ class Engine(Protocol):
         and `target` is empty.
         """
 
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """Let `target` use the cells of `source` for the first `length` tokens, which are the same
+        in both, and free its own; nothing where cells are not shared.
+        """
+
     def clear(self, seq_id: int) -> None:
         """Forget the sequence and free its cells."""
 

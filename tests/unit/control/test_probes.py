@@ -9,6 +9,7 @@ import pytest
 
 from headstart.control import Controller, ModelDraftCall, ModelSlot, Outcome, Step
 from headstart.control.probes import PROBE_SHARE, PROBE_TOKENS, Probes, ProbeSlot
+from headstart.control.values import with_gap
 
 STEP = Step(1, 1, 1000)
 PLAIN_MS, ROUND_MS, READ_MS = 50.0, 5.0, 0.5
@@ -17,7 +18,8 @@ READ_A_CALL, ANSWER = 256, 100
 
 def make_controller() -> Controller:
     controller = Controller()
-    controller.trust_scores("model")
+    for name in ("model", with_gap("model")):
+        controller.trust_scores(name)
     for _ in range(6):
         for rows in range(1, 18):
             controller.observe_step(rows, 1000, PLAIN_MS + 2.0 * (rows - 1))
@@ -78,7 +80,8 @@ def answer(
             controller.observe_draft(call, STEP)
             if length:
                 matched = length if is_good and not (gap and needs_all) else 0
-                outcome = Outcome(seq_id, "model", scores, matched, min(matched + 1, length))
+                name = with_gap("model") if allowance.can_skip else "model"
+                outcome = Outcome(seq_id, name, scores, matched, min(matched + 1, length))
                 controller.record(outcome)
                 accepted += matched
         else:
@@ -100,14 +103,15 @@ def test_a_model_that_became_good_is_used_again_on_long_prompts(
     if is_restarted:
         controller.save(tmp_path / "state")
         controller = Controller()
-        controller.trust_scores("model")
+        for name in ("model", with_gap("model")):
+            controller.trust_scores(name)
         assert controller.load(tmp_path / "state") is None
         controller.observe_step(1, 1000, PLAIN_MS)
     accepted = [answer(controller, seq_id, prompt, is_good=True)[0] for seq_id in range(100, 220)]
     assert sum(accepted[-10:]) > 0.5 * 10 * ANSWER
 
 
-@pytest.mark.parametrize("prompt", [500, 1000])
+@pytest.mark.parametrize("prompt", [1000, 4000])
 def test_a_model_that_became_good_is_soon_seen_to_be_where_it_can_skip_most_of_a_prompt(
     prompt: int,
 ) -> None:
@@ -116,12 +120,32 @@ def test_a_model_that_became_good_is_soon_seen_to_be_where_it_can_skip_most_of_a
     for seq_id in range(30):
         answer(controller, seq_id, prompt, is_good=False, can_skip=True)
     accepted = [
-        answer(controller, i, prompt, is_good=True, can_skip=True)[0] for i in range(50, 62)
+        answer(controller, i, prompt, is_good=True, can_skip=True)[0] for i in range(50, 70)
     ]
-    assert sum(accepted[-4:]) > 0.5 * 4 * ANSWER
+    assert sum(accepted[-6:]) > 0.5 * 6 * ANSWER
 
 
-def test_a_model_that_is_good_only_with_the_whole_text_is_used_again_too() -> None:
+def test_answers_too_short_to_pay_for_reading_a_prompt_get_drafts_from_its_end() -> None:
+    accepted = {}
+    for can_skip in (False, True):
+        controller = make_controller()
+        answers = [answer(controller, i, 8000, is_good=True, can_skip=can_skip) for i in range(10)]
+        accepted[can_skip] = sum(num_right for num_right, _ in answers)
+    assert accepted[True] > 0.7 * 10 * ANSWER
+    assert not accepted[False], "nor did reading it pay"
+
+
+def test_a_model_that_is_good_only_with_the_whole_text_is_given_all_of_it() -> None:
+    controller = make_controller()
+    answers = [
+        answer(controller, i, 1000, is_good=True, can_skip=True, needs_all=True) for i in range(10)
+    ]
+    assert sum(num_right for num_right, _ in answers) > 0.5 * 10 * ANSWER
+
+
+def test_a_model_that_is_good_only_with_the_whole_text_is_used_again_text_is_used_again_too() -> (
+    None
+):
     controller = make_controller()
     for seq_id in range(30):
         answer(controller, seq_id, 1000, is_good=False, can_skip=True)

@@ -16,6 +16,7 @@ from tests.harness import (
     run,
 )
 
+from headstart.control.values import Outcome, with_gap
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.draft_model_progress import FIRST, CachedSequence
 from headstart.types import Draft, DraftRequest, MemoryKind
@@ -123,11 +124,24 @@ def test_a_model_whose_memory_takes_nothing_back_reads_everything() -> None:
     assert cells(drafter, 0)[: len(TEXT)] == TEXT
 
 
+class Names(RandomController):
+    """Notes whose drafts it is told of."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.names = set[str]()
+
+    def record(self, outcome: Outcome) -> None:
+        self.names.add(outcome.speculator)
+        super().record(outcome)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_gaps_that_come_and_go_change_no_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among other speculators' drafts, with several slots that take over each other's prompts."""
     requests, engine, drafter = make_requests(10), Model(2), make_drafter(catch_up=8)
-    scheduler = make_scheduler(engine, [drafter], AUTO, RandomController(seed))
+    controller = Names(seed)
+    scheduler = make_scheduler(engine, [drafter], AUTO, controller)
     open_gap, gaps = CachedSequence.open_gap, []
 
     def noted(sequence: CachedSequence, history: Sequence[int], room: int) -> None:
@@ -137,5 +151,9 @@ def test_gaps_that_come_and_go_change_no_text(seed: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(CachedSequence, "open_gap", noted)
     check(engine, requests, run(scheduler, requests))
     assert sum(map(bool, gaps)) > 20
+    assert {name.removesuffix("+grammar") for name in controller.names} == {
+        "draft-model",
+        with_gap("draft-model"),
+    }
     for seq_id, sequence in drafter._sequences.items():
         assert cells(drafter, seq_id) == sequence.tokens
