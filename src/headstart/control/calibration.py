@@ -26,8 +26,8 @@ about the token after it (censored).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 from math import exp
 from typing import Any
 
@@ -82,26 +82,22 @@ class LabelCounts:
         prior = MODEL_PRIOR if self.is_probability else PRIOR
         return (self.m + SPECULATOR_WEIGHT * prior) / (self.n + SPECULATOR_WEIGHT)
 
-    def rates(self, confidence: Iterable[float], start: int = 0) -> Iterator[float]:
-        """Conditional acceptance of each token of a draft, from position `start` on.
-
-        One by one: whoever asks stops where the draft is hopeless.
-        """
+    def rates(self, confidence: Sequence[float], start: int = 0) -> list[float]:
+        """Conditional acceptance of each token of a draft, from position `start` on."""
+        rates = list[float]()
         overall, is_probability = self.overall(), self.is_probability
         confidence_m, confidence_n = self.confidence_m, self.confidence_n
         position_m, position_n = self.position_m, self.position_n
         cell_m, cell_n = self.cell_m, self.cell_n
-        last, c = None, 0
         for i, score in enumerate(confidence, start):
-            if score != last:
-                last, c = score, bisect_right(EDGES, score)
-            p = POSITIONS[i if i < LAST else LAST]
+            c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
             base = 0.1 + 0.8 * score if is_probability else overall
             labels = confidence_n[c] + position_n[p] + PARENT_WEIGHT
             parent = (confidence_m[c] + position_m[p] + PARENT_WEIGHT * base) / labels
             cell = c * NUM_POSITIONS + p
             rate = (cell_m[cell] + CELL_WEIGHT * parent) / (cell_n[cell] + CELL_WEIGHT)
-            yield LEAST if rate < LEAST else MOST if rate > MOST else rate
+            rates.append(LEAST if rate < LEAST else MOST if rate > MOST else rate)
+        return rates
 
     def count(self, confidence: Sequence[float], num_matched: int, start: int = 0) -> None:
         """Add labels of positions from `start` on at every level: those before `num_matched` were
@@ -183,9 +179,23 @@ class Calibration:
         by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
         befores: Iterable[int] = tokens or repeat(_NO_TOKEN)
         drafted: Iterable[int] = tokens[1:] or repeat(_NO_TOKEN)
-        alive, survival = 1.0, list[float]()
-        rates = self._table(speculator).rates(confidence)
-        for rate, before, token in zip(rates, befores, drafted, strict=False):
+        alive, survival, table = 1.0, list[float](), self._table(speculator)
+        overall, is_probability = table.overall(), table.is_probability
+        confidence_m, confidence_n = table.confidence_m, table.confidence_n
+        position_m, position_n = table.position_m, table.position_n
+        cell_m, cell_n = table.cell_m, table.cell_n
+        # `LabelCounts.rates`, token by token: most drafts are hopeless long before their end, and
+        # with a generator every slot and step would take a fifth longer
+        buckets = chain(POSITIONS, repeat(POSITIONS[-1]))
+        cells = zip(confidence, buckets, befores, drafted, strict=False)
+        for score, p, before, token in cells:
+            c = bisect_right(EDGES, score)
+            base = 0.1 + 0.8 * score if is_probability else overall
+            labels = confidence_n[c] + position_n[p] + PARENT_WEIGHT
+            parent = (confidence_m[c] + position_m[p] + PARENT_WEIGHT * base) / labels
+            cell = c * NUM_POSITIONS + p
+            rate = (cell_m[cell] + CELL_WEIGHT * parent) / (cell_n[cell] + CELL_WEIGHT)
+            rate = LEAST if rate < LEAST else MOST if rate > MOST else rate
             right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
             alive *= right / (1.0 - rate + right)
             survival.append(alive)
@@ -212,7 +222,7 @@ class Calibration:
         if shift is None:
             shift = biases[outcome.speculator] = RequestBias()
         confidence, num_matched = outcome.confidence[num_known:num_labelled], outcome.num_matched
-        rates = list(table.rates(confidence, num_known))
+        rates = table.rates(confidence, num_known)
         if outcome.tokens:
             tokens = outcome.tokens[num_known : num_labelled + 1]
             self._token_pair(outcome.speculator, outcome.seq_id).learn(

@@ -97,11 +97,11 @@ class Controller:
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot; None if no draft has a token."""
+        if len(survivals) == 1:
+            return 0 if survivals[0] else None
         longest = max(map(len, survivals), default=0)
         if not longest:
             return None
-        if len(survivals) == 1:
-            return 0
         price = self._budget.row_price(step, min(longest, max(1, step.max_draft_rows)))
         best = best_draft(survivals, price)
         return best if best is not None else best_draft(survivals)

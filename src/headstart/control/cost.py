@@ -180,18 +180,19 @@ class CostTable:
             optimistic: as cheap as widths that were never measured may be.
             can_fill: a step may be made wider where that is cheaper: the cost of at least n rows.
         """
+        grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
+        curve = self._curves.get((optimistic, can_fill, grain))
+        if curve is not None and len(curve) > rows:
+            return curve
         if self.is_empty:
             return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
         rows = max(rows, EACH)  # what a step may be filled up to
-        grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
-        curve = self._curves.get((optimistic, can_fill, grain))
-        if curve is None or len(curve) <= rows:
-            if can_fill:
-                plain = self.curve(rows, context, optimistic=optimistic)
-                curve = [plain[width] for width in self._widths(plain)]
-            else:
-                curve = self._read(rows, grain, optimistic=optimistic).tolist()  # item by item
-            self._curves[optimistic, can_fill, grain] = curve
+        if can_fill:
+            plain = self.curve(rows, context, optimistic=optimistic)
+            curve = [plain[width] for width in self._widths(plain)]
+        else:
+            curve = self._read(rows, grain, optimistic=optimistic).tolist()  # item by item
+        self._curves[optimistic, can_fill, grain] = curve
         return curve
 
     def _read(self, rows: int, grain: int, *, optimistic: bool) -> NDArray[np.float64]:
@@ -211,11 +212,10 @@ class CostTable:
         """
         if not 0 < rows <= EACH or self.is_empty:
             return rows
-        curve = self.curve(EACH, context)
         grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
         widths = self._known_widths.get(grain)
         if widths is None:
-            widths = self._known_widths[grain] = self._widths(curve)
+            widths = self._known_widths[grain] = self._widths(self.curve(EACH, context))
         return widths[rows]
 
     def _widths(self, curve: Sequence[float]) -> list[int]:

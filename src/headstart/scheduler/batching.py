@@ -43,10 +43,9 @@ def draft_limits(
     reserved = num_slots - len(generating)  # prompts that end in this step need one output each
     outputs = (engine.max_outputs - reserved) // len(generating) - 1
     rows = (engine.max_batch_tokens - reserved) // len(generating) - 1
-    share = min(
-        DraftLimit(min(outputs, rows), "batch full"),
-        DraftLimit(engine.max_rollback, "memory takes nothing back"),
-    )
+    share = DraftLimit(min(outputs, rows), "batch full")
+    if engine.max_rollback < share.num_tokens:
+        share = DraftLimit(engine.max_rollback, "memory takes nothing back")
     limits = []
     for active in generating:
         limit = share

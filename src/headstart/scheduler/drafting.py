@@ -335,9 +335,10 @@ class Drafting:
 
     def _proposals(self, plan: DraftPlan) -> list[Proposal]:
         """What the texts' drafts come to, or what must come if there are none."""
-        if not plan.drafts and plan.active.sampler.is_free:
+        is_free = plan.active.sampler.is_free
+        if not plan.drafts and is_free:
             return []
-        if closing := plan.active.sampler.closing()[: plan.max_tokens]:
+        if not is_free and (closing := plan.active.sampler.closing()[: plan.max_tokens]):
             return [Proposal((Draft(list(closing), [1.0] * len(closing), GRAMMAR),))]
         proposals = []
         for name in plan.policy.types:
