@@ -277,7 +277,8 @@ def _process_main(
             if isinstance(caught, HeadstartError)
             else HeadstartError(f"{type(caught).__name__}: {caught}")
         )
-    write_item(messages.fileno(), error)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
+        write_item(messages.fileno(), error)
 
 
 class _PipeReader:

@@ -62,13 +62,23 @@ class AnswerMessage:
         for event in events:
             match event:
                 case Content(text):
-                    self.content += text
+                    _extend(self, "content", text)
                 case Thoughts(text):
-                    self.thoughts += text
+                    _extend(self, "thoughts", text)
                 case CallBegin(_, name, call_id):
                     self.calls.append(ToolCall(name, call_id))
                 case CallArguments(index, text):
-                    self.calls[index].arguments += text
+                    _extend(self.calls[index], "arguments", text)
+
+
+def _extend(owner: AnswerMessage | ToolCall, name: str, text: str) -> None:
+    """Add to a text that may become long: where nothing but a variable refers to a string, CPython
+    lets it grow in place instead of copying it.
+    """
+    whole: str = getattr(owner, name)
+    setattr(owner, name, "")
+    whole += text
+    setattr(owner, name, whole)
 
 
 def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gc
+import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -17,7 +19,7 @@ import pytest
 from headstart.errors import ConfigError
 from headstart.scheduler.messages import Message
 from headstart.scheduler.report import WorkerInfo
-from headstart.scheduler.transport import ProcessTransport
+from headstart.scheduler.transport import ProcessTransport, _process_main
 
 
 def die() -> NoReturn:
@@ -100,6 +102,20 @@ async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux tells")
+def test_an_engine_that_fails_after_its_server_ended_says_nothing_more() -> None:
+    context = multiprocessing.get_context("spawn")
+    commands, orders = context.Pipe(duplex=False)
+    listener, messages = context.Pipe(duplex=False)
+    listener.close()
+    arguments = (refuse, commands, messages, logging.basicConfig)
+    process = context.Process(target=_process_main, args=arguments)
+    process.start()
+    for end in (commands, orders, messages):
+        end.close()
+    process.join(20)
+    assert process.exitcode == 0
+
+
 def test_the_messages_of_thousands_of_steps_have_room_until_the_server_reads_them() -> None:
     transport = ProcessTransport(die)
     transport.launch()

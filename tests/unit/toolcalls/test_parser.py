@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -276,3 +277,14 @@ def test_thoughts_are_events_of_their_own():
     assert parser.feed("<think>\nA") == [Thoughts("A")]
     assert parser.feed("\n</think>") == [Thoughts("\n")]
     assert parser.feed("\n\nB") == [Content("B")]
+
+
+@pytest.mark.parametrize("piece", [Content("word "), Thoughts("word "), CallArguments(0, "word ")])
+def test_a_long_answer_is_not_copied_with_each_piece(piece):
+    def seconds(num_pieces):
+        message, started = AnswerMessage(calls=[ToolCall("write")]), process_time()
+        for _ in range(num_pieces):
+            message.add([piece])
+        return process_time() - started
+
+    assert seconds(100_000) < 20 * min(seconds(20_000) for _ in range(3))
