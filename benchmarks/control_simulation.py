@@ -11,7 +11,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
-        [--model | --long-prompts | --tiled | --experts | --snapshots]
+        [--model | --long-prompts [--answer 400] [--local 1] | --tiled | --experts | --snapshots]
 """
 
 from __future__ import annotations
@@ -92,16 +92,27 @@ def table(tokens: int, seed: int, growth: int, *, has_model: bool) -> Iterator[L
         yield measure(run, f"{curve:4} {workload:9} {num_slots}", fixed)
 
 
-def long_prompts(tokens: int, seed: int) -> Iterator[Line]:
+def long_prompts(tokens: int, seed: int, answer: int, local: float) -> Iterator[Line]:
     """Draft models that have to read a long prompt first: fresh control, and control that has known
     the model as useless for NUM_BAD requests before it became good.
+
+    local: share of the right guesses that are as right without the middle of the prompt.
     """
+    ModelSimulation.local_share = local
     for curve, workload, prompt in product(
         ("cpu", "gpu", "moe"), ("medium", "looping"), (1000, 4000)
     ):
-        good = ModelSimulation(workload, curve, 1, tokens=tokens, seed=seed, prompt=prompt)
+        good = ModelSimulation(
+            workload, curve, 1, tokens=tokens, seed=seed, prompt=prompt, answer=answer
+        )
         bad = ModelSimulation(
-            "nothing", curve, 1, tokens=NUM_BAD * REQUEST_TOKENS, seed=seed + 1, prompt=prompt
+            "nothing",
+            curve,
+            1,
+            tokens=NUM_BAD * answer,
+            seed=seed + 1,
+            prompt=prompt,
+            answer=answer,
         )
         fixed = {f"{k}/0": good.fixed_model(k, 0.0).speed for k in FIXED_LENGTHS}
         best, turned, seen = max(fixed, key=lambda k: fixed[k]), Controller(), Controller()
@@ -180,6 +191,15 @@ def main() -> None:
     parser.add_argument(
         "--long-prompts", action="store_true", help="draft models that have to read first"
     )
+    parser.add_argument(
+        "--answer", type=int, default=REQUEST_TOKENS, help="with --long-prompts: of each request"
+    )
+    parser.add_argument(
+        "--local",
+        type=float,
+        default=1.0,
+        help="with --long-prompts: share of right guesses that need no middle of the prompt",
+    )
     parser.add_argument("--tiled", action="store_true", help="machines that like some widths")
     parser.add_argument(
         "--experts", action="store_true", help="mixtures of experts, whose warm-up is too dear"
@@ -191,7 +211,7 @@ def main() -> None:
     lines: list[Line] = []
     rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
     if args.long_prompts:
-        rows = long_prompts(max(args.tokens, 10 * REQUEST_TOKENS), args.seed)
+        rows = long_prompts(10 * args.answer, args.seed, args.answer, args.local)
     if args.tiled:
         rows = tiled_machines(args.tokens, args.seed)
     if args.experts:
