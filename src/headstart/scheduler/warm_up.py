@@ -49,6 +49,7 @@ class WarmUp:
         self._engine, self._drafting, self._slots, self._clock = engine, drafting, slots, clock
         self._times = DecodeTimes(engine, clock, seconds)
         self._change_ms: float | None = None
+        self._gave_way = False
         self.is_done = drafting.knows_costs(min(NEEDED_ROWS, engine.max_outputs))
 
     def go_on(self, is_interrupted: Interrupted = never) -> None:
@@ -64,9 +65,11 @@ class WarmUp:
             times.go_on(sequences, num_cells, is_interrupted)
         if len(times.samples) > num_known:
             self._drafting.learn_costs(times.samples, self._change_ms or 0.0)
-        if times.is_done and not is_interrupted():
-            if all(slot.active is None and not slot.kept for slot in self._slots):
-                self._drafting.time_models(self._clock)  # in caches that hold nothing
+        if is_interrupted():
+            self._gave_way = True
+        elif times.is_done:
+            if not self._gave_way:  # else draft models' caches may hold something
+                self._drafting.time_models(self._clock)
             self.is_done = True
 
     def _unused(self) -> tuple[list[int], int]:

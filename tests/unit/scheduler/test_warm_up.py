@@ -44,6 +44,12 @@ def ticking(seconds: float) -> itertools.count[float]:
     return itertools.count(0.0, seconds)
 
 
+def at_look(number: int) -> Callable[[], bool]:
+    """Somebody asks for something when it is looked for the `number`th time."""
+    looks = itertools.count(1)
+    return lambda: next(looks) >= number
+
+
 @pytest.mark.parametrize("context", [2, 8, 64, 100, 2048])
 def test_it_fits_into_every_context_and_leaves_nothing_in_the_cache(context: int) -> None:
     engine, clock = FakeEngine(context_size=context), ticking(1e-4)
@@ -55,8 +61,7 @@ def test_it_fits_into_every_context_and_leaves_nothing_in_the_cache(context: int
 
 def test_an_interruption_ends_it_at_once_and_leaves_nothing_in_the_cache() -> None:
     engine, clock = FakeEngine(context_size=4096), ticking(1e-4)
-    wishes = iter([False, False, True])
-    samples = time_decodes(engine, lambda: next(clock), 100.0, is_interrupted=lambda: next(wishes))
+    samples = time_decodes(engine, lambda: next(clock), 100.0, is_interrupted=at_look(3))
     assert len(samples) == 3
     assert not engine.cells_used()
 
@@ -134,9 +139,9 @@ def test_it_takes_little_more_time_than_it_was_given() -> None:
 
 @pytest.mark.parametrize("num_before", [1, 2, len(ROWS), 2 * len(ROWS) + 5])
 def test_it_goes_on_where_it_was_interrupted(num_before: int) -> None:
-    engine, clock, wishes = FakeEngine(context_size=4096), ticking(1e-4), itertools.count(1)
+    engine, clock = FakeEngine(context_size=4096), ticking(1e-4)
     times = DecodeTimes(engine, lambda: next(clock), 0.1)
-    times.go_on([0], engine.num_cells, lambda: next(wishes) >= num_before)
+    times.go_on([0], engine.num_cells, at_look(num_before))
     assert len(times.samples) == num_before
     assert not times.is_done
     times.go_on([0], engine.num_cells)
@@ -211,17 +216,18 @@ class Priced(Oracle):
         return 1.0, 0.1
 
 
-@pytest.mark.parametrize("num_prompts", [0, 1])
-def test_draft_models_are_timed_once_and_only_while_their_caches_are_empty(
-    num_prompts: int,
+@pytest.mark.parametrize("num_interrupted", [0, 1])
+def test_draft_models_are_timed_once_and_only_before_the_first_request(
+    num_interrupted: int,
 ) -> None:
-    scheduler = a_scheduler(2, num_prompts)
+    scheduler = a_scheduler(2, 0)
     model = Priced(Model(), [])
     guarded = GuardedSpeculator(model, scheduler.engine.vocab_size)
     scheduler.drafting.speculators = {"oracle": guarded}
-    warm_up, wishes = a_warm_up(scheduler), itertools.count(1)
-    warm_up.go_on(lambda: next(wishes) > 30)
-    assert model.num_timed == 0, "a request came first"
+    warm_up = a_warm_up(scheduler)
+    for _ in range(num_interrupted):
+        warm_up.go_on(at_look(30))
+    assert model.num_timed == 0
     warm_up.go_on()
     warm_up.go_on()
-    assert model.num_timed == (num_prompts == 0)
+    assert model.num_timed == (num_interrupted == 0)
