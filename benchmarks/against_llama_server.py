@@ -77,7 +77,7 @@ class Bench:
             "llama-server off": theirs,
             **{f"llama-server draft@{n}": [*theirs, *drafting, str(n)] for n in LENGTHS},
             **{f"llama-server {name}": [*theirs, "--spec-type", name] for name in NGRAMS},
-            "headstart off": [*ours, "--spec", "off"],
+            "headstart off": [*ours, "--spec", "off", "--spec-state", state + ".off"],
             "headstart auto": [*ours, "-md", str(self.draft), "--spec-state", state],
         }
 

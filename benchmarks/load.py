@@ -175,7 +175,7 @@ def commands(
         "llama-server draft@4": [
             *theirs, "-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", "4",
         ],
-        "headstart off": [*ours, "--spec", "off"],
+        "headstart off": [*ours, "--spec", "off", "--spec-state", state + ".off"],
         "headstart auto": [*ours, "--spec-state", state],
         "headstart auto + draft": [*ours, "-md", draft, "--spec-state", state + ".draft"],
     }  # fmt: skip

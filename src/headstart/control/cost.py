@@ -154,6 +154,8 @@ class CostTable:
         reference = median(
             s.reference_ms / (1.0 + REFERENCE_ROWS * attention * s.context) for s in samples
         )
+        if self._is_fresh:  # what was loaded knows too little, and its level would be a guess
+            self._count = [0] * len(KNOTS)
         for rows, ratio in widths_of(samples, attention).items():
             self._forget_width(_nearest_knot(rows))
             for _ in range(GROWN):  # each was compared with its neighbours in time: known at once
@@ -268,13 +270,11 @@ class CostTable:
         """One slow step is an outlier; several in a row are a machine that others use now, or no
         more.
         """
-        is_like_last = self._surprises * innovation > 0.0
         if abs(innovation) < SURPRISE:
             self._surprises = 0
-        elif innovation > 0.0:
-            self._surprises = self._surprises + 1 if is_like_last else 1
         else:
-            self._surprises = self._surprises - 1 if is_like_last else -1
+            before = self._surprises if self._surprises * innovation > 0.0 else 0
+            self._surprises = before + (1 if innovation > 0.0 else -1)
         if abs(self._surprises) >= MANY_SURPRISES:
             self._level_variance = max(self._level_variance, innovation * innovation)
 

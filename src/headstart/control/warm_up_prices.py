@@ -40,7 +40,7 @@ class WarmUpPrices:
 
     def observe(self, knot: int, shape: float, single: float) -> None:
         """A step of this width had this shape; `single` is that of one row now."""
-        if not knot or 0 in self._unseen or knot not in self._shapes:
+        if not knot or 0 in self._unseen or not {0, knot} <= self._shapes.keys():
             return
         before = exp(self._shapes[knot]) - exp(self._shapes[0])
         self._products = MARGIN_FADE * self._products + before * (exp(shape) - exp(single))

@@ -155,6 +155,21 @@ def test_a_warm_up_replaces_what_a_disturbed_beginning_of_it_said() -> None:
     assert TRUE[8] < curve[8] < 1.4 * TRUE[8], "the machine became slower meanwhile"
 
 
+def test_a_warm_up_replaces_a_loaded_table_that_knows_too_little() -> None:
+    loaded, rng = CostTable(), random.Random(1)
+    for _ in range(40):  # of another day, with eight users all the time
+        loaded.observe(8, 100, 3.0 * attended(8, 100))
+    table = COST_TABLE.decode(COST_TABLE.encode(loaded))
+    table.calibrate(warm_up(rng, 0.0))
+    curve = table.curve(16, 0)
+    for rows in TRUE:
+        assert curve[rows] / curve[8] == pytest.approx(TRUE[rows] / TRUE[8], rel=0.05)
+    for _ in range(10):
+        table.observe(8, 100, attended(8, 100))
+        table.observe(1, 100, attended(1, 100))
+    assert table.curve(16, 0)[16] == pytest.approx(TRUE[16], rel=0.1)
+
+
 def test_a_warm_up_too_short_to_see_attention_leaves_it_to_the_steps() -> None:
     table, rng = CostTable(), random.Random(1)
     table.calibrate(warm_up(rng, 0.0)[:4])
