@@ -4,13 +4,16 @@ texts what rows cost.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.slot import Slot
-from headstart.types import Batch, Engine, MemoryKind
+from headstart.types import Batch, ContextFullError, Engine, MemoryKind
+
+log = logging.getLogger(__name__)
 
 # Each width up to 17 by itself, because kernels like some of them; what few users need comes first.
 ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
@@ -47,27 +50,32 @@ class WarmUp:
         seconds: float,
     ) -> None:
         self._engine, self._drafting, self._slots, self._clock = engine, drafting, slots, clock
-        self._times = DecodeTimes(engine, clock, seconds)
+        self._times = DecodeTimes(clock, seconds)
         self._change_ms: float | None = None
         self._gave_way = False
         self.is_done = drafting.knows_costs(min(NEEDED_ROWS, engine.max_outputs))
 
     def go_on(self, is_interrupted: Interrupted = never) -> None:
         """Time what is left to be timed, until somebody asks for something."""
-        sequences, num_cells = self._unused()
-        times = self._times
-        if self.is_done or not times.can_go_on(sequences, num_cells):
+        timer = Timer(self._engine, self._clock, *self._unused())
+        if self.is_done or not timer.fits(REFERENCE_ROWS):
             return
-        if self._change_ms is None:
-            self._change_ms = time_change(self._engine, self._clock, sequences, is_interrupted)
-        num_known = len(times.samples)
-        if self._change_ms is not None and not is_interrupted():
-            times.go_on(sequences, num_cells, is_interrupted)
-        if len(times.samples) > num_known:
-            self._drafting.learn_costs(times.samples, self._change_ms or 0.0)
+        timer.clear()
+        num_known = len(self._times.samples)
+        try:
+            if self._change_ms is None:
+                self._change_ms = time_change(timer, is_interrupted)
+            if self._change_ms is not None and not is_interrupted():
+                self._times.go_on(timer, is_interrupted)
+        except ContextFullError:
+            log.warning("too few free cells: what steps cost is learned from requests")
+            self.is_done = True
+        timer.clear()
+        if len(self._times.samples) > num_known:
+            self._drafting.learn_costs(self._times.samples, self._change_ms or 0.0)
         if is_interrupted():
             self._gave_way = True
-        elif times.is_done:
+        elif self._times.is_done:
             if not self._gave_way:  # else draft models' caches may hold something
                 self._drafting.time_models(self._clock)
             self.is_done = True
@@ -90,10 +98,10 @@ class DecodeTimes:
     costs. Also brings the weights into memory.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], seconds: float) -> None:
+    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         """It takes little more than `seconds`."""
         self.samples: list[Sample] = []
-        self._engine, self._clock, self._seconds = engine, clock, seconds
+        self._clock, self._seconds = clock, seconds
         self._turn, self._elapsed = 0, 0.0  # seconds
 
     @property
@@ -101,24 +109,9 @@ class DecodeTimes:
         is_enough = self._turn >= ROUNDS * len(ROWS) and self._elapsed > QUICK * self._seconds
         return is_enough or self._turn >= MOST_ROUNDS * len(ROWS) or self._elapsed > self._seconds
 
-    def can_go_on(self, sequences: Sequence[int], num_cells: int) -> bool:
-        """Whether there is something to time, and room for it."""
-        return not self.is_done and _Timer(self._engine, self._clock, sequences, num_cells).fits(
-            REFERENCE_ROWS
-        )
-
-    def go_on(
-        self, sequences: Sequence[int], num_cells: int, is_interrupted: Interrupted = never
-    ) -> None:
-        """Time decodes until all are, or somebody asks for something.
-
-        Args:
-            sequences: ids of sequences that hold nothing, and will hold nothing again.
-            num_cells: cells of the cache that are free.
-        """
-        timer = _Timer(self._engine, self._clock, sequences, num_cells)
+    def go_on(self, timer: Timer, is_interrupted: Interrupted = never) -> None:
+        """Time decodes until all are, or somebody asks for something."""
         started, before = self._clock(), self._elapsed
-        timer.clear()
         timer.decode(REFERENCE_ROWS)
         decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
         references = [timer.decode(REFERENCE_ROWS)]
@@ -138,40 +131,30 @@ class DecodeTimes:
             self._elapsed = before + self._clock() - started
             if is_interrupted():
                 break
-        timer.clear()
         self.samples += [
             Sample(*decode, median(references[max(0, i - 1) : i + 3]))
             for i, decode in enumerate(decodes)
         ]
 
 
-def time_change(
-    engine: Engine,
-    clock: Callable[[], float],
-    sequences: Sequence[int],
-    is_interrupted: Interrupted = never,
-) -> float | None:
+def time_change(timer: Timer, is_interrupted: Interrupted = never) -> float | None:
     """Milliseconds that a decode takes longer if its shape is not the last one's; 0 if that does
     not show, None if it was interrupted.
-
-    `sequences` hold nothing, before and after.
     """
-    timer = _Timer(engine, clock, sequences, engine.num_cells)
-    if not engine.sends_graphs or not timer.fits(REFERENCE_ROWS + 1):
+    if not timer.engine.sends_graphs or not timer.fits(REFERENCE_ROWS + 1):
         return 0.0
     more: list[float] = []
     while len(more) < CHANGE_ROUNDS and not is_interrupted():
         timer.decode(REFERENCE_ROWS + 1)
         changed = timer.decode(REFERENCE_ROWS)
         more.append(changed - timer.decode(REFERENCE_ROWS))
-    timer.clear()
     if len(more) < CHANGE_ROUNDS:
         return None
     is_certain = sum(ms > 0.0 for ms in more) >= CERTAIN_ROUNDS
     return median(more) if is_certain else 0.0
 
 
-class _Timer:
+class Timer:
     """Decodes tokens of some sequences."""
 
     def __init__(
@@ -181,8 +164,9 @@ class _Timer:
         sequences: Sequence[int],
         num_cells: int,
     ) -> None:
+        """The sequences' ids, which hold nothing; the cells that are free."""
         self.last_row_ms = 0.0
-        self._engine, self._clock, self._num_cells = engine, clock, num_cells
+        self.engine, self._clock, self._num_cells = engine, clock, num_cells
         self._batch = Batch(engine.max_batch_tokens)
         self._sequences = sequences
         self._lengths = [0] * len(sequences)  # tokens in the cache, by sequence
@@ -191,7 +175,7 @@ class _Timer:
 
     def fits(self, rows: int) -> bool:
         """Whether so many rows can be decoded twice, and whether a step can have so many."""
-        engine = self._engine
+        engine = self.engine
         most = engine.max_outputs + MOST_PADDING * (engine.padding_sequence is not None)
         return rows <= min(most, engine.max_batch_tokens) and 2 * (rows + self._spare) <= min(
             self._num_cells, engine.context_size * len(self._lengths)
@@ -208,32 +192,32 @@ class _Timer:
     def clear(self) -> None:
         """Empty the cache."""
         for seq_id in self._sequences:
-            self._engine.clear(seq_id)
+            self.engine.clear(seq_id)
         self._lengths = [0] * len(self._sequences)
 
     def fill(self) -> None:
         """Make the context longer, if all sizes fit behind it."""
-        if self._engine.max_batch_tokens >= FILL and self._has_room(FILL + 2 * sum(ROWS)):
+        if self.engine.max_batch_tokens >= FILL and self._has_room(FILL + 2 * sum(ROWS)):
             self.decode(FILL, num_outputs=1)
 
     def decode(self, rows: int, num_outputs: int | None = None) -> float:
         """Milliseconds of a decode of so many rows; as many as may have logits unless told."""
         self.make_room(rows)
-        left = min(rows, self._engine.max_outputs) if num_outputs is None else num_outputs
+        left = min(rows, self.engine.max_outputs) if num_outputs is None else num_outputs
         started = self._clock()
         self._batch.clear()
         for index, count in enumerate(self._deal(rows)):
             if count:
                 self._add(index, count, min(left, count))
                 left -= min(left, count)
-        self._engine.decode(self._batch)
+        self.engine.decode(self._batch)
         milliseconds = 1000.0 * (self._clock() - started)
         self.last_row_ms = milliseconds / rows
         return milliseconds
 
     def _add(self, index: int, count: int, num_outputs: int) -> None:
-        start, size = self._lengths[index], self._engine.vocab_size
-        first = start + index * self._engine.context_size
+        start, size = self._lengths[index], self.engine.vocab_size
+        first = start + index * self.engine.context_size
         tokens = [(first + i) * _TOKEN_STEP % size for i in range(count)]
         self._batch.add(self._sequences[index], start, tokens, num_outputs)
         self._lengths[index] += count
@@ -244,7 +228,7 @@ class _Timer:
         return [rows // num_sequences + (i < rows % num_sequences) for i in range(num_sequences)]
 
     def _has_room(self, rows: int) -> bool:
-        engine = self._engine
+        engine = self.engine
         longest = max(a + b for a, b in zip(self._lengths, self._deal(rows), strict=True))
         num_cells = sum(self._lengths) + rows + 2 * self._spare
         return longest <= engine.context_size and num_cells <= self._num_cells

@@ -18,12 +18,13 @@ from headstart.scheduler.warm_up import (
     ROUNDS,
     ROWS,
     DecodeTimes,
+    Timer,
     WarmUp,
     never,
     time_change,
 )
 from headstart.testing import FakeEngine
-from headstart.types import Batch, Logits, Meanwhile
+from headstart.types import Batch, ContextFullError, Logits, Meanwhile
 
 
 def time_decodes(
@@ -33,10 +34,15 @@ def time_decodes(
     num_slots: int = 1,
     is_interrupted: Callable[[], bool] = never,
 ) -> list[Sample]:
-    times, sequences = DecodeTimes(engine, clock, seconds), range(num_slots)
-    if times.can_go_on(sequences, engine.num_cells):
-        times.go_on(sequences, engine.num_cells, is_interrupted)
+    times, timer = DecodeTimes(clock, seconds), a_timer(engine, clock, num_slots)
+    if timer.fits(REFERENCE_ROWS):
+        times.go_on(timer, is_interrupted)
+    timer.clear()
     return times.samples
+
+
+def a_timer(engine: FakeEngine, clock: Callable[[], float], num_slots: int = 1) -> Timer:
+    return Timer(engine, clock, range(num_slots), engine.num_cells)
 
 
 def ticking(seconds: float) -> itertools.count[float]:
@@ -85,16 +91,15 @@ NOISE = [0.003, 0.0, -0.002, 0.001, 0.004, -0.001, 0.0, -0.003, 0.002, 0.001, -0
 
 def test_what_a_change_of_the_graph_takes_is_measured() -> None:
     engine = SendingEngine(0.02, NOISE)
-    assert time_change(engine, lambda: engine.now, [0]) == pytest.approx(20.0, abs=4.0)
-    assert not engine.cells_used()
+    assert time_change(a_timer(engine, lambda: engine.now)) == pytest.approx(20.0, abs=4.0)
 
 
 def test_a_change_that_does_not_show_costs_nothing() -> None:
     engine = SendingEngine(0.0, NOISE)
-    assert time_change(engine, lambda: engine.now, [0]) == 0.0
+    assert time_change(a_timer(engine, lambda: engine.now)) == 0.0
     engine = SendingEngine(0.02, NOISE)
     engine.sends_graphs = False
-    assert time_change(engine, lambda: engine.now, [0]) == 0.0
+    assert time_change(a_timer(engine, lambda: engine.now)) == 0.0
     assert engine.now == 0.0
 
 
@@ -140,11 +145,12 @@ def test_it_takes_little_more_time_than_it_was_given() -> None:
 @pytest.mark.parametrize("num_before", [1, 2, len(ROWS), 2 * len(ROWS) + 5])
 def test_it_goes_on_where_it_was_interrupted(num_before: int) -> None:
     engine, clock = FakeEngine(context_size=4096), ticking(1e-4)
-    times = DecodeTimes(engine, lambda: next(clock), 0.1)
-    times.go_on([0], engine.num_cells, at_look(num_before))
+    times = DecodeTimes(lambda: next(clock), 0.1)
+    timer = a_timer(engine, lambda: next(clock))
+    times.go_on(timer, at_look(num_before))
     assert len(times.samples) == num_before
     assert not times.is_done
-    times.go_on([0], engine.num_cells)
+    times.go_on(timer)
     assert times.is_done
     assert [sample.rows for sample in times.samples] == list(ROWS * ROUNDS)
 
@@ -197,6 +203,26 @@ def test_it_takes_no_more_cells_than_are_free(num_free: int) -> None:
     warm_up = a_warm_up(scheduler)
     warm_up.go_on()  # the engine refuses a decode without cells
     assert warm_up.is_done == (num_free >= 2 * REFERENCE_ROWS)
+
+
+def test_a_cache_with_fewer_free_cells_than_it_should_have_ends_it_and_nothing_else() -> None:
+    scheduler = a_scheduler(2, 1)
+    assert isinstance(scheduler.engine, FakeEngine)
+    warm_up, before = a_warm_up(scheduler), dict(scheduler.engine.cache)
+    scheduler.engine.fail = full_after(9)
+    warm_up.go_on()
+    assert warm_up.is_done
+    assert {s: cells for s, cells in scheduler.engine.cache.items() if cells} == before
+
+
+def full_after(num_decodes: int) -> Callable[[Batch], None]:
+    decodes = itertools.count(1)
+
+    def fail(_: Batch) -> None:
+        if next(decodes) > num_decodes:
+            raise ContextFullError
+
+    return fail
 
 
 def test_nothing_is_timed_that_is_known_from_an_earlier_start() -> None:
