@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 GAP = "+gap"
 
 
+@cache
 def with_gap(speculator: str) -> str:
     """The name under which control knows what a model is like that leaves out text."""
     return f"{speculator}{GAP}"

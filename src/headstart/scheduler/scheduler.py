@@ -288,12 +288,11 @@ class Scheduler:
             self._num_padding = 0
         elif any(active.proposal.drafts for active in self.running):
             self.drafting.drop(self.running)
-        elif self.memory.make_room(self.slots):
-            pass
-        elif len(self.running) > 1:
-            self._preempt(max(self.running, key=lambda active: active.submitted))
-        else:
-            self._finish(self.running[0], CONTEXT_FULL, self.clock())
+        elif not self.memory.make_room(self.slots):
+            if len(self.running) > 1:
+                self._preempt(max(self.running, key=lambda active: active.submitted))
+            else:
+                self._finish(self.running[0], CONTEXT_FULL, self.clock())
 
     def _preempt(self, active: ActiveRequest) -> None:
         """Take the request off its slot; it loses its cells and no text, and continues later."""

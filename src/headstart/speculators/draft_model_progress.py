@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,34 @@ from headstart.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
 # of a text whose middle is left out, at least so many at its beginning are read: models rely on
 # them whatever they say (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
 FIRST = 4
+
+
+class WithoutGap(Sequence[int]):
+    """A view of a text that leaves out some of its middle; slices are lists."""
+
+    def __init__(self, text: Sequence[int], gap: range) -> None:
+        self._text, self._start, self._size = text, gap.start, len(gap)
+
+    def __len__(self) -> int:
+        return len(self._text) - self._size
+
+    @overload
+    def __getitem__(self, key: int) -> int: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> list[int]: ...
+
+    def __getitem__(self, key: int | slice) -> int | list[int]:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step != 1:
+                return [self[index] for index in range(start, stop, step)]
+            edge, size = self._start, self._size
+            before = self._text[min(start, edge) : min(stop, edge)]
+            behind = self._text[max(start, edge) + size : max(stop, edge) + size]
+            return [*before, *behind]
+        index = range(len(self))[key]
+        return self._text[index if index < self._start else index + self._size]
 
 
 @dataclass(slots=True)
@@ -54,9 +83,8 @@ class CachedSequence:
         return min(self.num_caught_up, self.gap.start) if self.gap else self.num_caught_up
 
     def without_gap(self, history: Sequence[int]) -> Sequence[int]:
-        """The history as the cache is to hold it. O(history) if there is a gap."""
-        gap = self.gap
-        return [*history[: gap.start], *history[gap.stop :]] if gap else history
+        """The history as the cache is to hold it. Nothing is copied."""
+        return WithoutGap(history, self.gap) if self.gap else history
 
     def close_gap(self) -> None:
         """From now on the whole history counts."""
@@ -164,4 +192,4 @@ class DraftInProgress:
         return Draft(tokens, confidence, name, stopped_at=stopped_at)
 
 
-__all__ = ["FIRST", "CachedSequence", "DraftInProgress", "closed_half"]
+__all__ = ["FIRST", "CachedSequence", "DraftInProgress", "WithoutGap", "closed_half"]
