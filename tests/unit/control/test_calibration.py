@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
+from operator import mul
 
 import pytest
 
@@ -50,6 +52,23 @@ def test_survival_never_rises_and_stays_between_0_and_1() -> None:
         calibration.record(
             Outcome(1, "text", scores, matched, min(size, matched + rng.randint(0, 1)))
         )
+
+
+@pytest.mark.parametrize("is_model", [False, True])
+def test_survival_in_a_new_request_multiplies_the_rates_of_the_table(*, is_model: bool) -> None:
+    calibration, rng = Calibration(), random.Random(3)
+    if is_model:
+        calibration.trust_scores("text")
+    for _ in range(200):
+        size = rng.randint(1, 20)
+        scores = [rng.random() for _ in range(size)]
+        matched = rng.randint(0, size)
+        calibration.record(Outcome(1, "text", scores, matched, min(size, matched + 1)))
+    scores = [rng.random() for _ in range(20)]
+    rates = calibration.tables["text"].rates(scores)
+    survival = [one for one in calibration.survival("text", scores, 2) if one]
+    assert survival == pytest.approx(list(accumulate(rates, mul))[: len(survival)])
+    assert len(survival) > 3
 
 
 def test_a_fully_accepted_draft_says_nothing_about_the_next_position() -> None:
