@@ -245,22 +245,38 @@ def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_us
     assert answers[late.request_id].finish.stats.num_cached == 200
 
 
+class SharingModel(Model):
+    """Notes what is shared."""
+
+    def __init__(self) -> None:
+        super().__init__(context_size=1024)
+        self.shared: list[int] = []
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        self.shared.append(length)
+        super().share_prefix(source, target, length)
+
+
+class CrowdedModel(Model):
+    """Has no room for what comes back."""
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        self.clear(seq_id)
+        return False
+
+
 def test_what_comes_back_shares_the_cells_of_what_another_slot_holds() -> None:
-    engine = Model(context_size=1024)
+    engine = SharingModel()
     scheduler = make_scheduler(engine, parallel=2)
-    shared = list[int]()
-    engine.share_prefix = lambda source, target, length: shared.append(length)  # type: ignore[method-assign]
     ask(scheduler, *(with_system_prompt(i) for i in range(4)))
     assert ask(scheduler, *(with_system_prompt(i, 1) for i in range(4))) == [60] * 4
-    assert shared == [200] * scheduler.counters.prompts_restored
-    assert shared
+    assert engine.shared == [200] * scheduler.counters.prompts_restored
+    assert engine.shared
 
 
 def test_no_idle_prompt_makes_room_for_the_rest_of_one_that_is_mostly_in_the_cache() -> None:
-    engine = Model(context_size=1024)
-    scheduler = make_scheduler(engine, parallel=3)
+    scheduler = make_scheduler(CrowdedModel(context_size=1024), parallel=3)
     ask(scheduler, *(with_system_prompt(i) for i in range(4)))
-    engine.restore_sequence = lambda seq_id, data: bool(engine.clear(seq_id))  # type: ignore
     kept = [slot.kept for slot in scheduler.slots]
     assert ask(scheduler, with_system_prompt(0, 1)) == [120]
     assert sum(slot.kept in kept for slot in scheduler.slots) == 2
