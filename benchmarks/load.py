@@ -3,6 +3,7 @@
     python -m benchmarks.load --llama-server build/bin/llama-server --models models/
     python -m benchmarks.load ... --target 1b-Q4_0.gguf --clients 1,3,5,8 --loads burst
     python -m benchmarks.load ... --target 0.2b-Q4_0.gguf,0.2b-q8.gguf --clients 1,3,4,8,16
+    python -m benchmarks.load ... --servers "llama-server off;headstart off --prefill-chunk 512"
 
     burst      all at once, behind one system prompt of some hundred tokens; every prompt is new
     arrivals   one after another at random times (Poisson), one in four with a long prompt
@@ -12,7 +13,9 @@ All servers are loaded, with the same threads, context and cache types, and answ
 turn, each time another first: what slows the machine down slows all of them. Prints tokens/s from
 the first request to the last token, and the median and 99th percentile of the time to the first
 token (TTFT) and of the longest wait between two tokens (ITL), in milliseconds. At the end a line a
-cell: off and auto against llama-server's off and its best.
+cell: off and auto against llama-server's off and its best. A ratio is the mean of the rounds'
+ratios, with its standard error. llama-server's best is the best mean of several, which noise alone
+raises.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -30,7 +34,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -105,6 +109,23 @@ def _body(text: str, temperature: float, seed: int) -> Body:
     return {"prompt": text, "temperature": temperature, "seed": seed, "cache_prompt": True}
 
 
+class Ratio(NamedTuple):
+    """A mean and its standard error, which is not known after one round (NaN)."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Ratio:
+        """Of the rounds' values."""
+        if len(values) < 2:
+            return cls(values[0], math.nan)
+        return cls(statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if math.isnan(self.error) else f" ± {self.error:.2f}")
+
+
 @dataclass(slots=True)
 class Score:
     """One server under one load, over all rounds."""
@@ -127,12 +148,9 @@ class Score:
     def rate(self) -> float:
         return statistics.fmean(self.rates)
 
-    @property
-    def error(self) -> float:
-        """Standard error of the rate; 0 with one round."""
-        if len(self.rates) < 2:
-            return 0.0
-        return statistics.stdev(self.rates) / math.sqrt(len(self.rates))
+    def relative_to(self, other: Score) -> Ratio:
+        """The mean of the rounds' ratios and its error."""
+        return Ratio.of([a / b for a, b in zip(self.rates, other.rates, strict=True)])
 
 
 def play(port: int, sequences: Sequence[Sequence[Arrival]], num_tokens: int) -> list[Answer]:
@@ -161,26 +179,33 @@ def play(port: int, sequences: Sequence[Sequence[Arrival]], num_tokens: int) -> 
 def commands(
     options: argparse.Namespace, target: Path, clients: int, folder: Path
 ) -> dict[str, list[str]]:
-    """Command lines by name, the port left out."""
+    """Command lines by name, the port left out; what follows a known name are further flags."""
     context = str(options.context * clients)
     common = ["-m", str(target), "-np", str(clients), "-c", context, "-t", str(options.threads)]
     theirs = [str(options.llama_server), *common, "-b", "2048", "-ub", "512", "--kv-unified"]
     theirs += ["--no-webui"]
     ours = [sys.executable, "-m", "headstart", "serve", *common, "--log-level", "warning"]
     draft = str(options.models / options.draft)
-    state = str(folder / f"state-{target.stem}-{clients}.json")
     every = {
         "llama-server off": theirs,
         "llama-server ngram-mod": [*theirs, "--spec-type", "ngram-mod"],
         "llama-server draft@4": [
             *theirs, "-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", "4",
         ],
-        "headstart off": [*ours, "--spec", "off", "--spec-state", state + ".off"],
-        "headstart auto": [*ours, "--spec-state", state],
-        "headstart auto + draft": [*ours, "-md", draft, "--spec-state", state + ".draft"],
+        "headstart off": [*ours, "--spec", "off"],
+        "headstart auto": ours,
+        "headstart auto + draft": [*ours, "-md", draft],
     }  # fmt: skip
-    wanted = options.servers.split(";") if options.servers else list(every)
-    return {name: every[name] for name in wanted}
+    chosen = {}
+    for number, wanted in enumerate(options.servers.split(";") if options.servers else every):
+        name = max((name for name in every if wanted.startswith(name)), key=len, default="")
+        if not name:
+            raise SystemExit(f"--servers: there is no {wanted!r}, but {'; '.join(every)}")
+        chosen[wanted] = [*every[name], *shlex.split(wanted.removeprefix(name))]
+        if name.startswith("headstart"):
+            state = folder / f"state-{target.stem}-{clients}-{number}.json"
+            chosen[wanted] += ["--spec-state", str(state)]
+    return chosen
 
 
 def run_clients(
@@ -216,13 +241,13 @@ def print_table(title: str, scores: dict[str, Score]) -> None:
     print(f"\n| {title} | tokens/s | of its off | TTFT p50 | p99 | ITL p50 | p99 |")
     print("|---|---|---|---|---|---|---|")
     for name, score in scores.items():
-        ratio = f"{score.rate / base.rate:.2f}" if base else ""
+        ratio = score.relative_to(base) if base else ""
         times = [
             f"{1000 * _percentile(values, share):.0f}"
             for values in (score.first, score.between)
             for share in (0.5, 0.99)
         ]
-        print(f"| {name} | {score.rate:.1f} +- {score.error:.1f} | {ratio} | {' | '.join(times)} |")
+        print(f"| {name} | {score.rate:.1f} | {ratio} | {' | '.join(times)} |")
     sys.stdout.flush()
 
 
@@ -230,7 +255,7 @@ def print_summary(tables: dict[str, dict[str, Score]]) -> None:
     """A line per table: ratios of tokens/s and of the median time to the first token."""
     print("\n| cell | off / its off | auto / its best | auto / off | TTFT: auto / its best |")
     print("|---|---|---|---|---|")
-    columns: list[list[float]] = []
+    means: list[list[float]] = []
     for title, scores in tables.items():
         theirs = [score for name, score in scores.items() if name.startswith("llama-server")]
         auto = max(
@@ -238,17 +263,17 @@ def print_summary(tables: dict[str, dict[str, Score]]) -> None:
             key=lambda score: score.rate,
         )
         off, best = scores["headstart off"], max(theirs, key=lambda score: score.rate)
-        first = min(_percentile(score.first, 0.5) for score in theirs)
         ratios = [
-            off.rate / scores["llama-server off"].rate,
-            auto.rate / best.rate,
-            auto.rate / off.rate,
-            _percentile(auto.first, 0.5) / first,
+            off.relative_to(scores["llama-server off"]),
+            auto.relative_to(best),
+            auto.relative_to(off),
         ]
-        columns.append(ratios)
-        print(f"| {title} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
-    means = [statistics.geometric_mean(column) for column in zip(*columns, strict=True)]
-    print(f"| geometric mean | {' | '.join(f'{mean:.2f}' for mean in means)} |", flush=True)
+        first = min(_percentile(score.first, 0.5) for score in theirs)
+        first = _percentile(auto.first, 0.5) / first
+        means.append([*(ratio.mean for ratio in ratios), first])
+        print(f"| {title} | {' | '.join(map(str, ratios))} | {first:.2f} |")
+    overall = [statistics.geometric_mean(column) for column in zip(*means, strict=True)]
+    print(f"| geometric mean | {' | '.join(f'{mean:.2f}' for mean in overall)} |", flush=True)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
@@ -270,7 +295,11 @@ def main() -> None:
     parser.add_argument("--clients", default="1,3,8")
     parser.add_argument("--loads", default=",".join(LOADS))
     parser.add_argument("--temperatures", default="0,1")
-    parser.add_argument("--servers", default="", help="names, separated by ; (all by default)")
+    parser.add_argument(
+        "--servers",
+        default="",
+        help="names, separated by ; and each with further flags if wanted (all by default)",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     parser.add_argument("--context", type=int, default=2048, help="tokens per client")

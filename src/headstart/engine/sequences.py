@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from headstart.engine.library import api, take_errors
 from headstart.errors import EngineError
-from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, pack, unpack
+from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
 from headstart.types import MemoryKind
 
 log = logging.getLogger(__name__)
@@ -220,7 +220,10 @@ class Sequences:
 
     def save(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
-        return pack(self._get(seq_id, _WHOLE), self.checkpoints.of(seq_id))
+        size = self._size(seq_id, _WHOLE)
+        data, place = reserve(size, self.checkpoints.of(seq_id))
+        self._write(seq_id, _WHOLE, place)
+        return data
 
     def state(self, seq_id: int) -> bytearray:
         """All that libllama holds of the sequence, as it writes it."""
@@ -317,17 +320,25 @@ class Sequences:
         """The state of a sequence, written over `used` if that is as large: fresh memory takes
         several times as long as the copy.
         """
-        size = int(api.llama_state_seq_get_size_ext(self._context, seq_id, flags))
+        size = self._size(seq_id, flags)
         data = used if isinstance(used, bytearray) and len(used) == size else bytearray(size)
+        self._write(seq_id, flags, data)
+        return data
+
+    def _size(self, seq_id: int, flags: int) -> int:
+        return int(api.llama_state_seq_get_size_ext(self._context, seq_id, flags))
+
+    def _write(self, seq_id: int, flags: int, place: bytearray | memoryview) -> None:
+        """Write the state of a sequence, which has the size of the place."""
+        size = len(place)
         written = api.llama_state_seq_get_data_ext(
-            self._context, _bytes_of(data), size, seq_id, flags
+            self._context, _bytes_of(place), size, seq_id, flags
         )
         if written != size:
             raise EngineError(
                 f"libllama wrote {written} of {size} bytes of sequence {seq_id}: "
                 f"{take_errors() or 'no reason given'}"
             )
-        return data
 
     def _set(self, seq_id: int, data: Data, flags: int) -> bool:
         if not len(data):

@@ -119,14 +119,27 @@ _MAGIC = b"headstart sequence 1\n"
 
 def pack(state: Data, checkpoints: Iterable[Checkpoint]) -> bytearray:
     """One piece of bytes out of a sequence's state and its checkpoints."""
-    parts = [(0, state), *((c.length, c.data) for c in checkpoints)]
-    data = bytearray(_MAGIC)
-    data += len(parts).to_bytes(4, "little")
-    for length, part in parts:
-        data += length.to_bytes(8, "little") + len(part).to_bytes(8, "little")
-    for _, part in parts:
-        data += part
+    data, place = reserve(len(state), checkpoints)
+    place[:] = state
     return data
+
+
+def reserve(state_size: int, checkpoints: Iterable[Checkpoint]) -> tuple[bytearray, memoryview]:
+    """What `pack` returns, and in it the place of a state that is still to be written: a copy of
+    many megabytes takes mostly the time of getting fresh memory.
+    """
+    kept = list(checkpoints)
+    sizes = [(0, state_size), *((c.length, len(c.data)) for c in kept)]
+    head = _MAGIC + len(sizes).to_bytes(4, "little")
+    head += b"".join(number.to_bytes(8, "little") for pair in sizes for number in pair)
+    data = bytearray(len(head) + sum(size for _, size in sizes))
+    view = memoryview(data)
+    view[: len(head)] = head
+    at = len(head) + state_size
+    for checkpoint in kept:
+        view[at : at + len(checkpoint.data)] = checkpoint.data
+        at += len(checkpoint.data)
+    return data, view[len(head) : len(head) + state_size]
 
 
 def unpack(data: Data) -> tuple[Data, list[Checkpoint]] | None:
@@ -148,4 +161,4 @@ def unpack(data: Data) -> tuple[Data, list[Checkpoint]] | None:
     return parts[0][1], [Checkpoint(length, part) for length, part in parts[1:]]
 
 
-__all__ = ["Checkpoint", "Checkpoints", "Data", "pack", "unpack"]
+__all__ = ["Checkpoint", "Checkpoints", "Data", "pack", "reserve", "unpack"]
