@@ -5,6 +5,7 @@ taken back.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,6 +223,35 @@ def test_rejected_drafts_of_any_length_leave_no_trace_in_other_sequences(
             other.clear(0)
             fresh = decode(other, texts[seq_id], 0)[0]
             np.testing.assert_allclose(rows[at - 1 - num_rejected], fresh, atol=2e-2)
+
+
+@pytest.mark.parametrize(("write", "deterministic"), [(tiny_hybrid, False), (tiny_llama, True)])
+def test_the_logits_of_drafts_are_copied_only_where_a_prompt_is_read_beside_them(
+    write: Callable[[Path], Path], tmp_path: Path, *, deterministic: bool
+) -> None:
+    """They are many megabytes a step."""
+    path = write(tmp_path / "tiny.gguf")
+    engine = engine_of(path, deterministic=deterministic)
+    prompt = list(range(50))
+    for seq_id in range(2):
+        decode(engine, [1, 2, 3], 0, seq_id=seq_id)
+    batch = Batch(256)
+    batch.add(0, 3, [4, 5, 6], 3)
+    batch.add(1, 3, [7], 1)
+    logits = engine.decode(batch)
+    assert not logits.flags.owndata
+    rows = logits.copy()
+    batch.clear()
+    engine.rewind(0, 4)
+    engine.clear(1)
+    batch.add(0, 4, [8], 1)
+    batch.add(1, 0, prompt, 1)
+    beside = engine.decode(batch)
+    assert beside.flags.owndata
+    texts = [1, 2, 3, 4, 5, 6], [1, 2, 3, 7], [1, 2, 3, 4, 8], prompt
+    for row, text in zip((rows[2], rows[3], *beside), texts, strict=True):
+        alone = decode(engine_of(path, deterministic=deterministic), text, 0)[0]
+        np.testing.assert_allclose(row, alone, atol=2e-2)
 
 
 def test_prompts_beside_drafts_are_held_only_where_the_cache_may_be_too_full_for_both(

@@ -243,9 +243,13 @@ class Controller:
         """Whether decodes of up to so many rows were measured."""
         return self._cost.is_known(num_rows)
 
-    def observe_draft(self, run: ModelDraftCall, step: Step) -> bool:
-        """A draft model ran; returns whether it was only a probe."""
-        return self._model_planner.observe(run, step)
+    def is_probe(self, speculator: str) -> bool:
+        """Whether what this draft model may draft now is only a probe, whose time is saved for."""
+        return self._model_planner.is_probe(speculator)
+
+    def observe_draft(self, run: ModelDraftCall, step: Step) -> None:
+        """A draft model ran; called before models are planned again."""
+        self._model_planner.observe(run, step)
 
     def learn_draft_costs(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """What a draft model's rounds and reading a token take, before its first request."""

@@ -31,6 +31,8 @@ def plan_together(
         withdraw: a model gets no draft from this sequence after all.
         charge: a model that is only probed takes so many tokens from another.
     """
+    if len(asked) == 1:
+        return {name: plan(name, slots) for name, slots in asked.items()}
     holders: dict[int, tuple[str, int]] = {}  # by seq_id: who drafts, and where it is planned
     gains: dict[int, float] = {}
     planned: dict[str, list[Allowance]] = {}

@@ -141,13 +141,14 @@ class ModelDraftPlanner:
         for drafter in self.drafters.values():
             drafter.asking.wake(ALL)
 
-    def observe(self, run: ModelDraftCall, step: Step) -> bool:
-        """Learn what a call cost, and from its drafts what the next ones will be like; returns
-        whether it was only a probe, whose time is saved for.
-        """
+    def is_probe(self, speculator: str) -> bool:
+        """Whether what was granted last is only a probe, whose time is saved for."""
+        return self._drafter(speculator).probes.is_charged
+
+    def observe(self, run: ModelDraftCall, step: Step) -> None:
+        """Learn what a call cost, and from its drafts what the next ones will be like."""
         drafter = self._drafter(run.speculator)
         plain = self._plain(step)
-        is_probe = drafter.probes.is_charged
         drafter.cost.observe(run, plain)
         drafter.probes.called(run.seq_ids, run.milliseconds / plain)
         probed = drafter.probes.probed
@@ -164,7 +165,6 @@ class ModelDraftPlanner:
             state.learn(seq_id, confidence, survival, allowance)
             state.catch_up.drafted(seq_id, sum(survival))
             state.forget()
-        return is_probe
 
     def record(self, outcome: Outcome) -> None:
         """What became of a draft, also of one that was only a probe."""

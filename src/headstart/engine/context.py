@@ -140,7 +140,7 @@ class LlamaEngine:
     def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
         """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
 
-        A view into libllama's memory, valid until the next decode (a copy when deterministic).
+        Mostly a view into libllama's memory, valid until the next decode.
         """
         if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
             raise EngineError(
@@ -191,14 +191,15 @@ class LlamaEngine:
         # prompts are to be undone if there is no room for the drafts, and only then
         most = self._sequences.num_tokens + batch.num_rows + width * len(drafts)
         is_tight = bool(drafts) and most > self.num_cells
-        outputs = np.empty((batch.num_outputs, self.vocab_size), np.float32)
+        groups = [group for group in (prompts, drafts) if group]
+        outputs = self._outputs_of(batch, groups)
         held = {
             int(batch.seq_ids[run[0]]): self._sequences.hold(int(batch.seq_ids[run[0]]))
             for run in prompts
             if is_tight
         }
         self._states = {}
-        for group in filter(None, (prompts, drafts)):
+        for group in groups:
             staging = self._staging
             staging.clear()
             for start, end, _ in group:
@@ -215,14 +216,23 @@ class LlamaEngine:
             for (start, end, first), (at, _, _) in zip(group, staged, strict=True):
                 self._copy_states(batch, states, (start, end), at)
                 wanted = int(batch.wants_logits[start:end].sum())
-                outputs[first : first + wanted] = logits[offset : offset + wanted]
+                if outputs is not None:
+                    outputs[first : first + wanted] = logits[offset : offset + wanted]
                 offset += wanted
             self._note(staging, staged)
         for start, end, _ in prompts:  # what they had is not good any more
             self._sequences.note_rows(
                 int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1
             )
-        return outputs
+        return logits if outputs is None else outputs
+
+    def _outputs_of(self, batch: Batch, groups: Sequence[Sequence[Run]]) -> Logits | None:
+        """Where the logits of several decodes are put together; None: there is only one, whose
+        rows are in their order.
+        """
+        if len(groups) == 1:
+            return None
+        return np.empty((batch.num_outputs, self.vocab_size), np.float32)
 
     def _copy_states(
         self,
@@ -279,10 +289,10 @@ class LlamaEngine:
         are padded to the same length with tokens that are forgotten at once, long ones (prompt
         chunks) go alone. Measured on x86-64: one-row calls take other kernels than all others.
         """
-        runs = runs_of(batch)
-        outputs = np.empty((batch.num_outputs, self.vocab_size), np.float32)
+        groups = groups_of(runs_of(batch), self.max_batch_tokens)
+        outputs = self._outputs_of(batch, groups)
         self._states = {}
-        for group in groups_of(runs, self.max_batch_tokens):
+        for group in groups:
             width = max(2, max(end - start for start, end, _ in group))
             staging = self._staging
             staging.clear()
@@ -293,12 +303,13 @@ class LlamaEngine:
             for index, (start, end, first) in enumerate(group):
                 self._copy_states(batch, states, (start, end), index * width)
                 wanted = int(batch.wants_logits[start:end].sum())
-                outputs[first : first + wanted] = logits[offset : offset + wanted]
+                if outputs is not None:
+                    outputs[first : first + wanted] = logits[offset : offset + wanted]
                 offset += wanted
                 if end - start < width:
                     length = int(batch.positions[end - 1]) + 1
                     api.llama_memory_seq_rm(self._memory, int(batch.seq_ids[start]), length, -1)
-        return outputs
+        return logits if outputs is None else outputs
 
     def _decode_outputs(self, batch: Batch, meanwhile: Meanwhile | None) -> Logits:
         """Decode with two outputs at least: behind the last layer only their rows are computed."""

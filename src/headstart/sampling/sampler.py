@@ -60,6 +60,8 @@ class Sampler:
         # with tokens left out, logits reach the filters as they are
         is_untouched = not self.reads_text and bool((self._bias == -np.inf).all())
         self._only_bans = is_untouched and len(bias) > 0
+        reads_few = 0 < self._num_candidates < self.vocab_size - 2 * len(bias)
+        self._reads_best_only = is_untouched and reads_few
         self._is_argmax = self._num_candidates == 1 and is_untouched
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
@@ -90,10 +92,13 @@ class Sampler:
 
     def couple(self, logits: NDArray[np.float32], position: int) -> TokenChoice:
         """What a draft model's logits suggest under this request's filters and noise."""
-        if len(logits) != self.vocab_size:  # vocabularies that are the same but for padding
-            missing = max(0, self.vocab_size - len(logits))
-            logits = np.pad(logits, (0, missing), constant_values=-np.inf)[: self.vocab_size]
-        ids, scores = self._survivors(logits, position)
+        missing = self.vocab_size - len(logits)  # vocabularies that are the same but for padding
+        if missing > 0 and not self._reads_best_only:
+            logits = np.pad(logits, (0, missing), constant_values=-np.inf)
+        ids, scores = self._survivors(logits[: self.vocab_size], position)
+        if len(ids) == 1:
+            token = int(ids[0])
+            return TokenChoice(token, 1.0, token, 1.0)
         coupled = self._drawn(ids, scores, position)
         best = int(scores.argmax())
         weights = _weights(scores)

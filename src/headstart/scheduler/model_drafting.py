@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from headstart.control.controller import Controller
 from headstart.control.values import Allowance, ModelDraftCall, Step
@@ -110,8 +111,9 @@ class ModelDrafting:
                 milliseconds,
                 leads,
             )
-            if self._controller.observe_draft(call, step):
+            if self._controller.is_probe(speculator.name):
                 milliseconds = 0.0
+            self._deferred.add(partial(self._controller.observe_draft, call, step))
         self._counts.count_calls(plans, speculator, drafts)
         for plan, draft in zip(plans, drafts, strict=True):
             if plan.has_answer(speculator, draft):

@@ -240,6 +240,8 @@ class Scheduler:
         )
         if self.engine.memory is MemoryKind.CHECKPOINT:
             keep_states(generating, self.engine, self.drafting, self.clock)
+        if not self.engine.is_asynchronous:  # what drafting leaves over is no time of the decode
+            self.drafting.deferred.run()
 
     def _prompt_rows(self, num_generating: int) -> int:
         """Most prompt rows of this step: few while others wait for their next token."""
@@ -251,8 +253,6 @@ class Scheduler:
 
     def _decode(self) -> Logits | None:
         """Decode one batch, making room as often as needed; None if there was nothing to do."""
-        if not self.engine.is_asynchronous:
-            self.drafting.deferred.run()
         while True:
             rows = self._max_prompt_rows
             sharing = self.turns.sharing(self.running)

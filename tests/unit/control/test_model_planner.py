@@ -191,7 +191,9 @@ def test_a_probe_is_told_from_a_draft_that_is_expected_to_pay() -> None:
         controller = learned(labels)
         while not controller.plan_model("model", [ModelSlot(1, 16)], STEP)[0].max_tokens:
             pass
-        assert controller.observe_draft(call, STEP) == is_probe
+        assert controller.is_probe("model") == is_probe
+        controller.observe_draft(call, STEP)
+        assert not controller.is_probe("model")
 
 
 @pytest.mark.parametrize("room", range(1, 34))

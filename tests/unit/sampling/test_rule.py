@@ -117,6 +117,19 @@ def test_a_choice_tells_the_probability_of_both_tokens() -> None:
         assert choice.argmax_probability == pytest.approx(softmax(LOGITS).max(), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"top_k": 5}, {"top_k": 5, "ignore_eos": True}, {"logit_bias": {63: 5.0}}, {"top_k": 64}],
+)
+def test_padding_of_a_draft_vocabulary_changes_no_choice(settings: dict[str, Any]) -> None:
+    random, one = np.random.default_rng(0), sampler(64, (3, 5), seed=9, **settings)
+    for t in range(200):
+        row = random.normal(0.0, 2.0, 70).astype(np.float32)
+        row[60:] = -np.inf
+        choices = [one.couple(row[:size], t) for size in (60, 64, 70)]
+        assert choices[0] == choices[1] == choices[2]
+
+
 def test_the_only_candidate_left_is_certain() -> None:
     best = int(LOGITS.argmax())
     rest = LOGITS.copy()

@@ -21,6 +21,8 @@ from tests.harness import (
 )
 
 from headstart.config import SpeculationConfig
+from headstart.control.controller import Controller
+from headstart.control.values import ModelDraftCall, Step
 from headstart.errors import EngineError
 from headstart.scheduler.loop import run_loop
 from headstart.scheduler.messages import Cancel, Command, Message, Stop
@@ -75,7 +77,8 @@ def test_texts_and_counts_are_those_of_a_device_that_is_waited_for(memory: Memor
         answers = run(scheduler, requests)
         check(engine, requests, answers)
         learned = scheduler.drafting.describe_control()
-        found.append([*counted(scheduler, answers), learned["acceptance"], learned["cost_ms"]])
+        parts = ("acceptance", "cost_ms", "draft_models")
+        found.append([*counted(scheduler, answers), *(learned[part] for part in parts)])
     assert found[0] == found[1]
 
 
@@ -99,6 +102,34 @@ def test_texts_stay_where_the_context_is_too_small_for_all() -> None:
         assert (
             drafts.num_drafts + drafts.reasons.total() >= answers[name].finish.stats.num_steps - 1
         )
+
+
+class NotingController(Controller):
+    """Writes down when it is told what a draft model took."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def observe_draft(self, run: ModelDraftCall, step: Step) -> None:
+        self.log.append("learned")
+        super().observe_draft(run, step)
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_control_learns_of_a_models_draft_while_a_device_verifies_it(
+    *, is_asynchronous: bool
+) -> None:
+    (request,) = make_requests(1, max_tokens=30)
+    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    engine = Device()
+    engine.is_asynchronous = is_asynchronous
+    model = make_speculators(("draft-model",), lambda: Model(2, skew=0.3))
+    scheduler = make_scheduler(engine, model, controller=NotingController(engine.log))
+    run(scheduler, [request])
+    told = engine.log[engine.log.index("learned") - 1 :]
+    order = ["decode", "learned", "decoded"] if is_asynchronous else ["decoded", "learned"]
+    assert told[: len(order)] == order
 
 
 def test_events_go_out_while_the_next_step_is_computed_and_the_last_ones_at_once() -> None:

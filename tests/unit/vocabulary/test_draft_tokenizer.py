@@ -36,6 +36,7 @@ from headstart.vocabulary import TranslationMode, VocabularyTranslator
 from headstart.vocabulary.draft_tokenizer import (
     Preference,
     TranslatingTokenizer,
+    best_of,
     spread,
 )
 
@@ -335,3 +336,16 @@ def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_
         assert history == list(fresh.to_draft_tokens(tokens, 0))
         assert history[: tokenizer.num_stable] == before[: tokenizer.num_stable]
         before = history
+
+
+@pytest.mark.parametrize("best", [-1e5, -70.0, 0.0, 40.0, 59.9, 60.1, 1e4])
+def test_the_probability_of_the_best_token_is_that_of_a_softmax(best: float) -> None:
+    logits = np.random.default_rng(0).normal(-8.0, 2.5, 150_000).astype(np.float32)
+    logits -= logits.max()
+    logits[[7, 9]] = 0.5, -np.inf  # the best, and one that cannot come
+    weights = np.exp(logits.astype(np.float64))
+    token, probability = best_of(logits + np.float32(best))
+    assert 0.0 < probability <= 1.0
+    if abs(best) < 1e3:  # beyond, a float32 has no room for the differences
+        assert token == 7
+        assert probability == pytest.approx(weights[7] / weights.sum(), rel=1e-4)
