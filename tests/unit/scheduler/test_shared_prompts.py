@@ -270,9 +270,7 @@ def test_only_what_was_read_of_a_cancelled_prompt_is_counted() -> None:
     assert scheduler.counters.prompt_tokens == 32
 
 
-def test_what_a_preempted_request_did_is_counted_if_it_is_cancelled_before_it_goes_on() -> (
-    None
-):
+def test_what_a_preempted_request_did_is_counted_if_it_is_cancelled_before_it_goes_on() -> None:
     engine = Model(context_size=512, num_cells=96)
     scheduler = make_scheduler(engine)
     for index in range(4):
