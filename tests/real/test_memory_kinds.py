@@ -153,6 +153,37 @@ def test_deterministic_mode_refuses_a_recurrent_state(
             engine_of(path, deterministic=True)
 
 
+def test_what_was_copied_is_the_same_whatever_becomes_of_its_source_before_the_next_decode(
+    tmp_path: Path,
+) -> None:
+    """In deterministic mode each sequence has a cache of its own, which libllama copies late."""
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    engine, fresh = engine_of(path, deterministic=True), engine_of(path, deterministic=True)
+    text, other = list(range(40)), list(range(100, 150))
+    decode(fresh, text, 0)
+    expected = decode(fresh, [7], 40)
+    decode(engine, other, 0)
+    saved = engine.save_sequence(0)
+    engine.clear(0)
+    decode(engine, text, 0)
+    assert engine.copy_prefix(0, 1, 40)
+    assert engine.restore_sequence(0, saved)
+    np.testing.assert_array_equal(decode(engine, [7], 40, seq_id=1), expected)
+
+
+def test_what_was_copied_can_be_saved_at_once(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    engine, fresh = engine_of(path, deterministic=True), engine_of(path, deterministic=True)
+    decode(fresh, list(range(40)), 0)
+    decode(engine, list(range(40)), 0)
+    assert engine.copy_prefix(0, 1, 30)
+    saved = engine.save_sequence(1)
+    engine.clear(0)
+    assert engine.restore_sequence(0, saved)
+    fresh.truncate(0, 30)
+    np.testing.assert_array_equal(decode(engine, [7], 30), decode(fresh, [7], 30))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_rejected_drafts_of_any_length_leave_no_trace_in_other_sequences(
     seed: int, tmp_path: Path

@@ -258,6 +258,7 @@ class LlamaEngine:
                 f"llama_decode returned {status} for {batch.num_rows} rows: "
                 f"{take_errors() or 'no reason given'}"
             )
+        self._sequences.has_copies = False
         handed_over = perf_counter()
         if meanwhile is not None:
             meanwhile()

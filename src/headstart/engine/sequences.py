@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.engine.c_batch import c_batch
 from headstart.engine.library import api, take_errors
 from headstart.errors import EngineError
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
-from headstart.types import MemoryKind
+from headstart.types import Batch, MemoryKind
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Sequences:
         self._lengths: dict[int, int] = {}
         self._sharing: set[int] = set()  # sequences whose cells may belong to others too
         self._rolled_back: set[int] = set()  # since their last decode
+        self.has_copies = False  # between caches, which libllama leaves for the next decode
         self.lacks_cells = False  # why the last state that could not be put back was refused
 
     def settle(self, num_rows: Mapping[int, int]) -> None:
@@ -220,6 +222,8 @@ class Sequences:
 
     def save(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
+        if self.has_copies:
+            self._make_copies(seq_id)
         size = self._size(seq_id, _WHOLE)
         data, place = reserve(size, self.checkpoints.of(seq_id))
         self._write(seq_id, _WHOLE, place)
@@ -232,7 +236,9 @@ class Sequences:
     def set_state(self, seq_id: int, state: Data) -> int:
         """Replace the sequence by such a state; returns its length, 0 if that cannot be."""
         self.clear(seq_id)
-        if not self._set(seq_id, state, _WHOLE):
+        if (self.has_copies and not self._make_copies(seq_id)) or not self._set(
+            seq_id, state, _WHOLE
+        ):
             self.clear(seq_id)
             return 0
         self._last_rows[seq_id] = 0  # nothing of it can be rolled back
@@ -280,9 +286,24 @@ class Sequences:
         if self.rules.is_split:
             api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
             api.llama_memory_seq_rm(self._memory, target, length, -1)
+            self.has_copies = True
         else:
             api.llama_memory_seq_cp(self._memory, source, target, 0, length)
             self._sharing |= {source, target}
+
+    def _make_copies(self, seq_id: int) -> bool:
+        """Have libllama make the copies that it left for the next decode, because a cache is read
+        or written before that. It does so for any: of a token of this sequence, forgotten at once.
+        """
+        length = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+        batch = Batch(1)
+        batch.add(seq_id, length, [0], 0)
+        made, keep = c_batch(batch)
+        made.n_tokens = 1
+        self.has_copies = api.llama_decode(self._context, made) != 0
+        del keep
+        api.llama_memory_seq_rm(self._memory, seq_id, length, -1)
+        return not self.has_copies
 
     def _copy_with_state(self, source: int, target: int, length: int) -> bool:
         """Share the cells that can be shared and give `target` a state of its own for the rest.
@@ -320,6 +341,8 @@ class Sequences:
         """The state of a sequence, written over `used` if that is as large: fresh memory takes
         several times as long as the copy.
         """
+        if self.has_copies:
+            self._make_copies(seq_id)
         size = self._size(seq_id, flags)
         data = used if isinstance(used, bytearray) and len(used) == size else bytearray(size)
         self._write(seq_id, flags, data)

@@ -187,16 +187,18 @@ def find_leader(
     return best
 
 
-def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engine: Engine) -> None:
-    """Give requests that wait for a leader what it has read, once that is all that they share."""
-    for active in running:
+def share_prefixes(slots: Sequence[Slot], running: Sequence[ActiveRequest], engine: Engine) -> None:
+    """Give requests that wait for a leader what it has read, once that is all that they share.
+
+    If it left before, the first of them goes on with the prompt, and the others wait for that one.
+    """
+    for index, active in enumerate(running):
         leader = active.leader
         if leader is None:
             continue
-        is_reading = slots[leader.slot_id].active is leader
+        is_reading = slots[leader.slot_id].active is leader and not leader.is_generating
         if is_reading and leader.num_decoded < active.num_awaited:
             continue
-        active.leader = None
         others = (slot for slot in slots if slot.active is not active)
         source = max(others, key=lambda slot: num_shared(slot, active))
         length = engine.reusable(source.slot_id, num_shared(source, active), by_copy=True)
@@ -206,6 +208,7 @@ def share_prefixes(slots: Sequence[Slot], running: Iterable[ActiveRequest], engi
             if not active.is_resumed:
                 active.num_cached = active.num_decoded
             active.num_exact = source.num_exact if source.num_exact < length else ALL_EXACT
+        active.leader = None if is_reading else find_leader(running[:index], active, engine)
 
 
 def num_shared(slot: Slot, active: ActiveRequest) -> int:

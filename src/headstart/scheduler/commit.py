@@ -83,10 +83,10 @@ class Committer:
                 done.events += scores
             if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
                 note_chunk(active, self._engine)
-                if request.wants_progress:
+                if active.wants_progress:
                     done.events.append(active.progress(now))
                 continue
-            if request.wants_progress and active.first_token is None:
+            if active.wants_progress:
                 progress = active.progress(now)
                 done.events.append(replace(progress, num_processed=active.num_prompt))
             end = offset + 1 + len(active.proposal.tokens)

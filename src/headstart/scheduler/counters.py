@@ -43,7 +43,7 @@ class Counters:
 
     def add_request(self, stats: RequestStats) -> None:
         self.requests += 1
-        self.prompt_tokens += stats.num_prompt - stats.num_cached
+        self.prompt_tokens += stats.num_prompt - stats.num_cached - stats.num_unread
         self.prompt_tokens_cached += stats.num_cached
         self.prompt_seconds += stats.prompt_seconds
         self.tokens_predicted += stats.num_emitted

@@ -197,13 +197,14 @@ def _slot_report(slot: Slot) -> SlotReport:
     if active is None:
         return SlotReport(slot_id=slot.slot_id, num_in_cache=len(slot.kept))
     num_prompt = active.num_prompt
+    num_processed = num_prompt if active.is_generating else min(active.num_decoded, num_prompt)
     return SlotReport(
         slot_id=slot.slot_id,
         request_id=active.request.request_id,
         is_processing=True,
         num_prompt=num_prompt,
-        num_processed=num_prompt if active.is_generating else min(active.num_decoded, num_prompt),
-        num_cached=active.num_cached,
+        num_processed=num_processed,
+        num_cached=min(active.num_cached, num_processed),  # less while it is read again
         num_in_cache=active.num_decoded,
         num_emitted=active.num_emitted,
         max_tokens=active.request.max_tokens,

@@ -159,6 +159,7 @@ class RequestStats:
     is_valid: bool = True  # False: draft tokens were accepted unseen, for a measurement
     num_prompt: int = 0  # tokens
     num_cached: int = 0  # of them, taken from the prompt cache
+    num_unread: int = 0  # of them, not read before it ended
     num_emitted: int = 0  # tokens
     num_steps: int = 0  # verify steps, those without a draft included
     drafts: SpeculationStats = field(default_factory=SpeculationStats)  # all of them together

@@ -122,6 +122,8 @@ class Scheduler:
             self.waiting.remove(active)
         for active in waiting + self.compiling.remove(request_id):
             summary = active.summarize(self.clock())
+            if active.is_resumed:  # it has done something before it was preempted
+                self.counters.add_request(summary)
             self._events.append(FinishEvent(request_id, "cancelled", summary))
         for active in [a for a in self.running if a.request.request_id == request_id]:
             self._finish(active, Ending("cancelled"), self.clock())
@@ -204,7 +206,7 @@ class Scheduler:
                 active.pauses = choose_pauses(active.tokens, active.num_decoded, is_control, step)
             active.leader = admission.find_leader(self.running, active, self.engine)
             self.running.append(active)
-            if active.request.wants_progress:
+            if active.wants_progress:
                 self._events.append(active.progress(self.clock()))
         admission.share_prefixes(self.slots, self.running, self.engine)
         if self._sets_aside and len(self.running) > num_running and not self.waiting:
@@ -300,6 +302,8 @@ class Scheduler:
         active.num_decoded, active.num_exact = 0, ALL_EXACT
         active.proposal, active.leader, active.is_resumed = NO_PROPOSAL, None, True
         self.waiting.appendleft(active)
+        # before it is back: nobody may wait for one that waits for him
+        admission.share_prefixes(self.slots, self.running, self.engine)
         self.counters.preemptions += 1
         log.info(
             "request %s waits: the context is full, it continues when cells are free",

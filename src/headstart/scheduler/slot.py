@@ -126,12 +126,24 @@ class ActiveRequest:
         thoughts = self.sampler.thoughts
         return NO_LIMIT if thoughts is None else thoughts.num_free
 
+    @property
+    def wants_progress(self) -> bool:
+        """Whether its client is to hear how far its prompt is read: not once it has an answer."""
+        return self.request.wants_progress and self.first_token is None
+
     def progress(self, now: float) -> ProgressEvent:
         """How much of the prompt is read."""
-        since = now - (self.admitted or now)
+        since, num_cached = now - (self.admitted or now), min(self.num_cached, self.num_decoded)
         return ProgressEvent(
-            self.request.request_id, self.num_prompt, self.num_cached, self.num_decoded, since
+            self.request.request_id, self.num_prompt, num_cached, self.num_decoded, since
         )
+
+    @property
+    def _num_unread(self) -> int:
+        """Prompt tokens that were neither cached nor read."""
+        if self.first_token is not None:
+            return 0
+        return self.num_prompt - max(self.num_cached, min(self.num_decoded, self.num_prompt))
 
     def summarize(self, now: float) -> RequestStats:
         """Counts and times so far."""
@@ -142,6 +154,7 @@ class ActiveRequest:
             is_valid=self.is_valid,
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
+            num_unread=self._num_unread,
             num_emitted=self.num_emitted,
             num_steps=self.num_steps,
             drafts=self.drafts,

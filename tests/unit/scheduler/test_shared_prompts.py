@@ -12,6 +12,7 @@ from tests.harness import (
     Model,
     Oracle,
     check,
+    collect,
     fixed,
     make_requests,
     make_scheduler,
@@ -20,8 +21,10 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
+from headstart.scheduler.loop import make_report
 from headstart.scheduler.request import ProgressEvent, Request, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
+from headstart.types import Batch, ContextFullError
 
 LONG = [(7 * i) % EOS for i in range(400)]
 
@@ -81,6 +84,65 @@ def test_who_waits_for_a_prompt_goes_on_when_its_reader_is_cancelled() -> None:
     scheduler.cancel("a")
     scheduler.take_events()
     check(engine, requests[1:], play(scheduler))
+
+
+def test_when_a_reader_is_cancelled_the_rest_of_its_prompt_is_read_once_for_all_who_wait() -> None:
+    scheduler = make_scheduler(Model(), prefill_chunk=8, parallel=6)
+    scheduler.submit(request("busy", [1], 100))
+    scheduler.step()
+    requests = [request(f"r{i}", [*LONG, i]) for i in range(4)]
+    for one in requests:
+        scheduler.submit(one)
+    for _ in range(5):
+        scheduler.step()
+    scheduler.cancel("r0")
+    rows = sum(scheduler.step().num_prompt_rows for _ in range(60))
+    assert 300 <= rows <= len(LONG) + 3 * 8
+    collected = play(scheduler)
+    check(scheduler.engine, requests[1:], collected)
+
+
+def test_nobody_waits_for_one_who_was_preempted_and_waits_for_him() -> None:
+    """The reader is the younger one, so it is preempted; it is back in the next step."""
+    full = [False]
+
+    def fail(batch: Batch) -> None:
+        if full[0]:
+            full[0] = False
+            raise ContextFullError
+
+    engine = Model()
+    engine.fail = fail
+    engine.max_batch_tokens = 16
+    scheduler = make_scheduler(engine, parallel=3, cache_ram=0)
+    requests = [
+        request("first", [1], 4, slot_id=0),
+        request("older", [*LONG, 1], slot_id=0),
+        request("reader", [*LONG, 2]),
+    ]
+    for one in requests:
+        scheduler.submit(one)
+    answers: dict[str, Answer] = {}
+    while not any(active.leader for active in scheduler.running):
+        scheduler.step()
+        collect(scheduler, answers)
+    full[0] = True
+    check(engine, requests, run(scheduler, (), answers))
+    assert scheduler.counters.preemptions == 1
+
+
+def test_nobody_waits_for_a_text_that_was_shifted() -> None:
+    engine = Model(context_size=128)
+    engine.max_batch_tokens = 16
+    scheduler = make_scheduler(engine, parallel=2, context_shift=True)
+    prompt = LONG[:127]
+    scheduler.submit(request("long", prompt, 60))
+    scheduler.submit(request("short", [*prompt[:126], 1], 1))
+    answers: dict[str, Answer] = {}
+    while "short" not in answers:
+        scheduler.step()
+        collect(scheduler, answers)
+    assert len(answers["long"].tokens) < 20
 
 
 def test_nothing_is_shared_between_namespaces() -> None:
@@ -163,16 +225,65 @@ def test_a_request_that_is_preempted_and_waits_for_a_leader_counts_what_it_share
     assert cached == [0, 0, 80]
 
 
-def test_progress_never_counts_more_than_the_prompt() -> None:
+def test_progress_counts_no_more_than_the_prompt_and_ends_with_the_first_token() -> None:
     engine = Model(context_size=512, num_cells=96)
     scheduler = make_scheduler(engine, prefill_chunk=8)
     for one in make_requests(4, max_tokens=40):
         scheduler.submit(replace(one, wants_progress=True))
+    answering = set()
     while scheduler.has_work:
         scheduler.step()
         for event in scheduler.take_events():
+            if isinstance(event, TokenEvent):
+                answering.add(event.request_id)
             if isinstance(event, ProgressEvent):
-                assert event.num_cached <= event.num_prompt
+                assert event.num_cached <= event.num_processed <= event.num_prompt
+                assert event.request_id not in answering
+    assert scheduler.counters.preemptions > 0
+
+
+def test_while_a_preempted_request_reads_its_prompt_again_its_slot_counts_what_it_has() -> None:
+    engine = Model(context_size=512, num_cells=180)
+    scheduler = make_scheduler(engine, prefill_chunk=8, cache_ram=0)
+    run(scheduler, [request("before", LONG[:60])])
+    scheduler.submit(request("other", [5] * 20, 140))
+    scheduler.step()
+    scheduler.submit(request("r", [*LONG[:60], 1], 60))
+    engine.max_batch_tokens = 16
+    while scheduler.has_work:
+        scheduler.step()
+        for slot in make_report(scheduler).slots:
+            assert slot.num_cached <= slot.num_processed <= slot.num_prompt
+    assert scheduler.counters.preemptions > 0
+    assert scheduler.counters.prompt_tokens_cached == 60
+
+
+def test_only_what_was_read_of_a_cancelled_prompt_is_counted() -> None:
+    """Else reading would seem faster than it is, and copies from main memory too slow."""
+    engine = Model()
+    engine.max_batch_tokens = 16
+    scheduler = make_scheduler(engine)
+    scheduler.submit(request("r", LONG))
+    scheduler.step()
+    scheduler.step()
+    scheduler.cancel("r")
+    assert scheduler.counters.prompt_tokens == 32
+
+
+def test_what_a_preempted_request_did_is_counted_if_it_is_cancelled_before_it_goes_on() -> None:
+    engine = Model(context_size=512, num_cells=96)
+    scheduler = make_scheduler(engine)
+    for index in range(4):
+        scheduler.submit(request(f"r{index}", [index + 1] * 20, 50))
+    answers: dict[str, Answer] = {}
+    while not scheduler.counters.preemptions:
+        scheduler.step()
+        collect(scheduler, answers)
+    scheduler.cancel(scheduler.waiting[0].request.request_id)
+    run(scheduler, (), answers)
+    emitted = sum(len(one.tokens) for one in answers.values())
+    assert scheduler.counters.tokens_predicted == emitted
+    assert scheduler.counters.requests == 4
 
 
 def test_a_request_with_defaults_crosses_the_process_border() -> None:
