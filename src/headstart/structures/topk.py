@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 _SMALL = 4096  # below this a plain partition is as fast
 _LARGE = 65_536  # from here on more columns would cost more than taller ones
+_GROUP = 8  # columns
 
 
 def top_k(
@@ -30,7 +31,7 @@ def top_k(
     maxima = np.maximum.reduce(columns, axis=0)
     if gap is not None and (lonely := _lonely(columns, maxima, values[body:], gap)) is not None:
         return lonely
-    bound = np.partition(maxima, width - k)[width - k]
+    bound = _lower_bound(maxima, k)
     chosen = (maxima >= bound).nonzero()[0]
     num_chosen = len(chosen)
     candidates = columns.take(chosen, axis=1).ravel()
@@ -43,6 +44,20 @@ def top_k(
         ids, scores = np.concatenate((ids, more)), np.concatenate((scores, values[more]))
     order = (-scores).argsort(kind="stable")[:k]
     return _first(ids[order], scores[order], gap)
+
+
+def _lower_bound(maxima: NDArray[np.float32], k: int) -> np.float32:
+    """A number that k of the columns' maxima reach, and few others.
+
+    Where there are many columns, found as the columns are: the k largest of some groups' maxima
+    are k of the entries too, and a few columns more are looked at.
+    """
+    num_groups = len(maxima) // _GROUP
+    if num_groups >= 2 * k:
+        groups = maxima[: num_groups * _GROUP].reshape(_GROUP, num_groups)
+        maxima = np.maximum.reduce(groups, axis=0)
+    least: np.float32 = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
+    return least
 
 
 def _first(
