@@ -87,7 +87,7 @@ class SchedulerConfig:
     parallel: int = option(4, "slots: requests generated at the same time", "-np", "--num-slots")
     max_queue: int = option(256, "requests that may wait before new ones get 503")
     prefill_chunk: int = option(
-        128,
+        256,
         "prompt tokens that a step always may read while others generate; where a processor "
         "computes attention, up to 63 more or fewer, so that no tile of 64 rows has few",
     )

@@ -104,6 +104,11 @@ class GrammarCompiler:
         self._compiled.move_to_end(constraint)
         return known
 
+    def abandon(self, constraint: Constraint, compiling: Future[Compiled]) -> None:
+        """Nobody waits for this one any more; if it was not begun, it does not hold up others."""
+        if compiling.cancel() and self._compiled.get(constraint) is compiling:
+            del self._compiled[constraint]
+
     def wait(self, compiling: list[Future[Compiled]], seconds: float) -> None:
         """Wait until one of them is done."""
         wait(compiling, seconds, return_when="FIRST_COMPLETED")

@@ -71,11 +71,11 @@ def build(
     batch.clear()
     included: list[ActiveRequest] = []
     reading: list[ActiveRequest] = []
+    followers: list[ActiveRequest] = []
     seq_ids, positions, tokens = list[int](), list[int](), list[int]()
     for active in running:
         if not active.is_generating:
-            if active.leader is None:
-                reading.append(active)
+            (reading if active.leader is None else followers).append(active)
             continue
         drafted = active.proposal.tokens
         active.num_rows = rows = 1 + len(drafted)
@@ -88,7 +88,7 @@ def build(
     if reading:
         room = engine.max_batch_tokens - batch.num_rows
         num_rows = min(room, prompt_rows(batch.num_rows, max_prompt_rows, engine.attention_tile))
-        shares = zip(reading, order.share(reading, num_rows), strict=True)
+        shares = zip(reading, order.share(reading, num_rows, followers), strict=True)
         included += _add_prompts(batch, [one for one in shares if one[1]], engine)
     return included
 

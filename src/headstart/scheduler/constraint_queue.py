@@ -47,24 +47,34 @@ class ConstraintQueue:
 
     def remove(self, request_id: str) -> list[ActiveRequest]:
         """Forget the requests of this name; returns them."""
-        removed = [a for a, _ in self._compiling if a.request.request_id == request_id]
-        self._compiling = [entry for entry in self._compiling if entry[0] not in removed]
-        return removed
+        gone = [entry for entry in self._compiling if entry[0].request.request_id == request_id]
+        self._compiling = [entry for entry in self._compiling if entry not in gone]
+        self._abandon(gone)
+        return [active for active, _ in gone]
 
     def take_ready(self) -> list[tuple[ActiveRequest, HeadstartError | None]]:
         """Requests that are ready to run, or the reason why they never will be, in order."""
         ready: list[tuple[ActiveRequest, HeadstartError | None]] = []
-        left = []
+        left, late = [], []
         for active, compiling in self._compiling:
             if compiling.done():
                 ready.append((active, self._settle(active, compiling)))
             elif self._clock() - active.submitted > COMPILE_SECONDS:
                 reason = f"the constraint took longer than {COMPILE_SECONDS:g} s to compile"
                 ready.append((active, InvalidParameterError(f"{reason}; make it simpler")))
+                late.append((active, compiling))
             else:
                 left.append((active, compiling))
         self._compiling = left
+        self._abandon(late)
         return ready
+
+    def _abandon(self, gone: list[tuple[ActiveRequest, Future[Compiled]]]) -> None:
+        """Do not compile what only these waited for."""
+        wanted = [compiling for _, compiling in self._compiling]
+        for active, compiling in gone:
+            if self._compiler is not None and active.request.constraint and compiling not in wanted:
+                self._compiler.abandon(active.request.constraint, compiling)
 
     def wait(self) -> None:
         """Wait a little for the next one: there is nothing else to do."""

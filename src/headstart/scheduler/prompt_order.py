@@ -28,13 +28,21 @@ class PromptOrder:
         self._is_oldest_first = False
         self._num_in_a_row = 0
 
-    def share(self, reading: Sequence[ActiveRequest], num_rows: int) -> list[int]:
-        """Rows of each prompt in a step of `num_rows`; `reading` is in the order of admission."""
+    def share(
+        self,
+        reading: Sequence[ActiveRequest],
+        num_rows: int,
+        followers: Sequence[ActiveRequest] = (),
+    ) -> list[int]:
+        """Rows of each prompt in a step of `num_rows`; `reading` is in the order of admission.
+
+        A prompt that a shorter one waits for, because they begin alike, comes as early as that.
+        """
         if reading[0] is not self._oldest:
             self._oldest, self._num_owed, self._is_oldest_first = reading[0], 0, False
         in_a_row = _TILES * self._tile if num_rows >= self._tile else 0
         self._num_in_a_row = max(num_rows, in_a_row)
-        order = sorted(range(len(reading)), key=lambda i: reading[i].num_pending)
+        order = sorted(range(len(reading)), key=_lengths(reading, followers).__getitem__)
         if self._is_oldest_first:
             order.remove(0)
             order.insert(0, 0)
@@ -62,3 +70,15 @@ class PromptOrder:
             self._is_oldest_first = self._num_owed >= self._num_in_a_row > 0
         elif not self._num_owed:
             self._is_oldest_first = False
+
+
+def _lengths(reading: Sequence[ActiveRequest], followers: Sequence[ActiveRequest]) -> list[int]:
+    """What is left of each prompt, or of the shortest one that waits for it."""
+    lengths = {id(active): active.num_pending for active in reading}
+    for active in followers:
+        leader = active
+        while leader.leader is not None:
+            leader = leader.leader
+        if id(leader) in lengths:
+            lengths[id(leader)] = min(lengths[id(leader)], active.num_pending)
+    return list(lengths.values())

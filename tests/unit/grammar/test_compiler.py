@@ -15,6 +15,8 @@ from tests.unit.grammar.test_state import TOKENS, begin, constraint
 from headstart.errors import InvalidParameterError
 from headstart.grammar import compiler
 from headstart.grammar.compiler import MAX_CACHED, Compiled, GrammarCompiler
+from headstart.grammar.constraint import Constraint
+from headstart.grammar.source import grammar_text
 from headstart.testing import ByteVocab
 
 
@@ -121,6 +123,30 @@ def test_nothing_is_compiled_in_the_caller_s_thread(monkeypatch: pytest.MonkeyPa
     one.compile(constraint("regex", "a")).result(60)
     assert threading.current_thread() not in threads
     assert len(threads) == 1
+    one.close()
+
+
+def test_what_nobody_waits_for_is_not_compiled_and_can_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_go_on, compiled = threading.Event(), []
+
+    def text(wanted: Constraint) -> str:
+        may_go_on.wait(60)
+        compiled.append(wanted.text)
+        return grammar_text(wanted)
+
+    monkeypatch.setattr(compiler, "grammar_text", text)
+    one = GrammarCompiler(ByteVocab())
+    texts = [constraint("regex", letter) for letter in "abc"]
+    futures = [one.compile(wanted) for wanted in texts]
+    for wanted, future in list(zip(texts, futures, strict=True))[1:]:
+        one.abandon(wanted, future)
+    again = one.compile(texts[2])
+    may_go_on.set()
+    assert again.result(60).constraint == texts[2]
+    assert compiled == ["a", "c"]
+    assert futures[1].cancelled()
     one.close()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 from llguidance import LLParserLimits
 from tests.fake_draft_context import LAYERS, FakeDraftContext
-from tests.harness import AUTO, SMALL_OPTIONS, RandomController, fixed
+from tests.harness import AUTO, SMALL_OPTIONS, Clock, RandomController, fixed
 from tests.states import FakeHeads
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
@@ -22,10 +23,13 @@ from headstart.config import SchedulerConfig
 from headstart.control.controller import Controller
 from headstart.errors import CapacityError, NotSupportedError
 from headstart.grammar import compiler
+from headstart.grammar.compiler import Compiled, GrammarCompiler
 from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.request import TokenEvent
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.slot import ActiveRequest
 from headstart.speculation import make_speculator
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.structures.token_log import VocabularyId
@@ -175,6 +179,27 @@ def test_a_request_can_be_cancelled_while_its_constraint_is_compiled() -> None:
     scheduler.cancel("r0")
     assert not scheduler.has_work
     assert not any(isinstance(event, TokenEvent) for event in scheduler.take_events())
+
+
+class BusyCompiler(GrammarCompiler):
+    """Its thread never comes to a constraint."""
+
+    future: Future[Compiled]
+
+    def compile(self, constraint: Constraint) -> Future[Compiled]:
+        return self.future
+
+
+def test_a_constraint_is_compiled_as_long_as_anybody_waits_for_it() -> None:
+    """A single thread compiles: what nobody waits for would hold up the others."""
+    future = BusyCompiler.future = Future()
+    queue = ConstraintQueue(BusyCompiler(ByteVocab()), Clock())
+    for request in make_constrained(2, CONSTRAINTS["regex"], 0.8):
+        queue.add(ActiveRequest(request, 0.0))
+    queue.remove("r0")
+    assert not future.cancelled()
+    queue.remove("r1")
+    assert future.cancelled()
 
 
 def test_requests_whose_constraints_compile_count_as_waiting() -> None:

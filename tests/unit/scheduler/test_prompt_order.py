@@ -122,3 +122,12 @@ def test_a_new_oldest_is_owed_nothing() -> None:
         step(order, reading, 128)
     reading[:] = waiting(900, 200)
     assert order.share(reading, 128) == [0, 128]
+
+
+def test_a_prompt_that_a_short_one_waits_for_comes_as_early_as_that() -> None:
+    """The second is longer than the first, but holds up the third, which begins alike."""
+    reading = waiting(8000, 12000)
+    follower, last = waiting(100, 200)
+    follower.leader, last.leader = reading[1], follower
+    assert PromptOrder(64).share(reading, 128) == [128, 0]
+    assert PromptOrder(64).share(reading, 128, [last, follower]) == [0, 128]
