@@ -184,6 +184,22 @@ def test_what_was_copied_can_be_saved_at_once(tmp_path: Path) -> None:
     np.testing.assert_array_equal(decode(engine, [7], 30), decode(fresh, [7], 30))
 
 
+def test_a_copy_that_fills_its_context_can_be_saved_at_once(tmp_path: Path) -> None:
+    """libllama makes it beside a token, for which there is no room in the context."""
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    engine, fresh = engine_of(path, deterministic=True), engine_of(path, deterministic=True)
+    text = [i % 200 for i in range(engine.context_size)]
+    decode(engine, text, 0)
+    decode(fresh, text, 0)
+    assert engine.copy_prefix(0, 1, len(text))
+    saved = engine.save_sequence(1)
+    engine.clear(0)
+    assert engine.restore_sequence(0, saved)
+    for one in (engine, fresh):
+        one.truncate(0, len(text) - 1)
+    np.testing.assert_array_equal(decode(engine, [7], 255), decode(fresh, [7], 255))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_rejected_drafts_of_any_length_leave_no_trace_in_other_sequences(
     seed: int, tmp_path: Path

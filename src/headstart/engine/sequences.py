@@ -222,8 +222,6 @@ class Sequences:
 
     def save(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
-        if self.has_copies:
-            self._make_copies(seq_id)
         size = self._size(seq_id, _WHOLE)
         data, place = reserve(size, self.checkpoints.of(seq_id))
         self._write(seq_id, _WHOLE, place)
@@ -341,8 +339,6 @@ class Sequences:
         """The state of a sequence, written over `used` if that is as large: fresh memory takes
         several times as long as the copy.
         """
-        if self.has_copies:
-            self._make_copies(seq_id)
         size = self._size(seq_id, flags)
         data = used if isinstance(used, bytearray) and len(used) == size else bytearray(size)
         self._write(seq_id, flags, data)
@@ -352,7 +348,16 @@ class Sequences:
         return int(api.llama_state_seq_get_size_ext(self._context, seq_id, flags))
 
     def _write(self, seq_id: int, flags: int, place: bytearray | memoryview) -> None:
-        """Write the state of a sequence, which has the size of the place."""
+        """Write the state of a sequence, which has the size of the place.
+
+        Raises:
+            EngineError: it cannot be had; what is written may be another text's.
+        """
+        if self.has_copies and not self._make_copies(seq_id):
+            raise EngineError(
+                f"sequence {seq_id} holds a copy that libllama could not make: "
+                f"{take_errors() or 'no reason given'}"
+            )
         size = len(place)
         written = api.llama_state_seq_get_data_ext(
             self._context, _bytes_of(place), size, seq_id, flags
