@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig
+from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig, option_of
 from headstart.errors import ConfigError
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import SequenceMode
@@ -189,12 +189,7 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
 def _marked(name: str, mark: str) -> list[str]:
     """The options of a speculator that carry a mark (see `Speculator.Options`)."""
     options = SPECULATORS[name].Options if name in SPECULATORS else None
-    return [field.name for field in fields(options or _NoOptions) if field.metadata.get(mark)]
-
-
-@dataclass(frozen=True)
-class _NoOptions:
-    """Of a speculator that takes none."""
+    return [one.name for one in fields(options) if getattr(option_of(one), mark)] if options else []
 
 
 def _flag(speculator: str, option: str) -> str:

@@ -85,8 +85,8 @@ class Speculator(ABC):
     needs_draft_model: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False  # likewise, with multi-token heads of the target
 
-    # A frozen dataclass; its fields become flags --spec-<name>-<field>, and the comment on a field
-    # is its help. `config.option` gives a field further spellings and these marks:
+    # A frozen dataclass; its fields become flags --spec-<name>-<field>. `config.option` declares a
+    # field with its help, further spellings and these marks:
     #   limits_draft   the longest draft; the server says so if --draft-max is lower
     #   keeps_texts    a file with texts that later requests draft from; refused together with a
     #                  speculator whose texts are not valid

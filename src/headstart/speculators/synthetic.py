@@ -30,12 +30,14 @@ class SyntheticSpeculator(Speculator):
     class Options:
         """How often drafts are accepted."""
 
-        # probability (0 to 1) that a draft token is accepted, given those before it
-        rate: float = 0.8
-        # instead: tokens emitted per step on average, the target's own included
-        length: float | None = None
+        rate: float = option(
+            0.8, "probability (0 to 1) that a draft token is accepted, given those before it"
+        )
+        length: float | None = option(
+            None, "instead: tokens emitted per step on average, the target's own included"
+        )
         n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
-        seed: int = 0  # seed of the random numbers that decide
+        seed: int = option(0, "seed of the random numbers that decide")
 
         def __post_init__(self) -> None:
             if not 0.0 <= self.rate <= 1.0 or self.n_max < 1:

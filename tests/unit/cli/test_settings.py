@@ -26,7 +26,7 @@ def test_no_two_settings_share_a_spelling() -> None:
 
 
 def test_nothing_given_is_the_default_config() -> None:
-    assert resolve(SETTINGS, {}, {}).config() == Config()
+    assert resolve(SETTINGS, []).config() == Config()
 
 
 @pytest.mark.parametrize(
