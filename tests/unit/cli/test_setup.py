@@ -62,7 +62,11 @@ class Clone:
     def setup(self, extra: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": str(self.bin), "HOME": os.environ.get("HOME", "/"), **variables}
         return subprocess.run(
-            ["scripts/setup", *extra.split()], cwd=self.folder, env=environment, capture_output=True, text=True
+            ["scripts/setup", *extra.split()],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
 
     def pip_calls(self) -> list[str]:
