@@ -117,9 +117,9 @@ def _value(node: ast.expr) -> Value | None:
 
 def speeds(tokens: int) -> list[float]:
     """Auto's speed in every case, from the package that stands in the path."""
-    from benchmarks.simulated_models import ModelSimulation
-    from benchmarks.simulated_slots import Simulation
-    from benchmarks.simulated_texts import expert_curve
+    from benchmarks.lib.simulated_models import ModelSimulation
+    from benchmarks.lib.simulated_slots import Simulation
+    from benchmarks.lib.simulated_texts import expert_curve
 
     from headstart.control import Controller
 
