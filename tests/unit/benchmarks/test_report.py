@@ -9,8 +9,7 @@ from benchmarks.lib.report import Estimate, quantile, table_head, table_row
 
 
 def test_the_error_of_a_mean_is_the_standard_error() -> None:
-    mean, error = Estimate.of([1.0, 2.0, 3.0])
-    assert (mean, error) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    assert tuple(Estimate.of([1.0, 2.0, 3.0])) == pytest.approx((2.0, 1 / math.sqrt(3)))
 
 
 def test_a_ratio_and_its_inverse_average_to_one() -> None:
