@@ -1,0 +1,127 @@
+"""The arguments of a command: which setting gets which text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headstart.app.cli import llama_server
+from headstart.app.cli.llama_server import OFF, ON
+from headstart.app.cli.settings import Setting, closest
+from headstart.types.errors import ConfigError
+
+SWITCHES = ("--help", "-h", "--usage", "--print-config")
+
+
+@dataclass(slots=True)
+class Arguments:
+    """What was given: texts and switches by setting, words that belong to no flag, own switches."""
+
+    given: dict[str, str | bool] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    switches: set[str] = field(default_factory=set)
+    file: str | None = None
+
+
+def read_arguments(command: str, settings: Sequence[Setting], argv: Sequence[str]) -> Arguments:
+    """Read the command line; the last of several values wins, as at llama-server.
+
+    Raises:
+        ConfigError: an unknown or refused flag, or one without its value.
+    """
+    return _Reader(command, settings, argv).read()
+
+
+class _Reader:
+    def __init__(self, command: str, settings: Sequence[Setting], argv: Sequence[str]) -> None:
+        self._command, self._argv, self._next = command, argv, 0
+        self._by_name = {name: one for one in settings for name in one.spellings}
+        self._names = {one.name for one in settings}
+        self._result = Arguments()
+
+    def read(self) -> Arguments:
+        while self._next < len(self._argv):
+            argument = self._argv[self._next]
+            self._next += 1
+            if not argument.startswith("-") or re.fullmatch(r"-[0-9.]*", argument):
+                self._result.words.append(argument)
+            else:
+                self._read_flag(*self._split(argument))
+        return self._result
+
+    def _split(self, argument: str) -> tuple[str, str | None]:
+        """Name and value of `--name=value`, `-c4096` or a name alone, as we spell it."""
+        name, has_value, value = argument.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        if not self._is_known(name) and (glued := re.fullmatch(r"(-[A-Za-z]+)([0-9]+)", argument)):
+            return glued[1], glued[2]
+        return name, value if has_value else None
+
+    def _is_known(self, name: str) -> bool:
+        own = (*SWITCHES, "--config")
+        return name in own or name in self._by_name or name in llama_server.by_name()
+
+    def _read_flag(self, name: str, value: str | None) -> None:
+        result = self._result
+        if name in SWITCHES:
+            result.switches.add(name)
+        elif name == "--config":
+            result.file = self._value(name, value)
+        elif setting := self._by_name.get(name):
+            result.given[setting.name] = self._read_setting(setting, name, value)
+        elif flag := llama_server.by_name().get(name):
+            self._read_other(flag, name, value)
+        else:
+            near = closest(name, [*self._by_name, *llama_server.by_name()])
+            raise ConfigError(
+                f"there is no flag {name}{near} (all flags: headstart {self._command} --help)"
+            )
+
+    def _read_setting(self, setting: Setting, name: str, value: str | None) -> str | bool:
+        option = setting.option
+        if setting.kind is bool:
+            is_on = name not in setting.negatives
+            return is_on if value is None else setting.read(value, name) is is_on
+        if option.bare is not None and value is None and not self._has_value():
+            return option.bare
+        text = self._value(name, value)
+        if option.is_pair:
+            text = f"{text} => {self._value(name, None)}".replace("\n", "\\n")
+        before = self._result.given.get(setting.name)
+        if option.separator is None or before is None:
+            return text
+        return f"{before}{option.separator}{text}"
+
+    def _read_other(self, flag: llama_server.Flag, name: str, value: str | None) -> None:
+        """A flag of llama-server that no setting of this command has."""
+        if not flag.verdicts:
+            raise self._foreign(name)
+        values = [OFF if name in flag.negatives else ON]
+        if flag.placeholders:
+            values = [self._value(name, value)]
+            values += [self._value(name, None) for _ in flag.placeholders[1:]]
+        shown = f"{name} {' '.join(values)}" if flag.placeholders else name
+        stands_for = flag.apply(values[0], shown)
+        if foreign := stands_for.keys() - self._names:
+            raise self._foreign(f"{name} ({min(foreign)})")
+        self._result.given.update(stands_for)
+
+    def _foreign(self, name: str) -> ConfigError:
+        return ConfigError(f"{name} is a flag of headstart serve, not of headstart {self._command}")
+
+    def _has_value(self) -> bool:
+        """Whether the next argument is a value, not another flag."""
+        if self._next >= len(self._argv):
+            return False
+        text = self._argv[self._next]
+        return not text.startswith("-") or not self._is_known(self._split(text)[0])
+
+    def _value(self, name: str, value: str | None) -> str:
+        if value is not None:
+            return value
+        if not self._has_value():
+            raise ConfigError(f"{name} needs a value (see headstart {self._command} --help)")
+        self._next += 1
+        return self._argv[self._next - 1]

@@ -1,0 +1,129 @@
+"""Where each setting got its value: flag, environment, preset, config file, or default."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value, all_settings, closest
+from headstart.config import Config
+from headstart.types.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a source says of one setting."""
+
+    value: object  # a text, or a typed value
+    origin: str  # which source: "flag", "preset", "environment X" or "file X"
+    name: str  # what errors call it
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A value and its origin per setting."""
+
+    settings: tuple[Setting, ...]
+    values: Mapping[str, Value]
+    origins: Mapping[str, str]
+
+    def config(self) -> Config:
+        """The configuration; parts without settings keep their defaults.
+
+        Raises:
+            ConfigError: values that cannot work together.
+        """
+        hints = get_type_hints(Config)
+        chosen: dict[str, dict[str, Any]] = {field.name: {} for field in fields(Config)}
+        options: dict[str, dict[str, Value]] = {}
+        for setting in self.settings:
+            value = self.values[setting.name]
+            if setting.part in chosen:
+                chosen[setting.part][setting.field] = value
+            elif setting.part and self.origins[setting.name] != "default":
+                speculator = setting.part.removeprefix(SPECULATOR_PART)
+                options.setdefault(speculator, {})[setting.field] = value
+        chosen["speculation"]["options"] = options
+        return Config(**{part: hints[part](**values) for part, values in chosen.items()})
+
+    def own(self, make: Callable[..., T]) -> T:
+        """A command's own options: the settings that belong to no part of `Config`.
+
+        Raises:
+            ConfigError: values that cannot work together.
+        """
+        own = [setting.name for setting in self.settings if not setting.part]
+        return make(**{name: self.values[name] for name in own})
+
+    def in_force(self) -> list[dict[str, Value]]:
+        """Name, value and origin of every setting, JSON-ready; secrets are masked."""
+        return [
+            {"name": one.name, "value": self._shown(one), "origin": self.origins[one.name]}
+            for one in self.settings
+        ]
+
+    def describe(self) -> str:
+        """One line per setting, in the syntax of the config file, with its origin as a comment."""
+        lines = [(_toml_line(s.name, self._shown(s)), self.origins[s.name]) for s in self.settings]
+        width = min(60, max(len(line) for line, _ in lines))
+        return "\n".join(f"{line:<{width}}  # {origin}" for line, origin in lines)
+
+    def _shown(self, setting: Setting) -> Value:
+        value = self.values[setting.name]
+        return "***" if setting.option.is_secret and value is not None else value
+
+
+def resolve(settings: Sequence[Setting], sources: Sequence[Mapping[str, Given]]) -> Resolved:
+    """Choose a value for every setting: what the first source that names it says.
+
+    Raises:
+        ConfigError: a value of the wrong kind.
+    """
+    values: dict[str, Value] = {}
+    origins: dict[str, str] = {}
+    for setting in settings:
+        given = next((source[setting.name] for source in sources if setting.name in source), None)
+        values[setting.name] = setting.read(given.value, given.name) if given else setting.default
+        origins[setting.name] = given.origin if given else "default"
+    return Resolved(tuple(settings), values, origins)
+
+
+def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
+    """What a config file sets; dashes and underscores in its names are the same.
+
+    One file may serve several commands, so settings of other commands are fine.
+
+    Raises:
+        ConfigError: an unreadable file, or an unknown name in it.
+    """
+    try:
+        content = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config file {file} is not valid TOML: {error}") from None
+    named = {key.replace("-", "_"): value for key, value in content.items()}
+    known = {setting.name for setting in (*settings, *all_settings())}
+    for name in named:
+        if name not in known:
+            raise ConfigError(
+                f"the config file {file} sets {name!r}, which does not exist{closest(name, known)}"
+            )
+    return {
+        name: Given(value, f"file {file}", f"{name} in {file}") for name, value in named.items()
+    }
+
+
+def _toml_line(name: str, value: Value) -> str:
+    if value is None:
+        return f"# {name} ="
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for the one control character that JSON lets through.
+        return f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+    return f"{name} = {json.dumps(value)}"

@@ -1,0 +1,183 @@
+"""What can be set, read from the config dataclasses: one `Setting` per field.
+
+Knows names, types and how text becomes a value; does not know where the text came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields
+
+from headstart.app.cli import llama_server
+from headstart.config import FALSE_WORDS, TRUE_WORDS, Config, Option, flag_of, option_of
+from headstart.types.errors import ConfigError
+
+Value = str | int | float | bool | None
+Kind = type[str] | type[int] | type[float] | type[bool]
+
+# Options of speculators: `Config.speculation.options[speculator][field]`.
+SPECULATOR_PART = "speculator "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One thing that can be set by flag, environment variable or config file."""
+
+    part: str  # the field of `Config` it belongs to, "" for a command's own
+    field: str  # of its dataclass
+    name: str  # the field's with a prefix, for options of speculators
+    kind: Kind
+    default: Value
+    option: Option
+    theirs: tuple[llama_server.Flag, ...]  # llama-server's flags of the same meaning
+
+    @property
+    def flag(self) -> str:
+        return flag_of(self.name)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        names = (*self.option.aliases, *(name for flag in self.theirs for name in flag.names))
+        return tuple(dict.fromkeys(name for name in names if name != self.flag))
+
+    @property
+    def negatives(self) -> tuple[str, ...]:
+        """Spellings that switch it off."""
+        if self.kind is not bool:
+            return ()
+        own = [f"--no-{name[2:]}" for name in (self.flag, *self.aliases) if name.startswith("--")]
+        return tuple(sorted({*own, *(name for flag in self.theirs for name in flag.negatives)}))
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.flag, *self.aliases, *self.negatives)
+
+    @property
+    def environment_name(self) -> str:
+        return "HEADSTART_" + self.name.upper()
+
+    @property
+    def short_flag(self) -> str | None:
+        """The first single-dash spelling."""
+        return next((alias for alias in self.aliases if not alias.startswith("--")), None)
+
+    @property
+    def placeholder(self) -> str:
+        """What help shows in place of the value."""
+        if self.option.is_pair:
+            return "TARGET DRAFT"
+        if choices := self.option.choices:
+            return "|".join(choices) if len(choices) <= 4 else choices[0] + "|…"
+        if self.name.endswith(("model", "file")):
+            return "FILE"
+        return {bool: "", int: "N", float: "X", str: "TEXT"}[self.kind]
+
+    def read(self, given: object, origin: str) -> Value:
+        """The value of a text, or of a typed value as TOML has them.
+
+        Raises:
+            ConfigError: it is no value of this setting; `origin` names its source.
+        """
+        words = self.option.words
+        if not isinstance(given, bool) and (word := str(given).lower()) in words:
+            return self.default if words[word] is None else words[word]
+        if isinstance(given, str):
+            return self._parse(given, origin)
+        if type(given) is int and self.kind is float:
+            return float(given)
+        if type(given) is self.kind and _is_finite(given):
+            return typing.cast("Value", given)
+        raise ConfigError(f"{origin} is {given!r} but must be of type {self.kind.__name__}")
+
+    def _parse(self, text: str, origin: str) -> Value:
+        choices = self.option.choices
+        if choices is not None and text not in choices:
+            raise ConfigError(f"{origin} is {text!r} but must be one of {', '.join(choices)}")
+        if self.kind is bool:
+            if text.lower() in TRUE_WORDS + FALSE_WORDS:
+                return text.lower() in TRUE_WORDS
+            raise ConfigError(f"{origin} is {text!r} but must be on or off")
+        try:
+            value = self.kind(text)
+        except ValueError:
+            value = None
+        if value is None or not _is_finite(value):
+            wanted = "a whole number" if self.kind is int else "a number"
+            raise ConfigError(f"{origin} is {text!r} but must be {wanted}")
+        return value
+
+
+def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterator[Setting]:
+    """The settings that a config dataclass declares, in order; fields without a plain default are
+    none.
+    """
+    hints = typing.get_type_hints(config_class)
+    for field in fields(config_class):
+        if field.default is MISSING:
+            continue
+        name, option = prefix + field.name, option_of(field)
+        yield Setting(
+            part=part,
+            field=field.name,
+            name=name,
+            kind=_plain_type(hints[field.name], name),
+            default=field.default,
+            option=option,
+            theirs=llama_server.flags_named(flag_of(name), *option.aliases),
+        )
+
+
+def all_settings(parts: Sequence[str] | None = None) -> list[Setting]:
+    """The settings of these parts of `Config`, all by default; options of speculators come last."""
+    hints = typing.get_type_hints(Config)
+    names = [field.name for field in fields(Config)] if parts is None else parts
+    settings = [setting for name in names for setting in settings_of(hints[name], name)]
+    return [*settings, *_speculator_settings()] if "speculation" in names else settings
+
+
+def _speculator_settings() -> Iterator[Setting]:
+    """`--spec-<speculator>-<field>` for every field of a registered speculator's `Options`."""
+    from headstart.speculators import SPECULATORS
+
+    for name, speculator in SPECULATORS.items():
+        if speculator.Options is not None:
+            prefix = f"spec_{name.replace('-', '_')}_"
+            yield from settings_of(speculator.Options, SPECULATOR_PART + name, prefix)
+
+
+def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean X?`, or nothing if nothing is near: a far guess misleads more than none.
+
+    `prefix` stands before every name and is not compared.
+    """
+    matches = difflib.get_close_matches(word, list(known), n=3, cutoff=0.75)
+    matches.sort(key=lambda match: sorted(match) != sorted(word))  # letters in another order
+    return f"; did you mean {prefix}{matches[0]}?" if matches else ""
+
+
+def part_title(part: str) -> str:
+    """Heading of a part in help and docs."""
+    return {
+        "draft_engine": "Engine of the draft model (default: as for the target)",
+        "tools": "Tools that the server runs for clients (docs/security.md)",
+    }.get(part, part.capitalize())
+
+
+def _is_finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _plain_type(hint: object, name: str) -> Kind:
+    """`int | None` -> int."""
+    members = [t for t in typing.get_args(hint) if t is not types.NoneType]
+    kind = members[0] if len(members) == 1 else hint
+    if kind not in (str, int, float, bool):
+        raise ConfigError(
+            f"the setting {name} has the type {hint} but must be a str, int, float or bool, "
+            "possibly or None"
+        )
+    return typing.cast("Kind", kind)

@@ -1,0 +1,64 @@
+"""Everything that can be set, once: names, defaults, flags and help."""
+
+from headstart.config.chat import ChatConfig
+from headstart.config.embedding import POOLINGS, EmbeddingConfig
+from headstart.config.engine import (
+    CACHE_TYPES,
+    LEAST_CONTEXT,
+    PLAIN_CACHE_TYPES,
+    DraftEngineConfig,
+    EngineConfig,
+    rpc_endpoints,
+)
+from headstart.config.fields import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    Option,
+    check_ranges,
+    flag_of,
+    option,
+    option_of,
+)
+from headstart.config.logs import LogConfig
+from headstart.config.router import RouterConfig
+from headstart.config.sampling import SamplingConfig
+from headstart.config.settings import (
+    DEFAULT_DRAFT_MAX,
+    SPECULATOR_ALIASES,
+    Config,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
+from headstart.config.tools import ToolsConfig
+
+__all__ = [
+    "CACHE_TYPES",
+    "DEFAULT_DRAFT_MAX",
+    "FALSE_WORDS",
+    "LEAST_CONTEXT",
+    "PLAIN_CACHE_TYPES",
+    "POOLINGS",
+    "SPECULATOR_ALIASES",
+    "TRUE_WORDS",
+    "ChatConfig",
+    "Config",
+    "DraftEngineConfig",
+    "EmbeddingConfig",
+    "EngineConfig",
+    "LogConfig",
+    "ModelConfig",
+    "Option",
+    "RouterConfig",
+    "SamplingConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "SpeculationConfig",
+    "ToolsConfig",
+    "check_ranges",
+    "flag_of",
+    "option",
+    "option_of",
+    "rpc_endpoints",
+]
