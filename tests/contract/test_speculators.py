@@ -21,7 +21,7 @@ from tests.harness import (
 )
 from tests.states import FakeHeads
 
-from headstart.speculation import make_speculator
+from headstart.app.speculation import make_speculator
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.structures.token_log import VocabularyId
 from headstart.testing import CONTRACT
