@@ -120,7 +120,7 @@ def capped_options(config: SpeculationConfig) -> list[str]:
         f"--draft-max to {value}"
         for name, options in config.options.items()
         for option, value in options.items()
-        if option in _marked(name, "limits_draft") and value > longest
+        if option in _limits_of_drafts(name) and value > longest
     ]
 
 
@@ -174,22 +174,14 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
                 f"({', '.join(names)}); add it "
                 f"with --spec-type {','.join([*names, name])} or leave out the flag"
             )
-    invalid = [name for name in names if SPECULATORS[name].skips_verification]
-    for name in names if invalid else ():
-        for option in _marked(name, "keeps_texts"):
-            if options.get(name, {}).get(option):
-                raise ConfigError(
-                    f"{_flag(name, option)} is given with {invalid[0]}, whose texts are not valid "
-                    "and would be kept there; leave out one of them"
-                )
     for name in names:
         _options_of(name, options)
 
 
-def _marked(name: str, mark: str) -> list[str]:
-    """The options of a speculator that carry a mark (see `Speculator.Options`)."""
+def _limits_of_drafts(name: str) -> list[str]:
+    """The options of a speculator that limit the length of its drafts."""
     options = SPECULATORS[name].Options if name in SPECULATORS else None
-    return [one.name for one in fields(options) if getattr(option_of(one), mark)] if options else []
+    return [one.name for one in fields(options) if option_of(one).limits_draft] if options else []
 
 
 def _flag(speculator: str, option: str) -> str:

@@ -1,8 +1,8 @@
 """How a field of a configuration is declared and checked: everything about a flag, once.
 
 The command line, the environment names, the config file, `--print-config` and the tables in docs/
-are made from these declarations. llama-server's other spellings and variable of a flag stand in
-cli/llama_server.txt.
+are made from these declarations. llama-server's other spellings and variable of a flag are in
+app/cli/llama_server.txt.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class Option:
     is_pair: bool = False  # takes two values, kept as "FIRST => SECOND"
     is_secret: bool = False
     for_router: bool = False  # of a router of several models, which does not pass it on to them
-    # marks of a speculator's options
-    limits_draft: bool = False  # the longest draft; a warning says so if --draft-max is lower
-    keeps_texts: bool = False  # a file with texts that later requests draft from
+    # a speculator's longest draft: the server warns if --draft-max is lower
+    limits_draft: bool = False
 
 
 def option(default: Any, help: str, *aliases: str, **facts: Any) -> Any:

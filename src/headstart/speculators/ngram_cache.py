@@ -66,7 +66,6 @@ class NgramCacheSpeculator(Speculator):
             None,
             "lookup file of past answers; read, and written as they come",
             "--lookup-cache-dynamic",
-            keeps_texts=True,
         )
         save_tokens: int = option(50_000, "generated tokens between two writes of the dynamic file")
         max_ngrams: int = option(500_000, "maximum n-grams kept of past answers")
