@@ -23,7 +23,6 @@ from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.provenance import Emission, provenance
 from headstart.server.results import (
-    counterfactual,
     reading_times,
     sources_of_tokens,
     speculative_metrics,
@@ -305,7 +304,6 @@ class OpenAIDialect(SingleDialect):
         numbers = {
             "timings": timings(stats),
             "metrics": speculative_metrics(stats, is_whole=self.body.return_metrics),
-            **(counterfactual(stats) if self.body.counterfactual else {}),
             "seed": self.choices[0].request.sampling.seed,
         }
         is_verbose = self.body.verbose

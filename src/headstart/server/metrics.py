@@ -69,21 +69,6 @@ def _positions(
     ]
 
 
-def _counterfactual(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
-    """Of each speculator alone: by fixed length, and in hindsight."""
-
-    def read(report: WorkerReport) -> Iterable[Sample]:
-        told = report.control.get("counterfactual") or {"speculators": {}}
-        return [
-            ({"speculator": speculator, "length": length}, speed[name])
-            for speculator, one in told["speculators"].items()
-            for length, speed in {**one["by_length"], "hindsight": one["hindsight"]}.items()
-            if speed[name] is not None
-        ]
-
-    return read
-
-
 def _reasons(report: WorkerReport) -> Iterable[Sample]:
     return [
         ({"speculator": one.name, "reason": reason}, count)
@@ -277,28 +262,6 @@ METRICS: tuple[Metric[WorkerReport], ...] = (
         "gauge",
         "Memory of the engine's process in RAM, mapped model files included",
         _now("memory_bytes"),
-    ),
-    Metric(
-        "headstart_counterfactual_tokens_per_second",
-        "gauge",
-        "What a speculator alone would have given on the texts of every 16th request, at the "
-        "prices of one request alone: by fixed length, and in hindsight",
-        _counterfactual("tokens_per_second"),
-        ("speculator", "length"),
-    ),
-    Metric(
-        "headstart_counterfactual_error",
-        "gauge",
-        "Standard error of that, in tokens per second",
-        _counterfactual("error"),
-        ("speculator", "length"),
-    ),
-    Metric(
-        "headstart_counterfactual_speedup",
-        "gauge",
-        "The same relative to no drafts",
-        _counterfactual("speedup"),
-        ("speculator", "length"),
     ),
     Metric(
         "headstart_speculator_calls_total",

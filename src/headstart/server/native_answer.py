@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headstart.server.adapters import described_scales
-from headstart.server.results import counterfactual, speculative_metrics, timings
+from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call, generation_settings
 
@@ -46,5 +46,4 @@ def native_answer(
         ),
         "timings": timings(stats),
         "metrics": speculative_metrics(stats, is_whole=body.return_metrics),
-        **(counterfactual(stats) if body.counterfactual else {}),
     }

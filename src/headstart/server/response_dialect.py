@@ -12,7 +12,7 @@ from headstart.server import sse
 from headstart.server.dialect import Choice, Dialect, Piece
 from headstart.server.response_store import ResponseStore, StoredResponse
 from headstart.server.responses_body import ResponsesBody
-from headstart.server.results import counterfactual, speculative_metrics, timings
+from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import ChatBody
 from headstart.server.translate import Call
 from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
@@ -226,7 +226,6 @@ class ResponsesDialect(Dialect):
         return {
             "timings": timings(choice.stats),
             "metrics": speculative_metrics(choice.stats, is_whole=self.body.return_metrics),
-            **(counterfactual(choice.stats) if self.body.counterfactual else {}),
             "seed": choice.request.sampling.seed,
         }
 

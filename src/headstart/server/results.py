@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
-from functools import reduce
-from operator import iadd
 from typing import Any
 
 from headstart.scheduler.request import ProgressEvent, RequestStats, TokenLogprob
@@ -98,14 +95,6 @@ def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any
     }
 
 
-def counterfactual(stats: RequestStats) -> dict[str, Any]:
-    """What each speculator alone would have given, where the body asked for that; null where
-    nothing is known, as without speculation.
-    """
-    told = stats.counterfactual
-    return {"counterfactual": None if told is None else told.describe()}
-
-
 def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
     """What one speculator did; the same names in answers, /slots and /props."""
     return {
@@ -127,7 +116,6 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
     if len(stats) == 1:
         return stats[0]
     by_speculator: dict[str, SpeculationStats] = {}
-    told = [one.counterfactual for one in stats if one.counterfactual is not None]
     for one in stats:
         for name, drafts in one.by_speculator.items():
             by_speculator[name] = by_speculator.get(name, SpeculationStats()) + drafts
@@ -135,7 +123,6 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
         is_valid=all(one.is_valid for one in stats),
         drafts=sum((one.drafts for one in stats), SpeculationStats()),
         by_speculator=by_speculator,
-        counterfactual=reduce(iadd, told[1:], deepcopy(told[0])) if told else None,
         **{name: sum(getattr(one, name) for one in stats) for name in _SUMMED},
     )
 

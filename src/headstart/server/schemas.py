@@ -115,7 +115,6 @@ class GenerationBody(SamplingBody):
         default=False, description="`sources`: which speculator guessed each token"
     )
     provenance: bool = Field(False, description="who guessed each token; what each step verified")
-    counterfactual: bool = Field(False, description="what each speculator alone would have given")
     sse_ping_interval: Int | None = Field(
         default=None, description="seconds between comments in a silent stream; -1 none"
     )

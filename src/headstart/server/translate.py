@@ -98,7 +98,6 @@ def make_requests(
         namespace=call.namespace + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
-        wants_counterfactual=body.counterfactual,
         wants_prompt_scores=wants_prompt_scores(body, num_logprobs),
     )
     return [
