@@ -14,7 +14,7 @@ from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.errors import EngineError
-from headstart.server.anthropic_body import MessagesBody, chat_body
+from headstart.server.anthropic import MessagesBody, chat_body
 from headstart.server.errors import ApiError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

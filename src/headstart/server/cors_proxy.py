@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from headstart.server.body import Body
 from headstart.server.errors import CLIENT_GONE, ApiError, shorten
-from headstart.server.routing import Router, get, post
+from headstart.server.routing import Routes
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.server.tools import hosted
 from headstart.tools.switches import has_proxy
@@ -24,7 +24,7 @@ from headstart.tools.switches import has_proxy
 if TYPE_CHECKING:
     import httpx2
 
-router = Router()
+routes = Routes()
 
 PREFIX = "x-llama-server-proxy-header-"  # of a header that is passed on without it
 SECONDS = 600.0  # of silence
@@ -40,13 +40,13 @@ class AnyBody(Body):
     """Whatever is to be passed on."""
 
 
-@get(router, "/cors-proxy", answer="what the address of `url` answers")
+@routes.get("/cors-proxy", answer="what the address of `url` answers")
 async def proxy_get(http: HttpRequest) -> Response:
     """Pass a GET on."""
     return await _pass_on(http)
 
 
-@post(router, "/cors-proxy", body=AnyBody, answer="what the address of `url` answers")
+@routes.post("/cors-proxy", body=AnyBody, answer="what the address of `url` answers")
 async def proxy_post(http: HttpRequest) -> Response:
     """Pass a POST on, with its body."""
     return await _pass_on(http)

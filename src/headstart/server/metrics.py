@@ -14,12 +14,12 @@ from headstart.scheduler.report import SpeculatorReport, WorkerReport
 from headstart.server.errors import ApiError
 from headstart.server.metric import Metric, Sample
 from headstart.server.model import service_of
-from headstart.server.routing import Router, get
+from headstart.server.routing import Routes
 
-router = Router()
+routes = Routes()
 
 
-@get(router, "/metrics", answer="counters and gauges in Prometheus' text format")
+@routes.get("/metrics", answer="counters and gauges in Prometheus' text format")
 async def metrics(http: HttpRequest) -> Response:
     """Report all counters since the start."""
     service = service_of(http)

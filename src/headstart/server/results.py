@@ -1,4 +1,4 @@
-"""Numbers of an answer as JSON: usage, timings, acceptance, log probabilities."""
+"""Numbers of an answer as JSON: usage, timings, acceptance, log probabilities, provenance."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.scheduler.request import ProgressEvent, RequestStats, TokenLogprob
+from headstart.scheduler.request import ProgressEvent, RequestStats, TokenEvent, TokenLogprob
 from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.utf8 import text_or_bytes
 from headstart.types import Vocab
 
 LOWEST = -3.4028234663852886e38  # float32's; JSON has no -infinity
+Emission = tuple[int, TokenEvent]
+"""The tokens of a step, and its number in the answer, from 0."""
 
 
 def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
@@ -189,3 +191,54 @@ def sources_of_tokens(
         {"id": token, "piece": text_or_bytes(vocab.token_bytes(token)), "source": source}
         for token, source in zip(tokens, sources, strict=True)
     ]
+
+
+def provenance(emissions: Sequence[Emission], vocab: Vocab) -> dict[str, Any]:
+    """Which speculator drafted each token, and what each step verified.
+
+    Positions in a draft start at 0; `chance` is that of the token and all before it being accepted.
+    """
+    return {
+        "tokens": [token for number, event in emissions for token in _tokens(number, event, vocab)],
+        "steps": [_step(event, vocab) for _, event in emissions],
+    }
+
+
+def _tokens(number: int, event: TokenEvent, vocab: Vocab) -> list[dict[str, Any]]:
+    assert event.step is not None
+    chances = event.step.chances
+    return [
+        {
+            "id": token,
+            "piece": text_or_bytes(vocab.token_bytes(token)),
+            "source": source,
+            "position": position if source else None,
+            "chance": _rounded(chances[position]) if source else None,
+            "step": number,
+        }
+        for position, (token, source) in enumerate(zip(event.tokens, event.sources, strict=True))
+    ]
+
+
+def _step(event: TokenEvent, vocab: Vocab) -> dict[str, Any]:
+    step = event.step
+    assert step is not None
+    return {
+        "rows": 1 + len(step.draft),
+        "rows_wasted": len(step.draft) - sum(map(bool, event.sources)),
+        "target_ms": round(step.target_ms, 3),
+        "draft_ms": round(step.draft_ms, 3),
+        "draft": [
+            {
+                "id": token,
+                "piece": text_or_bytes(vocab.token_bytes(token)),
+                "source": source,
+                "chance": _rounded(chance),
+            }
+            for token, source, chance in zip(step.draft, step.sources, step.chances, strict=True)
+        ],
+    }
+
+
+def _rounded(chance: float | None) -> float | None:
+    return None if chance is None else round(chance, 4)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,45 +194,6 @@ def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | Non
     return value
 
 
-def generation_settings(
-    request: Request, body: GenerationBody | None = None, eog_ids: Iterable[int] = ()
-) -> dict[str, Any]:
-    """The values that a request ran with, under llama-server's names.
-
-    `eog_ids`: what `ignore_eos` bans.
-    """
-    sampling = request.sampling
-    settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
-    limit = -1 if request.max_tokens is None else request.max_tokens
-    speculative = request.speculative
-    return settings | {
-        "logit_bias": [
-            {"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()
-        ]
-        + [{"token": token, "bias": None} for token in eog_ids if sampling.ignore_eos],
-        "max_tokens": limit,
-        "n_predict": limit,
-        "stop": [stop.decode("utf-8", "replace") for stop in request.stop],
-        "n_indent": request.min_indent,
-        "n_probs": request.num_logprobs or 0,
-        "post_sampling_probs": request.post_sampling_probs,
-        "grammar": "" if request.constraint is None else request.constraint.text,
-        "grammar_lazy": request.constraint is not None and bool(request.constraint.triggers),
-        "cache_prompt": request.cache_prompt,
-        "n_cache_reuse": request.cache_reuse,
-        "n_keep": request.num_keep,
-        "n_discard": request.num_discard,
-        "stream": body.stream if body else False,
-        "timings_per_token": body.timings_per_token if body else False,
-        "mirostat": 0,
-        "speculative.mode": None if speculative.mode is None else speculative.mode.value,
-        "speculative.types": speculative.types,
-        "speculative.n_max": speculative.n_max,
-        "speculative.n_min": speculative.n_min,
-        "speculative.p_min": speculative.p_min,
-    }
-
-
 def _refuse(body: GenerationBody) -> None:
     """Raise for what cannot be honoured; nothing is ignored silently that would change the text."""
     if body.mirostat:
@@ -333,8 +292,3 @@ def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
     if types is None:
         return None
     return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in types))
-
-
-def _finite(value: float) -> float | bool:
-    """JSON has no infinity: a banned token reads false, as it was sent."""
-    return value if math.isfinite(value) else False
