@@ -24,7 +24,7 @@ from headstart.engine.parameters import Limits
 from headstart.engine.sequences import CacheRules
 from headstart.errors import EngineError
 from headstart.structures.feature_batch import Blocks, FeatureBatch
-from headstart.types import Batch, Logits, Meanwhile, MemoryKind
+from headstart.types import Batch, MemoryKind
 
 _HEADS = 1  # libllama's kind of context for multi-token heads
 _ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
@@ -92,12 +92,12 @@ class LlamaDraftContext(LlamaEngine):
     def engine(self) -> LlamaEngine:
         return self
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         if (head := getattr(batch, "head", 0)) != self._head:
             extension.set_head(self.handle, head)
             self._head = head
         self._num_rows = batch.num_outputs
-        return super().decode(batch, meanwhile)
+        super().launch(batch)
 
     def outputs(self) -> NDArray[np.float32]:
         if not self._num_rows:

@@ -28,7 +28,7 @@ from headstart.scheduler.loop import run_loop
 from headstart.scheduler.messages import Cancel, Command, Message, Stop
 from headstart.scheduler.request import ErrorEvent, FinishEvent, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types import Batch, Logits, Meanwhile, MemoryKind
+from headstart.types import Batch, Logits, MemoryKind
 
 CHAIN = ("ngram-simple", "suffix", "draft-model")
 
@@ -41,11 +41,13 @@ class Device(Model):
         self.is_asynchronous = True
         self.log: list[str] = []
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         self.log.append("decode")
-        logits = super().decode(batch, meanwhile)
+        super().launch(batch)
+
+    def wait(self) -> Logits:
         self.log.append("decoded")
-        return logits
+        return super().wait()
 
 
 def drafting_scheduler(

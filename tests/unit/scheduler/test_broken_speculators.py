@@ -31,7 +31,7 @@ from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.loop import make_report
 from headstart.speculators import Speculator
 from headstart.testing import assert_lossless
-from headstart.types import Batch, Capability, Decoded, Draft, DraftRequest, Logits, Meanwhile
+from headstart.types import Capability, Decoded, Draft, DraftRequest, Logits
 
 
 class Careless(Speculator):
@@ -356,8 +356,8 @@ def test_the_logits_that_are_shown_cannot_be_changed() -> None:
             decoded.logits[:] = 0.0
 
     class Keeping(Model):
-        def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-            self.last = super().decode(batch, meanwhile)
+        def wait(self) -> Logits:
+            self.last = super().wait()
             return self.last
 
     engine, requests = Keeping(), make_requests(4)
