@@ -29,17 +29,17 @@ from headstart.engine.library import api, get_logits, take_errors, use_reference
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
 from headstart.engine.sequences import CacheRules, Sequences
-from headstart.errors import EngineError, InvalidParameterError, ModelError
-from headstart.sampling.params import SamplingParams
 from headstart.structures.checkpoints import Checkpoints
 from headstart.types import (
     Batch,
+    CacheKind,
     ContextFullError,
     Filters,
     Logits,
-    MemoryKind,
     SavedSequence,
 )
+from headstart.types.errors import EngineError, InvalidParameterError, ModelError
+from headstart.types.sampling_params import SamplingParams
 
 _UNLIMITED = 2**30
 
@@ -79,16 +79,16 @@ class LlamaEngine:
             limits.num_sequences if self.deterministic else 1
         )
         rules = self._rules(config)
-        self.memory, self.max_rollback = rules.kind, rules.max_rollback
-        if rules.kind is MemoryKind.CHECKPOINT and config.ctx_checkpoints:
+        self.cache_kind, self.max_rollback = rules.kind, rules.max_rollback
+        if rules.kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
             self.max_rollback = _UNLIMITED  # `keep_for_draft` makes it possible
-        self.can_shift = rules.kind is MemoryKind.CUT and bool(
+        self.can_shift = rules.kind is CacheKind.CUT and bool(
             api.llama_memory_can_shift(self._memory)
         )
-        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
+        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is CacheKind.CUT
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self.sends_graphs = config.rpc is not None
-        self.attention_tile = attention_tile(config) if rules.kind is MemoryKind.CUT else 1
+        self.attention_tile = attention_tile(config) if rules.kind is CacheKind.CUT else 1
         self._sequences = Sequences(
             self.handle,
             rules,
@@ -101,7 +101,7 @@ class LlamaEngine:
         self._asynchrony = Asynchrony()
         if self.deterministic:
             use_reference_kernels(self.handle)
-        if self.deterministic or rules.kind is MemoryKind.ROLLBACK:
+        if self.deterministic or rules.kind is CacheKind.ROLLBACK:
             self._staging = Batch(self.max_batch_tokens)
 
     def _adjust(self, params: Any) -> None:
@@ -111,13 +111,13 @@ class LlamaEngine:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
         window = self._window(config)
         num_snapshots = int(api.llama_n_rs_seq(self.handle))
-        kind, max_rollback = MemoryKind.CUT, _UNLIMITED
+        kind, max_rollback = CacheKind.CUT, _UNLIMITED
         if num_snapshots:
-            kind, max_rollback = MemoryKind.ROLLBACK, num_snapshots
+            kind, max_rollback = CacheKind.ROLLBACK, num_snapshots
         elif self.model.facts.is_recurrent:
-            kind, max_rollback = MemoryKind.CHECKPOINT, 0
+            kind, max_rollback = CacheKind.CHECKPOINT, 0
         elif window:
-            kind = MemoryKind.WINDOW
+            kind = CacheKind.WINDOW
         return CacheRules(kind, max_rollback, window, is_split=self.deterministic)
 
     def _window(self, config: EngineConfig) -> int:
@@ -157,8 +157,8 @@ class LlamaEngine:
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
         self._grouped = None
-        is_even = self.memory is MemoryKind.ROLLBACK
-        runs = runs_of(batch) if self.deterministic or self.memory is not MemoryKind.CUT else []
+        is_even = self.cache_kind is CacheKind.ROLLBACK
+        runs = runs_of(batch) if self.deterministic or self.cache_kind is not CacheKind.CUT else []
         if is_even and len(runs) > 1:
             self._launch_evenly(batch, runs)
             return
@@ -168,7 +168,7 @@ class LlamaEngine:
             self._launch_groups(batch, invariant_groups(runs, self.max_batch_tokens), min_outputs=2)
         else:
             self._launch(batch)
-        if self.memory is not MemoryKind.CUT:
+        if self.cache_kind is not CacheKind.CUT:
             self._note(batch, runs)
 
     def wait(self) -> Logits:
@@ -239,7 +239,7 @@ class LlamaEngine:
             if grouped.group.runs:
                 self._collect(grouped)
             grouped.stage(group, min_outputs)
-            if self.memory is MemoryKind.ROLLBACK:
+            if self.cache_kind is CacheKind.ROLLBACK:
                 staged = runs_of(self._staging)
                 self._settle(self._staging, staged)
                 self._launch(self._staging)

@@ -11,11 +11,11 @@ from pydantic import BaseModel, RootModel
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from headstart.scheduler.report import WorkerInfo
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
+from headstart.types.report import WorkerInfo
 
 Scales = tuple[float, ...]
 

@@ -11,8 +11,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from headstart.errors import NotSupportedError
-from headstart.scheduler.request import Event, FinishEvent, ProgressEvent, TokenEvent
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
 from headstart.server.errors import ApiError, error_body, log_failure
@@ -23,6 +21,8 @@ from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.server.translate import Call, make_requests
+from headstart.types.errors import NotSupportedError
+from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent
 
 FEW_PROBABILITIES = 2000  # are encoded faster than a thread takes over
 

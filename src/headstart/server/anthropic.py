@@ -18,7 +18,7 @@ from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
 from headstart.server.translate import Call
-from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -23,7 +23,7 @@ from headstart.server.schemas import ChatBody
 from headstart.server.threads import unless_left
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, check_num_logprobs
-from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's
 

@@ -7,7 +7,6 @@ import math
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.scheduler.request import TokenLogprob
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
@@ -18,6 +17,7 @@ from headstart.server.results import legacy_logprobs
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody
 from headstart.server.translate import Call, check_num_logprobs
+from headstart.types.request import TokenLogprob
 
 routes = Routes()
 

@@ -12,16 +12,6 @@ from typing import Any, ClassVar
 
 import orjson
 
-from headstart.scheduler.request import (
-    Event,
-    FinishEvent,
-    ProgressEvent,
-    PromptEvent,
-    Request,
-    RequestStats,
-    TokenEvent,
-    TokenLogprob,
-)
 from headstart.server import sse
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
@@ -38,9 +28,19 @@ from headstart.server.results import (
 )
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
+from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, ToolCall
+from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.utf8 import Utf8Decoder
-from headstart.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, ToolCall
-from headstart.toolcalls.parser import AnswerParser
+from headstart.types.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    PromptEvent,
+    Request,
+    RequestStats,
+    TokenEvent,
+    TokenLogprob,
+)
 
 FINISH_REASONS = {"eos": "stop", "word": "stop", "length": "length", "cancelled": "stop"}
 Chunk = dict[str, Any]

@@ -13,9 +13,6 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.errors import NotSupportedError
-from headstart.scheduler.report import EmbeddingInfo
-from headstart.scheduler.request import EmbeddingEvent, EmbeddingRequest
 from headstart.server.body import Body, Int, read_body
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import MAX_INPUTS, MAX_VALUES, check_fits, check_length
@@ -25,6 +22,9 @@ from headstart.server.routing import Routes, json_response
 from headstart.server.single_event import single_event
 from headstart.server.threads import unless_left
 from headstart.types import Vocab
+from headstart.types.errors import NotSupportedError
+from headstart.types.report import EmbeddingInfo
+from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
 LARGEST = 32760.0  # number of a vector that is scaled with embd_normalize 0
 

@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.errors import (
+from headstart.server.threads import ClientGoneError
+from headstart.types.errors import (
     BackendError,
     CapacityError,
     ContextLengthError,
@@ -20,7 +21,6 @@ from headstart.errors import (
     NotSupportedError,
     RequestError,
 )
-from headstart.server.threads import ClientGoneError
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headstart.scheduler.request import Request
 from headstart.server.adapters import described_scales
 from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
+from headstart.types.request import Request
 
 if TYPE_CHECKING:
     from headstart.server.dialect import Choice

@@ -12,9 +12,6 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.errors import HeadstartError
-from headstart.scheduler.report import EmbeddingInfo
-from headstart.scheduler.request import EmbeddingEvent
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
@@ -52,6 +49,9 @@ from headstart.server.routing import Handler, Routes, json_response
 from headstart.server.schemas import NativeBody
 from headstart.server.translate import Call
 from headstart.types import Vocab
+from headstart.types.errors import HeadstartError
+from headstart.types.report import EmbeddingInfo
+from headstart.types.request import EmbeddingEvent
 
 routes = Routes()
 

@@ -13,7 +13,7 @@ from headstart.server.dialect import Choice, Dialect, Piece, call_arguments
 from headstart.server.ollama_models import written_time
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
-from headstart.toolcalls.events import AnswerEvent, CallBegin, Content, Thoughts, ToolCall
+from headstart.text.toolcalls.events import AnswerEvent, CallBegin, Content, Thoughts, ToolCall
 
 Line = dict[str, Any]
 

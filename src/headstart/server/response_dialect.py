@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from headstart.scheduler.request import ProgressEvent
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece
 from headstart.server.response_store import Item
@@ -14,7 +13,8 @@ from headstart.server.responses_body import ResponsesBody
 from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import ChatBody
 from headstart.server.translate import Call
-from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.types.request import ProgressEvent
 
 
 class ResponsesDialect(Dialect):

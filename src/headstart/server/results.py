@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.scheduler.request import ProgressEvent, RequestStats, TokenEvent, TokenLogprob
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.utf8 import text_or_bytes
 from headstart.types import Vocab
+from headstart.types.request import ProgressEvent, RequestStats, TokenEvent, TokenLogprob
+from headstart.types.speculation_stats import SpeculationStats
 
 LOWEST = -3.4028234663852886e38  # float32's; JSON has no -infinity
 Emission = tuple[int, TokenEvent]

@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.scheduler.request import SlotAction, SlotEvent
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import read_body
 from headstart.server.errors import ApiError
@@ -17,6 +16,7 @@ from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
 from headstart.server.single_event import single_event
+from headstart.types.request import SlotAction, SlotEvent
 
 ACTIONS = ("save", "restore", "erase")
 _NAME = re.compile(r"[\w. +@-]{1,200}")

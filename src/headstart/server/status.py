@@ -8,8 +8,6 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerReport
-from headstart.scheduler.request import Request
 from headstart.server.body import Body
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
@@ -18,6 +16,8 @@ from headstart.server.results import draft_counts
 from headstart.server.routing import Routes
 from headstart.server.tool_use import describe
 from headstart.types import ModelInfo
+from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
+from headstart.types.request import Request
 
 routes = Routes()
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from headstart.errors import CapacityError, RequestError
 from headstart.structures.interruption import watched
+from headstart.types.errors import CapacityError, RequestError
 
 T = TypeVar("T")
 
