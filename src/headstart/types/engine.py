@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from headstart.types.sampling_params import SamplingParams
+from headstart.types.sampling_params import SamplingParams
 
 Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
