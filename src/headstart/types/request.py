@@ -159,7 +159,6 @@ class RequestStats:
     """Counts and times of one request. Times in seconds."""
 
     slot_id: int = -1
-    is_valid: bool = True  # False: draft tokens were accepted unseen, for a measurement
     num_prompt: int = 0  # tokens
     num_cached: int = 0  # of them, taken from the prompt cache
     num_unread: int = 0  # of them, not read before it ended
