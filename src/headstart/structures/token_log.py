@@ -117,7 +117,7 @@ def _lock(descriptor: int, path: Path, patience_seconds: float) -> None:
 
 
 @dataclass(slots=True)
-class _Replacement:
+class _Rewrite:
     """A file that is being written to replace the log."""
 
     descriptor: int
@@ -164,7 +164,7 @@ class TokenLog:
         self.path = path.resolve()  # `rewrite` replaces the file, not a link to it
         self._vocabulary = vocabulary
         self._descriptor = self._open_current(path, patience_seconds)
-        self._replacement: _Replacement | None = None
+        self._rewrite: _Rewrite | None = None
         try:
             data = _read_from(self._descriptor, 0)
             self._size = len(data)
@@ -325,7 +325,7 @@ class TokenLog:
 
     @property
     def is_rewriting(self) -> bool:
-        return self._replacement is not None
+        return self._rewrite is not None
 
     def begin_rewrite(self, records: Iterator[Record]) -> None:
         """Replace what the log holds now, in slices that `continue_rewrite` writes to another file.
@@ -334,7 +334,7 @@ class TokenLog:
         """
         path = self.path.with_name(f".{self.path.name}.tmp")
         descriptor = self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        self._replacement = _Replacement(descriptor, path, records, self._size, -self.num_tokens)
+        self._rewrite = _Rewrite(descriptor, path, records, self._size, -self.num_tokens)
         _write_all(descriptor, self._header())
 
     def continue_rewrite(self, num_tokens: int) -> None:
@@ -345,7 +345,7 @@ class TokenLog:
         Raises:
             OSError: the disk is full or gone; the file is as before, and is not rewritten.
         """
-        new = self._replacement
+        new = self._rewrite
         if new is None:
             return
         try:
@@ -364,19 +364,19 @@ class TokenLog:
             if num_written < num_tokens and new.start == self._size:
                 self._finish_rewrite(new)
         except BaseException:
-            self._drop_replacement()
+            self._drop_rewrite()
             raise
 
-    def _finish_rewrite(self, new: _Replacement) -> None:
+    def _finish_rewrite(self, new: _Rewrite) -> None:
         os.replace(new.path, self.path)
         os.close(self._descriptor)
-        self._descriptor, self._replacement = new.descriptor, None
+        self._descriptor, self._rewrite = new.descriptor, None
         self._size = os.fstat(new.descriptor).st_size
         self.num_tokens += new.num_tokens
         sync_folder(self.path.parent)
 
-    def _drop_replacement(self) -> None:
-        new, self._replacement = self._replacement, None
+    def _drop_rewrite(self) -> None:
+        new, self._rewrite = self._rewrite, None
         if new is not None:
             os.close(new.descriptor)
             new.path.unlink(missing_ok=True)
@@ -388,7 +388,7 @@ class TokenLog:
 
     def close(self) -> None:
         """Flush to the disk and release the file; doing it twice is harmless."""
-        self._drop_replacement()
+        self._drop_rewrite()
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # a disk that fails now cannot be helped
                 os.fsync(self._descriptor)
