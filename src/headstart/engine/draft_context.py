@@ -22,9 +22,9 @@ from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import CacheRules
-from headstart.errors import EngineError
-from headstart.structures.feature_batch import Blocks, FeatureBatch
-from headstart.types import Batch, Logits, Meanwhile, MemoryKind
+from headstart.types import Batch, CacheKind
+from headstart.types.errors import EngineError
+from headstart.types.feature_batch import Blocks, FeatureBatch
 
 _HEADS = 1  # libllama's kind of context for multi-token heads
 _ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
@@ -86,18 +86,18 @@ class LlamaDraftContext(LlamaEngine):
 
     def _rules(self, config: EngineConfig) -> CacheRules:
         """Heads of hybrid models too have attention only; windows are kept whole."""
-        return CacheRules(MemoryKind.CUT, _UNLIMITED)
+        return CacheRules(CacheKind.CUT, _UNLIMITED)
 
     @property
     def engine(self) -> LlamaEngine:
         return self
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         if (head := getattr(batch, "head", 0)) != self._head:
             extension.set_head(self.handle, head)
             self._head = head
         self._num_rows = batch.num_outputs
-        return super().decode(batch, meanwhile)
+        super().launch(batch)
 
     def outputs(self) -> NDArray[np.float32]:
         if not self._num_rows:

@@ -14,11 +14,11 @@ import numpy as np
 import orjson
 
 from headstart.scheduler.draft_faults import explained, listed
-from headstart.scheduler.report import SpeculatorReport
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.speculators.base import Speculator
 from headstart.structures.corpus import CorpusPart
 from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
+from headstart.types.report import SpeculatorReport
+from headstart.types.speculation_stats import SpeculationStats
 
 log = logging.getLogger(__name__)
 
@@ -135,15 +135,7 @@ class GuardedSpeculator:
                     "there are none"
                 )
         scores += [1.0] * (len(tokens) - len(scores))
-        unverified = draft.num_unverified
-        if unverified is not None:
-            if not self.speculator.skips_verification:
-                raise ValueError(
-                    f"num_unverified is {unverified} but only a class with skips_verification = "
-                    "True may set it"
-                )
-            unverified = max(0, min(index(unverified), len(tokens)))
-        return Draft(tokens, scores, self.name, stopped_at=stopped_at, num_unverified=unverified)
+        return Draft(tokens, scores, self.name, stopped_at=stopped_at)
 
     def _empty(self, draft: Draft) -> Draft:
         """No draft, with its reason; the same object each time."""

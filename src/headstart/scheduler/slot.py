@@ -11,16 +11,16 @@ from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
 from headstart.scheduler.owned_tokens import OwnedTokens
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
-from headstart.scheduler.request import ProgressEvent, Request, RequestStats, TokenLogprob
 from headstart.scheduler.speculation_policy import SpeculationPolicy
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
 from headstart.types import Engine, Vocab
+from headstart.types.request import ProgressEvent, Request, RequestStats, TokenLogprob
+from headstart.types.speculation_stats import SpeculationStats
 
 if TYPE_CHECKING:
-    from headstart.grammar.compiler import Compiled
-    from headstart.grammar.state import GrammarState
+    from headstart.sampling.grammar.compiler import Compiled
+    from headstart.sampling.grammar.state import GrammarState
     from headstart.scheduler.guess_log import GuessLog
 
 NO_SLOT = -1
@@ -64,7 +64,6 @@ class ActiveRequest:
     admitted: float | None = None
     is_resumed: bool = False  # it was preempted: what is read again is not counted
     first_token: float | None = None
-    is_valid: bool = True  # False once tokens were accepted unseen
     num_cached: int = 0  # prompt tokens that were not decoded for this request
     num_scored: int = 0  # last position of the prompt whose log probability was told
     num_steps: int = 0
@@ -151,7 +150,6 @@ class ActiveRequest:
         first = now if self.first_token is None else self.first_token
         return RequestStats(
             slot_id=self.slot_id,
-            is_valid=self.is_valid,
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
             num_unread=self._num_unread,

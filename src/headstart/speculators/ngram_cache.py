@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.ngram_cache_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
 from headstart.speculators.ngram_cache_history import CountedHistory
 from headstart.structures.token_log import VocabularyId
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,6 @@ class NgramCacheSpeculator(Speculator):
             "lookup file of past answers; read, and written as they come",
             "-lcd",
             "--lookup-cache-dynamic",
-            keeps_texts=True,
         )
         save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
         max_ngrams: int = 500_000  # maximum n-grams kept of past answers

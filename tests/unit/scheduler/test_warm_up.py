@@ -10,7 +10,6 @@ from tests.harness import Model, Oracle, make_scheduler, run
 
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import (
     FILL,
@@ -24,7 +23,8 @@ from headstart.scheduler.warm_up import (
     time_change,
 )
 from headstart.testing import FakeEngine
-from headstart.types import Batch, ContextFullError, Logits, Meanwhile
+from headstart.types import Batch, ContextFullError
+from headstart.types.request import Request
 
 
 def time_decodes(
@@ -80,10 +80,10 @@ class SendingEngine(FakeEngine):
         self.sends_graphs, self.now = True, 0.0
         self._change, self._noise, self._last = change, itertools.cycle(noise), 0
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         self.now += 0.01 + next(self._noise) + self._change * (batch.num_rows != self._last)
         self._last = batch.num_rows
-        return super().decode(batch, meanwhile)
+        super().launch(batch)
 
 
 NOISE = [0.003, 0.0, -0.002, 0.001, 0.004, -0.001, 0.0, -0.003, 0.002, 0.001, -0.004]

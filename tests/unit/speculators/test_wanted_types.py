@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from headstart.app.speculation import capped_options, make_speculator, wanted_types, wants_heads
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.errors import ConfigError
-from headstart.speculation import capped_options, make_speculator, wanted_types, wants_heads
 from headstart.speculators import SPECULATORS
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
+from headstart.types.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -34,29 +34,6 @@ def test_the_defaults_and_what_is_named(
 ) -> None:
     config = SpeculationConfig(spec=spec, spec_type=spec_type)
     assert wanted_types(config, has_draft_model=has_draft_model) == names
-
-
-@pytest.mark.parametrize(
-    ("name", "option"), [("suffix", "file"), ("ngram-cache", "lookup_cache_dynamic")]
-)
-def test_texts_of_synthetic_are_kept_nowhere(name: str, option: str) -> None:
-    config = SpeculationConfig(spec_type=f"{name},synthetic", options={name: {option: "kept"}})
-    with pytest.raises(
-        ConfigError, match=rf"--spec-{name}-{option.replace('_', '-')} is given with synthetic"
-    ):
-        wanted_types(config, has_draft_model=False)
-
-
-def test_synthetic_runs_only_when_it_is_named() -> None:
-    for spec in ("auto", "fixed", "off"):
-        for has_draft_model in (False, True):
-            assert "synthetic" not in wanted_types(
-                SpeculationConfig(spec=spec), has_draft_model=has_draft_model
-            )
-    assert "synthetic" in SPECULATORS
-    assert wanted_types(SpeculationConfig(spec_type="synthetic"), has_draft_model=False) == (
-        "synthetic",
-    )
 
 
 def test_a_speculator_of_another_package_may_use_the_draft_model(

@@ -16,8 +16,8 @@ from tests.fetch_vocabs import NAMES, folder_of_vocabularies, has_all, vocabular
 import headstart
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
+from headstart.text.vocabulary import TranslationOptions, VocabularyTranslator
 from headstart.types import Vocab
-from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 DEMO = ("demo-target", "demo-draft-other")
 FETCHED = NAMES
@@ -33,7 +33,7 @@ def has_fetched() -> bool:
 
 def _path(name: str) -> Path:
     if name.startswith("demo"):
-        return Path(headstart.__file__).parent / "demo" / f"{name}.gguf"
+        return Path(headstart.__file__).parent / "app/demo" / f"{name}.gguf"
     return vocabulary_file(fetched_folder(), name)
 
 
