@@ -17,6 +17,7 @@ from headstart.app.model_files import Models as Models
 from headstart.app.model_files import find_models as find_models
 from headstart.app.parent import Parent
 from headstart.config import Config, EngineConfig
+from headstart.structures.entry_points import load
 
 if TYPE_CHECKING:
     from headstart.app.loading import Heads
@@ -47,10 +48,10 @@ def list_devices(config: EngineConfig) -> list[Device]:
     Raises:
         ConfigError, RpcWorkerError: a worker cannot be used.
     """
-    from headstart.app.remote import connect_workers
     from headstart.engine.devices import list_devices as devices
 
-    connect_workers(config)
+    if config.rpc:
+        load("headstart.backends", "rpc").connect(config)
     return devices()
 
 
@@ -89,7 +90,6 @@ def build_scheduler(
     from headstart.app.drafters import make_drafting
     from headstart.app.loading import load_drafters, load_target, only_embeds
     from headstart.app.model_files import draft_used, types_with, with_heads
-    from headstart.app.remote import connect_workers, notice_lost_workers
     from headstart.app.saved_control import slots_place
     from headstart.app.speculation import capped_options
     from headstart.engine import library
@@ -110,13 +110,16 @@ def build_scheduler(
         log.warning("%s", remark)
     draft = draft_used(models, types)
     learned = _learned(config, models.target, draft, heads)
-    connect_workers(config.engine)
+    rpc = load("headstart.backends", "rpc") if config.engine.rpc else None
+    if rpc:
+        rpc.connect(config.engine)
     target = load_target(config, models.target, draft, heads)
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
     drafters = load_drafters(config, target, draft, heads)
-    notice_lost_workers(config.engine)
+    if rpc:
+        rpc.notice_lost_workers(config.engine)
     drafting = make_drafting(config, types, target, drafters, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
