@@ -127,7 +127,7 @@ def test_the_help_of_a_sampling_flag_ends_with_the_value_that_requests_have_with
     fields = {setting: field for field, setting in SETTINGS.items()}
     said, real = {}, {}
     for one in all_settings():
-        if one.part == "sampling" and (value := re.search(r"\((-?[\d.]+)\)$", one.help)):
+        if one.part == "sampling" and (value := re.search(r"\((-?[\d.]+)\)$", one.option.help)):
             said[one.flag] = float(value[1])
             real[one.flag] = getattr(SamplingParams(), fields.get(one.name, one.name))
     assert len(said) > 15
