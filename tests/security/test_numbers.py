@@ -18,7 +18,6 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
 from headstart.engine.filters import LlamaFilters
-from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.speculators.base import Speculator
@@ -26,15 +25,16 @@ from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import InvalidParameterError
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 WINDOWS = """
 import resource
-from headstart import demo
+from headstart.app import demo
 from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.sampling import SamplingParams
+from headstart.types.sampling_params import SamplingParams
 
 vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

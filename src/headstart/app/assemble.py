@@ -227,8 +227,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     """
     from headstart.engine.model import Model
     from headstart.server.conversation import chat_defaults
-    from headstart.server.defaults import request_defaults
     from headstart.server.model import RerankForm, ServedModel
+    from headstart.server.sampling import request_defaults
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)

@@ -91,7 +91,7 @@ def create_app(
                 threads.close()
             await worker.close()
 
-    routes = [route for family in FAMILIES for route in family.router.routes()]
+    routes = [route for family in FAMILIES for route in family.routes.all()]
     routes += _api_pages([*endpoints(), *extras.endpoints()])
     app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
@@ -111,7 +111,7 @@ def create_app(
 
 def endpoints() -> list[Endpoint]:
     """Everything that is always served, family by family."""
-    return [endpoint for family in FAMILIES for endpoint in family.router.endpoints]
+    return [endpoint for family in FAMILIES for endpoint in family.routes.endpoints]
 
 
 def _api_pages(endpoints: Sequence[Endpoint]) -> list[Route]:

@@ -33,7 +33,7 @@ OFF = {  # what a path answers while its extra is off
 class Extra:
     """The routes of one entry point."""
 
-    routes: ClassVar[Routes] = Routes()
+    served: ClassVar[Routes] = Routes()
     risks: tuple[str, ...] = ()  # what strangers must not reach
 
     def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
@@ -49,7 +49,7 @@ class Extra:
         Raises:
             ConfigError: a route is taken.
         """
-        app.router.routes.extend(self.routes.routes())
+        app.router.routes.extend(self.served.all())
 
     async def start(self) -> None:
         """The app starts."""
@@ -89,7 +89,7 @@ class Extras:
 
     def endpoints(self) -> list[Endpoint]:
         """What the API pages list besides the server's own endpoints."""
-        return [endpoint for extra in self._chosen for endpoint in extra.routes.endpoints]
+        return [endpoint for extra in self._chosen for endpoint in extra.served.endpoints]
 
     def install(self, app: Starlette) -> None:
         """Add the routes; call it when all other middleware is there.

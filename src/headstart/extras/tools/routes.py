@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import orjson
 from pydantic import Field
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
@@ -21,10 +20,10 @@ from headstart.server import sse
 from headstart.server.body import Body, parse_body
 from headstart.server.errors import CLIENT_GONE, ApiError, error_body, shorten
 from headstart.server.extras import Extra
-from headstart.server.routing import Routes, get, post
+from headstart.server.routing import Routes
 from headstart.server.threads import ClientGoneError, unless_left
 
-router = Routes()
+routes = Routes()
 
 
 class ToolBody(Body):
@@ -38,7 +37,7 @@ class ToolBody(Body):
 class HostedTools(Extra):
     """The tools of one app."""
 
-    routes = router
+    served = routes
 
     def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
         self._toolbox = Toolbox(tools)
@@ -67,15 +66,15 @@ class HostedTools(Extra):
         await self._toolbox.close()
 
 
-@get(router, "/tools", answer="a list of tools with their definitions")
-async def list_tools(http: HttpRequest) -> Response:
+@routes.get("/tools", answer="a list of tools with their definitions")
+async def list_tools(http: HttpRequest) -> list[dict[str, Any]]:
     """List the tools, in the form that requests for answers take them."""
     tools = await http.app.state.toolbox.tools()
-    return _json([tool.info.describe() for tool in tools.values()])
+    return [tool.info.describe() for tool in tools.values()]
 
 
-@post(router, "/tools", body=ToolBody, answer="what the tool says, or `error`; events if streamed")
-async def call_tool(http: HttpRequest) -> Response:
+@routes.post("/tools", body=ToolBody, answer="what the tool says, or `error`; events if streamed")
+async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
     """Run a tool."""
     toolbox: Toolbox = http.app.state.toolbox
     try:
@@ -104,7 +103,7 @@ async def call_tool(http: HttpRequest) -> Response:
         result = await unless_left(http.receive, toolbox.call(tool, arguments, place))
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
-    return _json(result)
+    return result
 
 
 async def _stream(
@@ -129,7 +128,3 @@ def _failure(call: asyncio.Future[dict[str, Any]]) -> dict[str, str]:
     if isinstance(error, Exception):
         return {"error": error_body(error)["error"]["message"]}
     return {key: text for key, text in call.result().items() if key == "error"}
-
-
-def _json(data: Any) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")
