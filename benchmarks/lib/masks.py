@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.grammar.compiler import Compiled
+from headstart.grammar.compiled import Compiled
 from headstart.grammar.constraint import Constraint, ConstraintKind
 from headstart.grammar.state import GrammarState
 from headstart.grammar.tokens import GrammarTokens
@@ -73,7 +73,7 @@ def print_masks(vocabularies: Sequence[Path]) -> None:
     print(f"\n{table_head('vocabulary', 'part', 'ms a token', '95 %', 'limit')}")
     for path in vocabularies:
         model = Model(path, EngineConfig(gpu_layers=0), vocab_only=True)
-        tokens = GrammarTokens(model.vocab)
+        tokens = GrammarTokens.read(model.vocab)
         engine = FakeEngine(tokens.size)
         make = partial(LlamaFilters, model.vocab, 4096)
         # no model, but libllama's own filters: their time counts

@@ -19,7 +19,7 @@ from headstart.text.stop_strings import StopStrings
 from headstart.types import Engine, Vocab
 
 if TYPE_CHECKING:
-    from headstart.grammar.compiler import Compiled
+    from headstart.grammar.compiled import Compiled
     from headstart.grammar.state import GrammarState
     from headstart.scheduler.guess_log import GuessLog
 

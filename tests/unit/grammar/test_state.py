@@ -18,7 +18,7 @@ from headstart.grammar.tokens import GrammarTokens
 from headstart.testing import ByteVocab
 
 EOS = 256
-TOKENS = GrammarTokens(ByteVocab())
+TOKENS = GrammarTokens.read(ByteVocab())
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -320,7 +320,7 @@ class PairVocab(ByteVocab):
 
 
 PAIRS = PairVocab()
-PAIR_TOKENS = GrammarTokens(PAIRS)
+PAIR_TOKENS = GrammarTokens.read(PAIRS)
 
 
 def ids(text: bytes) -> Sequence[int]:

@@ -10,7 +10,8 @@ from tests.harness import Answer, Clock, fixed, play
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.grammar.compiler import Compiled, GrammarCompiler
+from headstart.grammar.compiled import Compiled
+from headstart.grammar.compiler import GrammarCompiler
 from headstart.grammar.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.grammar.tokens import GrammarTokens
 from headstart.sampling import SamplingParams
@@ -25,7 +26,7 @@ from headstart.testing import ByteVocab, FakeEngine
 
 EOS = 256
 VOCAB = ByteVocab()
-TOKENS = GrammarTokens(VOCAB)
+TOKENS = GrammarTokens.read(VOCAB)
 COMPILER = GrammarCompiler(VOCAB)
 PERSON = {
     "type": "object",

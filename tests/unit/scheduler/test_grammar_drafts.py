@@ -20,7 +20,7 @@ from tests.unit.scheduler.constrained import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.grammar.compiler import Compiled
+from headstart.grammar.compiled import Compiled
 from headstart.grammar.constraint import Constraint, ConstraintKind
 from headstart.grammar.draft_legality import MatcherLegality
 from headstart.grammar.state import GrammarState
