@@ -35,7 +35,7 @@ from benchmarks.lib.report import table_head, table_row
 from benchmarks.lib.serving import HEADSTART, Answer, complete_all, running
 from benchmarks.lib.workloads import Prompt, make_prompts
 
-from headstart.assemble import Models, load_served_model
+from headstart.app.assemble import Models, load_served_model
 from headstart.config import Config
 from headstart.types import Vocab
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import HeadstartError
+from headstart.types.errors import HeadstartError
 
 START_SECONDS, ANSWER_SECONDS = 120.0, 600.0
 HEADSTART = (sys.executable, "-m", "headstart")

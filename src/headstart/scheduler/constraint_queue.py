@@ -6,12 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
-from headstart.errors import CapacityError, HeadstartError, NotSupportedError
 from headstart.scheduler.slot import ActiveRequest
+from headstart.types.errors import CapacityError, HeadstartError, NotSupportedError
 
 if TYPE_CHECKING:
-    from headstart.grammar.compiled import Compiled
-    from headstart.grammar.compiler import GrammarCompiler
+    from headstart.sampling.grammar.compiled import Compiled
+    from headstart.sampling.grammar.compiler import GrammarCompiler
 
 QUEUE_SECONDS = 30.0  # before a request is refused whose constraint was not begun
 _POLL_SECONDS = 0.005  # a step that has nothing else to do waits so long

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from tests.unit.grammar.test_state import TOKENS, begin, constraint
 
-from headstart.errors import InvalidParameterError
-from headstart.grammar import compiled, compiler
-from headstart.grammar.compiled import Compiled
-from headstart.grammar.compiler import MAX_CACHED, GrammarCompiler
-from headstart.grammar.constraint import Constraint
-from headstart.grammar.sandbox import Sandbox
-from headstart.grammar.source import grammar_text
-from headstart.scheduler.memory import resident_bytes
+from headstart.sampling.grammar import compiled, compiler
+from headstart.sampling.grammar.compiled import Compiled
+from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
+from headstart.sampling.grammar.sandbox import Sandbox
+from headstart.sampling.grammar.source import grammar_text
+from headstart.structures.rss import resident_bytes
 from headstart.testing import ByteVocab
+from headstart.types.constraint import Constraint
+from headstart.types.errors import InvalidParameterError
 
 
 def nested(depth: int) -> str:

@@ -1,0 +1,92 @@
+"""Compiles the constraints of one vocabulary: within limits, in one thread, each once.
+
+A thread of low priority is enough: llguidance lets go of the interpreter while it compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from headstart.sampling.grammar.compiled import Compiled, Trial
+from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
+from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.types import Vocab
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.errors import CapacityError
+
+MAX_CACHED = 64  # constraints
+MAX_CACHED_BYTES = 256 << 20
+
+
+class GrammarCompiler:
+    """Owned by one thread, its own worker apart."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._executor = ThreadPoolExecutor(1, "headstart-grammar", _lower_priority)
+        self._tokens: Future[GrammarTokens] | None = None
+        self._sandbox: Sandbox | None = None  # used by the worker alone
+        self._cached: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Begin to read the vocabulary; done anyway before the first constraint."""
+        if self._tokens is None:
+            self._tokens = self._executor.submit(GrammarTokens.read, self._vocab)
+
+    def cached(self, constraint: Constraint) -> Future[Compiled] | None:
+        """What `compile` returned for it, while it is kept."""
+        return self._cached.get(constraint)
+
+    def compile(self, constraint: Constraint) -> Future[Compiled]:
+        """The constraint ready for use, soon.
+
+        The exception is an InvalidParameterError, or a CapacityError, which is not kept.
+        """
+        self.prepare()
+        known = self._cached.get(constraint)
+        if known is None or (known.done() and isinstance(known.exception(), CapacityError)):
+            known = self._executor.submit(self._compile, constraint)
+            self._cached[constraint] = known
+        self._cached.move_to_end(constraint)
+        while len(self._cached) > 1 and self._is_full():
+            self._cached.popitem(last=False)
+        return known
+
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._sandbox is not None:
+            self._sandbox.close()
+
+    def _is_full(self) -> bool:
+        num_bytes = sum(map(_num_bytes, self._cached.items()))
+        return len(self._cached) > MAX_CACHED or num_bytes > MAX_CACHED_BYTES
+
+    def _compile(self, constraint: Constraint) -> Compiled:
+        assert self._tokens is not None
+        tokens = self._tokens.result()
+        trial = Trial()
+        if constraint.kind is not ConstraintKind.JSON_OBJECT:  # that one is known to be harmless
+            if self._sandbox is None or not self._sandbox.is_alive:
+                self._sandbox = Sandbox(tokens.table)
+            trial = self._sandbox.compile(constraint)
+        return Compiled(constraint, tokens, trial)
+
+
+def _num_bytes(entry: tuple[Constraint, Future[Compiled]]) -> int:
+    constraint, compiling = entry
+    is_usable = compiling.done() and compiling.exception() is None
+    return len(constraint.text) + (compiling.result().trial.num_bytes if is_usable else 0)
+
+
+def _lower_priority() -> None:
+    """The model's threads come first. Only on Linux, where one thread has a niceness of its own."""
+    if sys.platform == "linux":
+        niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + LOW_PRIORITY)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
