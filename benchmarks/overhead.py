@@ -47,7 +47,7 @@ from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api
 from headstart.scheduler.scheduler import Scheduler
 from headstart.testing import ByteVocab
-from headstart.types import LAST_STATE, Batch, Logits, Meanwhile
+from headstart.types import LAST_STATE, Batch, Logits
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -89,7 +89,7 @@ class StubEngine(SilentEngine):
         super().__init__(vocab.size, 264, lambda params: make(vocab, 4096, params))
         self.seconds = 0.0  # spent here
         self.pretended = 0.0  # more, as the clock is told
-        self.aside = 0.0  # what the caller did meanwhile
+        self.aside = 0.0  # what the caller did between `launch` and `wait`
         random = np.random.default_rng(0)
         self._pool = random.normal(0.0, 2.5, (48, vocab.size)).astype(np.float32)
         for number, row in enumerate(self._pool):
@@ -104,13 +104,13 @@ class StubEngine(SilentEngine):
     def hidden_states(self) -> Mapping[int, Logits]:
         return {LAST_STATE: self._states[: self._num_rows]}
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        started = time.perf_counter()
-        if meanwhile is not None:  # the logits come when the device has finished
-            meanwhile()
-            self.aside += time.perf_counter() - started
-            started = time.perf_counter()
-        self._num_rows = batch.num_rows
+    def launch(self, batch: Batch) -> None:
+        self._batch, self._num_rows = batch, batch.num_rows
+        self._launched = time.perf_counter()
+
+    def wait(self) -> Logits:
+        batch, started = self._batch, time.perf_counter()
+        self.aside += started - self._launched
         outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
         positions, tokens = (
             batch.positions[outputs].astype(np.int64),
@@ -142,10 +142,10 @@ class StubHeads(StubEngine):
     def engine(self) -> StubEngine:
         return self
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def wait(self) -> Logits:
         started = time.perf_counter()
-        logits = super().decode(batch, meanwhile)
-        self._rows = np.zeros((batch.num_outputs, STATE_WIDTH), np.float32)
+        logits = super().wait()
+        self._rows = np.zeros((len(logits), STATE_WIDTH), np.float32)
         self._target.seconds += time.perf_counter() - started
         return logits
 

@@ -97,6 +97,8 @@ class ConstraintQueue:
         return compiling.done()
 
     def _outcome(self, active: ActiveRequest) -> HeadstartError | None:
+        assert self._compiler is not None
+        assert active.request.constraint is not None
         compiling = self._cached(active)
         if compiling is None:
             return CapacityError(
@@ -107,6 +109,8 @@ class ConstraintQueue:
         if error is None:
             active.compiled = compiling.result()
             return None
+        if isinstance(error, CapacityError):  # it may be compiled another time
+            self._compiler.forget(active.request.constraint)
         if isinstance(error, HeadstartError):
             return error
         return HeadstartError(f"the constraint could not be compiled: {error}")

@@ -17,7 +17,6 @@ from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
 from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.errors import CapacityError
 
 MAX_CACHED = 64  # constraints
 MAX_CACHED_BYTES = 256 << 20
@@ -43,19 +42,20 @@ class GrammarCompiler:
         return self._cached.get(constraint)
 
     def compile(self, constraint: Constraint) -> Future[Compiled]:
-        """The constraint ready for use, soon.
-
-        The exception is an InvalidParameterError, or a CapacityError, which is not kept.
-        """
+        """The constraint ready for use, soon; the exception is a HeadstartError."""
         self.prepare()
         known = self._cached.get(constraint)
-        if known is None or (known.done() and isinstance(known.exception(), CapacityError)):
+        if known is None:
             known = self._executor.submit(self._compile, constraint)
             self._cached[constraint] = known
         self._cached.move_to_end(constraint)
         while len(self._cached) > 1 and self._is_full():
             self._cached.popitem(last=False)
         return known
+
+    def forget(self, constraint: Constraint) -> None:
+        """Compile it anew when it is asked for again."""
+        self._cached.pop(constraint, None)
 
     def close(self) -> None:
         """Compile nothing more."""
