@@ -15,7 +15,7 @@ from tests.unit.grammar.test_state import TOKENS, begin, constraint
 from headstart.sampling.grammar import compiled, compiler
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
-from headstart.sampling.grammar.sandbox import Sandbox
+from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
 from headstart.sampling.grammar.source import grammar_text
 from headstart.structures.rss import resident_bytes
 from headstart.testing import ByteVocab
@@ -217,6 +217,6 @@ def test_compiling_gives_way_to_the_model_s_threads() -> None:
     one = GrammarCompiler(ByteVocab())
     own = os.getpriority(os.PRIO_PROCESS, 0)
     lowered = one._executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result(60)
-    assert lowered == min(19, own + compiler.LOW_PRIORITY)
+    assert lowered == min(19, own + LOW_PRIORITY)
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
     one.close()

@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLParserLimits
 
 from headstart.sampling.grammar import compiler
-from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.testing import ByteVocab
