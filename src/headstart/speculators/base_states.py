@@ -53,7 +53,7 @@ class StateSpeculator(Speculator):
             "how it picks, as with --draft-sampling",
             choices=("auto", "coupled", "argmax"),
         )
-        waiting_mib: int = 64  # maximum MiB per slot of states that it has not read
+        waiting_mib: int = option(64, "maximum MiB per slot of states that it has not read")
 
         def __post_init__(self) -> None:
             if self.sampling not in ("auto", "coupled", "argmax") or self.waiting_mib < 1:

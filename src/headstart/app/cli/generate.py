@@ -48,22 +48,19 @@ class GenerateOptions:
     prompt: str | None = option(None, "the prompt", "-p")
     file: str | None = option(None, "file with the prompt", "-f")
     predict: int = option(
-        256,
-        "maximum tokens to generate; -1 until the model stops or the context is full",
-        "-n",
-        "--n-predict",
+        256, "maximum tokens to generate; -1 until the model stops or the context is full"
     )
-    temp: float = option(0.8, "temperature; 0 always takes the likeliest token", "--temperature")
+    temp: float = option(0.8, "temperature; 0 always takes the likeliest token")
     top_k: int = option(40, "sample from the k likeliest tokens; 0 from all")
     top_p: float = option(
         0.95, "sample from the likeliest tokens that together have this probability"
     )
     min_p: float = option(0.05, "drop tokens less likely than this share of the likeliest")
-    seed: int = option(-1, "seed of the random numbers; -1 picks a new one each time", "-s")
+    seed: int = option(-1, "seed of the random numbers; -1 picks a new one each time")
     chat: bool = option(True, "wrap the prompt as a user's message in the model's chat template")
     raw: bool = option(False, "continue the prompt as it is; the same as --no-chat")
     color: bool | None = option(None, "colour guessed tokens; default: on a terminal")
-    verbose: bool = option(False, "show the log", "-v")
+    verbose: bool = option(False, "show the log")
 
 
 def run(argv: Sequence[str]) -> int:
