@@ -20,9 +20,9 @@ from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.heads import read_facts, why_not
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.speculators.state_batch import MERGED_ROWS
 from headstart.types import DraftMode, Engine
 from headstart.types.errors import ConfigError, ModelError
+from headstart.types.state_batch import MERGED_ROWS
 
 log = logging.getLogger(__name__)
 
