@@ -15,11 +15,10 @@ import pytest
 from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
 
 from headstart.server.conversation import ChatDefaults, render_chat
-from headstart.server.errors import ApiError
 from headstart.server.schemas import ChatBody
 from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.chat_template import ChatTemplate
-from headstart.types.errors import RequestError
+from headstart.types.errors import HeadstartError
 
 BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of the demo model, which lent them to the recording
 REFUSED = "the template refuses"
@@ -38,7 +37,7 @@ def template_of(source: str) -> ChatTemplate:
 def prompt(template: ChatTemplate, body: dict[str, Any]) -> str:
     try:
         chat = render_chat(ChatBody.model_validate(body), template, ChatDefaults(), adds_bos=False)
-    except (ApiError, RequestError):
+    except HeadstartError:
         return REFUSED
     return chat.text
 

@@ -11,10 +11,11 @@ from pydantic import BaseModel, RootModel
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
+from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 
 Scales = tuple[float, ...]
@@ -53,11 +54,11 @@ async def set_adapters(http: HttpRequest) -> dict[str, bool]:
         check_structure(data)
         wanted = orjson.loads(data)
     except ClientDisconnect as error:
-        raise ApiError(400, "the client left before the body was complete") from error
+        raise RequestError("the client left before the body was complete") from error
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
     if not isinstance(wanted, list):
-        raise ApiError(400, "Request body must be an array")
+        raise RequestError("Request body must be an array")
     service.adapter_scales = read_scales(wanted, service.info)
     return {"success": True}
 
@@ -71,7 +72,7 @@ def request_scales(lora: Any, default: Scales | None, info: WorkerInfo) -> Scale
     """The scales of a request with this field; none: those of the command line.
 
     Raises:
-        ApiError: they cannot be had.
+        RequestError: they cannot be had.
     """
     if lora is not None and not isinstance(lora, list):
         raise not_supported(f'lora is {shorten(lora)} but must be [{{"id": 0, "scale": 0.5}}, ...]')
@@ -95,7 +96,7 @@ def read_scales(entries: Sequence[Any], info: WorkerInfo) -> Scales:
     """A scale for each adapter; 0 for those that are not named.
 
     Raises:
-        ApiError: an entry is of an unknown adapter, or none at all.
+        RequestError: an entry is of an unknown adapter, or none at all.
     """
     check_length("lora", entries, MAX_ENTRIES)
     scales = [0.0] * len(info.adapters)
@@ -118,7 +119,7 @@ def _read(where: str, entry: Any) -> tuple[int, float]:
         raise not_supported(f"{where} is {shorten(entry)} but must be an object with id and scale")
     number, scale = entry.get("id", -1), entry.get("scale", 0.0)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise ApiError(400, f"{where}.id is {shorten(number)} but must be a whole number")
+        raise RequestError(f"{where}.id is {shorten(number)} but must be a whole number")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise ApiError(400, f"{where}.scale is {shorten(scale)} but must be a number")
+        raise RequestError(f"{where}.scale is {shorten(scale)} but must be a number")
     return number, float(scale)

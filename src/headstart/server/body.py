@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import shorten
 from headstart.server.limits import (
     ANY_LENGTH,
     MAX_ENTRIES,
@@ -21,6 +21,7 @@ from headstart.server.limits import (
     check_structure,
 )
 from headstart.server.threads import Threads
+from headstart.types.errors import RequestError
 
 
 def _whole(value: Any) -> Any:
@@ -79,13 +80,13 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
     """Parse the body, whatever content type it claims; a long one off the event loop.
 
     Raises:
-        ApiError: 400 for what is not JSON in UTF-8 or does not fit the schema.
+        RequestError: 400 for what is not JSON in UTF-8 or does not fit the schema.
         CapacityError: too many bodies wait.
     """
     try:
         data = await request.body()
     except ClientDisconnect as error:
-        raise ApiError(400, "the client left before the body was complete") from error
+        raise RequestError("the client left before the body was complete") from error
     if len(data) <= SHORT_BODY:
         return parse_body(data, schema)
     threads: Threads = request.app.state.service.prompt_threads
@@ -110,7 +111,7 @@ def parse_body(body: bytes, schema: type[B]) -> B:
     """Read a body of this class.
 
     Raises:
-        ApiError: 400, as `read_body`.
+        RequestError: 400, as `read_body`.
     """
     check_structure(body)
     data = read_object(body)
@@ -118,8 +119,8 @@ def parse_body(body: bytes, schema: type[B]) -> B:
         try:
             orjson.dumps(data)  # which takes no more than that, as do templates and schemas
         except TypeError as error:
-            raise ApiError(
-                400, f"the body is nested deeper than {MAX_DEPTH} levels; send a flatter one"
+            raise RequestError(
+                f"the body is nested deeper than {MAX_DEPTH} levels; send a flatter one"
             ) from error
     check_length("the body", data, MAX_FIELDS, "fields")
     for field, value in data.items():
@@ -132,14 +133,14 @@ def read_object(body: bytes) -> dict[str, Any]:
     """The JSON object that a body holds.
 
     Raises:
-        ApiError: 400, it holds something else.
+        RequestError: 400, it holds something else.
     """
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
     if not isinstance(data, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {shorten(data)}")
+        raise RequestError(f"the body must be a JSON object, not {shorten(data)}")
     return data
 
 
@@ -147,7 +148,7 @@ def make_body(schema: type[B], data: dict[str, Any]) -> B:
     """A body of these fields, which may come from one of another API.
 
     Raises:
-        ApiError: 400 for what does not fit the schema.
+        RequestError: 400 for what does not fit the schema.
     """
     if not schema.__pydantic_complete__:
         with _building:
@@ -155,7 +156,7 @@ def make_body(schema: type[B], data: dict[str, Any]) -> B:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise ApiError(400, _explain(error, schema)) from error
+        raise RequestError(_explain(error, schema)) from error
 
 
 def _explain(error: ValidationError, schema: type[BaseModel]) -> str:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headstart.config import ChatConfig
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
+from headstart.types.errors import RequestError
 
 AnswerStart = Literal["answer", "thoughts", "content"]
 MAX_OPENING_CHARS = 256  # in which a prompt may open thoughts
@@ -61,7 +62,7 @@ def render_chat(
     """
     tools = read_tools(body.tools)
     if not body.messages:
-        raise ApiError(400, "messages is empty; give at least one message")
+        raise RequestError("messages is empty; give at least one message")
     messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
     arguments = _template_arguments(body, defaults)
     part = _continued_part(body, defaults)
@@ -153,21 +154,20 @@ def _continued_part(body: ChatBody, defaults: ChatDefaults) -> Part | None:
         )
     roles = [message.get("role") for message in body.messages]
     if wish and roles[-1:] != ["assistant"]:
-        raise ApiError(400, "continue_final_message needs a last message of role assistant")
+        raise RequestError("continue_final_message needs a last message of role assistant")
     if wish and body.add_generation_prompt:
-        raise ApiError(
-            400,
-            "add_generation_prompt and continue_final_message exclude each other; set one of them",
+        raise RequestError(
+            "add_generation_prompt and continue_final_message exclude each other; set one of them"
         )
     if wish is False or roles[-1:] != ["assistant"]:
         return None
     if not wish and not defaults.continues_answers:
         return None
     if not wish and roles[-2:] == ["assistant", "assistant"]:
-        raise ApiError(400, "the last two messages are both of role assistant; join them")
+        raise RequestError("the last two messages are both of role assistant; join them")
     last = body.messages[-1]
     if last.get("tool_calls"):
-        raise ApiError(400, "an assistant message with tool_calls cannot be continued")
+        raise RequestError("an assistant message with tool_calls cannot be continued")
     if wish in ("content", "reasoning_content"):
         return wish  # type: ignore[no-any-return]  # a string of the body
     return "reasoning_content" if _has_only_thoughts(last) else "content"
@@ -181,16 +181,16 @@ def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     """Return the message if it has a role and nothing but text and calls."""
     where, role = f"messages.{index}", message.get("role")
     if not isinstance(role, str) or not role:
-        raise ApiError(400, f"{where}.role is required and must be a text, for instance user")
+        raise RequestError(f"{where}.role is required and must be a text, for instance user")
     if role != "assistant" and message.get("content") is None:
-        raise ApiError(400, f"{where}.content is required")
+        raise RequestError(f"{where}.content is required")
     _check_content(where, message.get("content"))
     thoughts = message.get("reasoning_content")
     if thoughts is not None and not isinstance(thoughts, str):
-        raise ApiError(400, f"{where}.reasoning_content must be a text, not {shorten(thoughts)}")
+        raise RequestError(f"{where}.reasoning_content must be a text, not {shorten(thoughts)}")
     calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
-        raise ApiError(400, f"{where}.tool_calls must be a list, not {shorten(calls)}")
+        raise RequestError(f"{where}.tool_calls must be a list, not {shorten(calls)}")
     for at, call in enumerate(calls or ()):
         _check_call(f"{where}.tool_calls.{at}", call)
     return message
@@ -200,8 +200,8 @@ def _check_content(where: str, content: Any) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise ApiError(
-            400, f"{where}.content must be a text or a list of parts, not {shorten(content)}"
+        raise RequestError(
+            f"{where}.content must be a text or a list of parts, not {shorten(content)}"
         )
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -210,15 +210,15 @@ def _check_content(where: str, content: Any) -> None:
                 f"{where}.content has a part of type {shorten(kind)}: this server reads text only"
             )
         if not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{where}.content has a text part without a text")
+            raise RequestError(f"{where}.content has a text part without a text")
 
 
 def _check_call(where: str, call: Any) -> None:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ApiError(400, f'{where} must be {{"type": "function", "function": {{"name": ...}}}}')
+        raise RequestError(f'{where} must be {{"type": "function", "function": {{"name": ...}}}}')
     if not isinstance(function.get("arguments", ""), str | dict):
-        raise ApiError(400, f"{where}.function.arguments must be JSON text, or an object")
+        raise RequestError(f"{where}.function.arguments must be JSON text, or an object")
 
 
 def read_tools(tools: Any) -> list[dict[str, Any]]:
@@ -227,16 +227,16 @@ def read_tools(tools: Any) -> list[dict[str, Any]]:
         where = f"tools.{index}"
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type", "function") != "function":
-            raise ApiError(
-                400, f'{where} must be {{"type": "function", "function": {{...}}}}: {shorten(tool)}'
+            raise RequestError(
+                f'{where} must be {{"type": "function", "function": {{...}}}}: {shorten(tool)}'
             )
         name = function.get("name")
         if not isinstance(name, str) or not name:
-            raise ApiError(400, f"{where}.function.name is required and must be a text")
+            raise RequestError(f"{where}.function.name is required and must be a text")
         if not isinstance(function.get("description") or "", str):
-            raise ApiError(400, f"{where}.function.description must be a text")
+            raise RequestError(f"{where}.function.description must be a text")
         if not isinstance(function.get("parameters") or {}, dict):
-            raise ApiError(400, f"{where}.function.parameters must be a JSON schema, an object")
+            raise RequestError(f"{where}.function.parameters must be a JSON schema, an object")
     return list(tools or ())
 
 
@@ -248,9 +248,8 @@ def _template_arguments(body: ChatBody, defaults: ChatDefaults) -> dict[str, Any
     elif body.reasoning_effort:
         arguments["reasoning_effort"] = body.reasoning_effort
     if isinstance(arguments.get("enable_thinking"), str):
-        raise ApiError(
-            400,
+        raise RequestError(
             "chat_template_kwargs.enable_thinking is "
-            f"{shorten(arguments['enable_thinking'])} but must be true or false",
+            f"{shorten(arguments['enable_thinking'])} but must be true or false"
         )
     return arguments

@@ -73,7 +73,7 @@ def infill_prompt(body: InfillBody, vocab: Vocab, info: WorkerInfo) -> list[int]
 
     Raises:
         NotSupportedError: the vocabulary lacks a marker.
-        ApiError: a prefix or suffix is neither text nor tokens.
+        RequestError: a prefix or suffix is neither text nor tokens.
     """
     prefix_marker, suffix_marker, middle_marker = _markers(vocab)
     quarter = min(info.max_batch_tokens, info.context_size // 2) // 4

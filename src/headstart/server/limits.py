@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sized
 
 from headstart.server.errors import ApiError
+from headstart.types.errors import RequestError
 
 MAX_PROMPTS = 256  # answers of one call
 MAX_INPUTS = 2048  # texts to embed or rank in one call, as at OpenAI
@@ -43,15 +44,15 @@ def check_structure(body: bytes) -> None:
     texts count too.
 
     Raises:
-        ApiError: 400.
+        RequestError: 400.
     """
     for what, count, limit in (
         ("texts and keys", (body.count(b'"') - body.count(b'\\"')) // 2, MAX_TEXTS),
         ("lists and objects", body.count(b"[") + body.count(b"{"), MAX_CONTAINERS),
     ):
         if count > limit:
-            raise ApiError(
-                400, f"the body holds {count} {what} but at most {limit} are read; send fewer"
+            raise RequestError(
+                f"the body holds {count} {what} but at most {limit} are read; send fewer"
             )
 
 
@@ -59,11 +60,11 @@ def check_length(field: str, value: Sized, limit: int, what: str = "entries") ->
     """Raise if the value is longer than that.
 
     Raises:
-        ApiError: 400.
+        RequestError: 400.
     """
     if len(value) > limit:
-        raise ApiError(
-            400, f"{field} holds {len(value)} {what} but at most {limit} are taken; send fewer"
+        raise RequestError(
+            f"{field} holds {len(value)} {what} but at most {limit} are taken; send fewer"
         )
 
 
@@ -71,7 +72,7 @@ def check_fits(num_bytes: int, num_tokens: int, flag: str = "--context") -> None
     """Raise for a prompt that cannot fit what `flag` sets, before it is tokenized.
 
     Raises:
-        ApiError: 400.
+        RequestError: 400.
     """
     if num_bytes > BYTES_PER_TOKEN * num_tokens:
         raise ApiError(
@@ -86,13 +87,12 @@ def check_bytes(field: str, text: str, limit: int) -> None:
     """Raise if the text is longer than that in UTF-8.
 
     Raises:
-        ApiError: 400.
+        RequestError: 400.
     """
     # characters first: encoding a long text only to refuse it takes memory
     size = len(text) if len(text) > limit else len(text.encode("utf-8", "replace"))
     if size > limit:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"{field} holds a text of {size} bytes but at most {limit} are taken; send a "
-            "shorter one",
+            "shorter one"
         )

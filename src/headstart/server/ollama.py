@@ -17,7 +17,7 @@ from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.dialect import Dialect
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, tokenize_text
-from headstart.server.errors import ApiError, error_body, log_failure, shorten
+from headstart.server.errors import error_body, log_failure, shorten
 from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import Service, service_of
@@ -49,7 +49,7 @@ from headstart.server.routing import Handler, Routes, json_response
 from headstart.server.schemas import NativeBody
 from headstart.server.translate import Call
 from headstart.types import Vocab
-from headstart.types.errors import HeadstartError
+from headstart.types.errors import HeadstartError, RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent
 
@@ -63,7 +63,7 @@ def _in_its_form(handler: Handler) -> Handler:
     async def guarded(http: HttpRequest) -> Any:
         try:
             return await handler(http)
-        except (ApiError, HeadstartError) as error:
+        except HeadstartError as error:
             log_failure(error)
             said = error_body(error)["error"]
             headers = {"Retry-After": "1"} if said["code"] == 503 else None
@@ -163,10 +163,10 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
     asked = await read_body(http, OllamaEmbedBody)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ApiError(400, f"input is {shorten(asked.input)} but must be a text or a list of them")
+        raise RequestError(f"input is {shorten(asked.input)} but must be a text or a list of them")
     size = _embedding_info(service).size
     if asked.dimensions is not None and not 1 <= asked.dimensions <= size:
-        raise ApiError(400, f"dimensions is {asked.dimensions} but must be from 1 to {size}")
+        raise RequestError(f"dimensions is {asked.dimensions} but must be from 1 to {size}")
     event = await _embed(http, service, texts, truncates=asked.truncate) if texts else None
     vectors = [normalize(v[:, : asked.dimensions], 2)[0] for v in event.vectors] if event else []
     return {
@@ -208,7 +208,7 @@ def _loaded(http: HttpRequest, model: str | None, said: dict[str, Any]) -> dict[
 def _embedding_info(service: Service) -> EmbeddingInfo:
     info = embedding_info(service)
     if info.pooling == "none":
-        raise ApiError(400, "this server does not pool vectors; start with --pooling mean")
+        raise RequestError("this server does not pool vectors; start with --pooling mean")
     return info
 
 
@@ -231,7 +231,7 @@ def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
     shortened = text[: 8 * info.max_tokens]
     tokens = tokenize_text("input", shortened, vocab, info, add_special=True)
     if not tokens:
-        raise ApiError(400, "Input content cannot be empty")
+        raise RequestError("Input content cannot be empty")
     if len(tokens) > info.max_tokens:
         return [*tokens[: info.max_tokens - 1], tokens[-1]]
     return tokens

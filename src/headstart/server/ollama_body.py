@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import Field
 
 from headstart.server.body import Body, Int, make_body
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.schemas import ChatBody
+from headstart.types.errors import RequestError
 
 # option of theirs -> field of chat
 OPTIONS = {
@@ -83,7 +84,7 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
     """The fields that all bodies for text share, under chat's names.
 
     Raises:
-        ApiError: `format` is neither json nor a schema.
+        RequestError: `format` is neither json nor a schema.
     """
     options = body.options
     data = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
@@ -97,8 +98,8 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
         case dict():
             data["json_schema"] = body.format
         case _:
-            raise ApiError(
-                400, f"format is {shorten(body.format)} but must be json or a JSON schema"
+            raise RequestError(
+                f"format is {shorten(body.format)} but must be json or a JSON schema"
             )
     return data | {"stream": body.stream}
 
@@ -107,7 +108,7 @@ def chat_body(body: OllamaChatBody) -> ChatBody:
     """The same request as a chat.
 
     Raises:
-        ApiError: a message that cannot be honoured.
+        RequestError: a message that cannot be honoured.
     """
     data = _chat_fields(body)
     data["messages"] = [_message(i, message) for i, message in enumerate(body.messages)]
@@ -127,7 +128,7 @@ def refuse(body: OllamaGenerateBody) -> None:
     """Raise for what cannot be honoured.
 
     Raises:
-        ApiError: 400.
+        RequestError: 400.
     """
     for name in ("images", "template", "context"):
         if getattr(body, name):
@@ -144,8 +145,8 @@ def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:
         case str():
             data["reasoning_effort"] = body.think
         case _:
-            raise ApiError(
-                400, f"think is {shorten(body.think)} but must be true, false, low, medium or high"
+            raise RequestError(
+                f"think is {shorten(body.think)} but must be true, false, low, medium or high"
             )
     return data
 

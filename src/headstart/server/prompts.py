@@ -14,7 +14,7 @@ from headstart.server.schemas import ChatBody
 from headstart.structures.interruption import progress, watched
 from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types import Vocab
-from headstart.types.errors import ContextLengthError
+from headstart.types.errors import ContextLengthError, RequestError
 
 TEMPLATE_SECONDS = 5.0  # for one conversation
 LONG_TEXT = 6  # characters per token from which on a text is counted before it is tokenized
@@ -37,12 +37,11 @@ def read_prompts(prompt: Any, vocab: Vocab, context_size: int) -> list[Prompt]:
     """
     if isinstance(prompt, list) and not any(is_id(part) for part in prompt):
         if not prompt:
-            raise ApiError(400, "prompt is an empty list; give at least one text or token id")
+            raise RequestError("prompt is an empty list; give at least one text or token id")
         if len(prompt) > MAX_PROMPTS:
-            raise ApiError(
-                400,
+            raise RequestError(
                 f"prompt is a list of {len(prompt)} prompts but one call takes at most "
-                f"{MAX_PROMPTS}",
+                f"{MAX_PROMPTS}"
             )
         return [_read_prompt(part, vocab, context_size) for part in prompt]
     return [_read_prompt(prompt, vocab, context_size)]
@@ -59,8 +58,8 @@ def _read_prompt(prompt: Any, vocab: Vocab, context_size: int) -> Prompt:
 
 def _prompt(tokens: list[int], text: str, echo: str | None = None) -> Prompt:
     if not tokens:
-        raise ApiError(
-            400, "the prompt is empty and this model has no start token; give it some text"
+        raise RequestError(
+            "the prompt is empty and this model has no start token; give it some text"
         )
     return Prompt(tokens, text, text if echo is None else echo)
 
@@ -78,7 +77,7 @@ def tokenize_mixed(
     token.
 
     Raises:
-        ApiError: it is something else, or cannot have so few tokens as `limit`.
+        RequestError: it is something else, or cannot have so few tokens as `limit`.
         ContextLengthError: it has more; of those that have only a few more, not all are found here.
     """
     parts = content if isinstance(content, list) else [content]
@@ -99,9 +98,8 @@ def tokenize_mixed(
         elif is_id(part):
             tokens.append(check_token(part, vocab, field))
         else:
-            raise ApiError(
-                400,
-                f"{field} must be a text, token ids, or a list of these; it holds {shorten(part)}",
+            raise RequestError(
+                f"{field} must be a text, token ids, or a list of these; it holds {shorten(part)}"
             )
     return tokens
 
@@ -112,7 +110,7 @@ def tokenize_within(
     """Token ids of a text, given up when they are found to be more than `limit`.
 
     Raises:
-        ApiError, ContextLengthError: they are.
+        RequestError: they are.
     """
 
     def watch(num_tokens: int) -> None:
@@ -138,8 +136,8 @@ def _estimate(text: str, vocab: Vocab) -> None:
 def check_token(token: int, vocab: Vocab, field: str) -> int:
     """Return the token id if the vocabulary has it."""
     if not 0 <= token < vocab.size:
-        raise ApiError(
-            400, f"{field} holds token id {token} but this vocabulary has ids 0 to {vocab.size - 1}"
+        raise RequestError(
+            f"{field} holds token id {token} but this vocabulary has ids 0 to {vocab.size - 1}"
         )
     return token
 
@@ -161,7 +159,7 @@ def render_messages(body: ChatBody, model: ServedModel, context_size: int) -> Re
     """The prompt text, without the start token if tokenizing adds it.
 
     Raises:
-        ApiError: the messages cannot fit the context, or the template does not come to an end.
+        RequestError: the messages cannot fit the context, or the template does not come to an end.
     """
     if len(body.messages) > context_size:  # each becomes a token at least
         raise ApiError(
@@ -177,10 +175,9 @@ def render_messages(body: ChatBody, model: ServedModel, context_size: int) -> Re
             lambda: render_chat(body, model.template, model.chat, adds_bos=model.vocab.add_bos),
         )
     except TimeLimitError as error:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"the chat template took longer than {TEMPLATE_SECONDS:g} s for these messages; send "
-            "less, or start with another --chat-template-file",
+            "less, or start with another --chat-template-file"
         ) from error
 
 

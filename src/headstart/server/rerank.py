@@ -13,12 +13,12 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.server.body import Body, Int, read_body
 from headstart.server.embeddings import check_size, embed, tokenize_text
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import shorten
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import RerankForm, service_of
 from headstart.server.routing import Routes
 from headstart.types import Vocab
-from headstart.types.errors import NotSupportedError
+from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent
 
@@ -84,16 +84,16 @@ def _prompt(
 
 def _read(body: RerankBody) -> tuple[str, list[str]]:
     if body.query is None:
-        raise ApiError(400, '"query" must be provided')
+        raise RequestError('"query" must be provided')
     if not isinstance(body.query, str):
-        raise ApiError(400, f'"query" must be a string, not {shorten(body.query)}')
+        raise RequestError(f'"query" must be a string, not {shorten(body.query)}')
     documents = body.texts if body.documents is None else body.documents
     is_texts = isinstance(documents, list) and all(isinstance(one, str) for one in documents)
     if not is_texts or not documents:
-        raise ApiError(400, '"documents" must be a non-empty string array')
+        raise RequestError('"documents" must be a non-empty string array')
     check_length("documents", documents, MAX_INPUTS, "texts")
     if body.top_n is not None and body.top_n < 0:
-        raise ApiError(400, f"top_n is {body.top_n} but must be 0 or more")
+        raise RequestError(f"top_n is {body.top_n} but must be 0 or more")
     return body.query, documents
 
 

@@ -17,6 +17,7 @@ from headstart.server.response_dialect import ResponsesDialect
 from headstart.server.response_store import Item, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.routing import Routes
+from headstart.types.errors import RequestError
 
 routes = Routes()
 
@@ -90,10 +91,9 @@ def _history(http: HttpRequest, body: ResponsesBody) -> list[Item]:
     namespace = http.scope["headstart.namespace"]
     before = service_of(http).responses.get(namespace, body.previous_response_id)
     if before is None:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"Previous response with id {shorten(body.previous_response_id)} not found: it was not "
-            "stored, was deleted, or made room for newer ones; send the conversation as input",
+            "stored, was deleted, or made room for newer ones; send the conversation as input"
         )
     return before.conversation
 

@@ -8,9 +8,10 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from headstart.server.body import Body, Int, make_body
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.response_store import Item
 from headstart.server.schemas import ChatBody
+from headstart.types.errors import RequestError
 
 Message = dict[str, Any]
 
@@ -60,7 +61,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     """The request as a chat that continues after the items of `history`.
 
     Raises:
-        ApiError: an item or a field that cannot be honoured.
+        RequestError: an item or a field that cannot be honoured.
     """
     extra = body.model_extra or {}
     for name in _NOT_BUILT:
@@ -87,7 +88,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
         data["response_format"] = answer_format
     if effort := body.reasoning.get("effort"):
         if not isinstance(effort, str):
-            raise ApiError(400, f"reasoning.effort is {shorten(effort)} but must be a text")
+            raise RequestError(f"reasoning.effort is {shorten(effort)} but must be a text")
         data["reasoning_effort"] = effort
     return make_body(ChatBody, data)
 
@@ -96,14 +97,14 @@ def input_messages(given: Any) -> list[Message]:
     """Chat messages of the field `input`.
 
     Raises:
-        ApiError: an item that is not known, or not text.
+        RequestError: an item that is not known, or not text.
     """
     if given is None:
-        raise ApiError(400, "input is required")
+        raise RequestError("input is required")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
-        raise ApiError(400, f"input is {shorten(given)} but must be a text or a list of items")
+        raise RequestError(f"input is {shorten(given)} but must be a text or a list of items")
     messages: list[Message] = []
     for index, item in enumerate(given):
         _add(messages, item, f"input.{index}")
@@ -112,7 +113,7 @@ def input_messages(given: Any) -> list[Message]:
 
 def _add(messages: list[Message], item: Any, where: str) -> None:
     if not isinstance(item, dict):
-        raise ApiError(400, f"{where} is {shorten(item)} but must be an object")
+        raise RequestError(f"{where} is {shorten(item)} but must be an object")
     kind, role = item.get("type") or "message", item.get("role")
     match kind:
         case "message" if role == "assistant":
@@ -137,10 +138,9 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
         case "message":
-            raise ApiError(
-                400, f"{where}.role is {shorten(role)} but must be user, system, developer or "
-                "assistant",
-            )  # fmt: skip
+            raise RequestError(
+                f"{where}.role is {shorten(role)} but must be user, system, developer or assistant"
+            )
         case _:
             raise not_supported(f"{where} is of type {shorten(kind)}, which is not supported")
 
@@ -157,7 +157,7 @@ def _texts(content: Any, where: str) -> Iterable[str]:
         yield content
         return
     if not isinstance(content, list):
-        raise ApiError(400, f"{where} must have a text or a list of parts, not {shorten(content)}")
+        raise RequestError(f"{where} must have a text or a list of parts, not {shorten(content)}")
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "refusal":
@@ -173,7 +173,7 @@ def _texts(content: Any, where: str) -> Iterable[str]:
 def _text(item: dict[str, Any], name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise ApiError(400, f"{where}.{name} is {shorten(value)} but must be a text")
+        raise RequestError(f"{where}.{name} is {shorten(value)} but must be a text")
     return value
 
 
@@ -191,7 +191,7 @@ def _is_function(tool: dict[str, Any]) -> bool:
 
 def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str):
-        raise ApiError(400, f"tools.{index}.name is required and must be a text")
+        raise RequestError(f"tools.{index}.name is required and must be a text")
     names = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": function}
@@ -212,6 +212,6 @@ def _response_format(wanted: Any) -> dict[str, Any] | None:
                 "type": "json_schema",
                 "json_schema": {n: wanted[n] for n in names if n in wanted},
             }
-    raise ApiError(
-        400, f"text.format.type is {shorten(kind)} but must be text, json_object or json_schema"
+    raise RequestError(
+        f"text.format.type is {shorten(kind)} but must be text, json_object or json_schema"
     )

@@ -16,6 +16,7 @@ from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
 from headstart.server.single_event import single_event
+from headstart.types.errors import RequestError
 from headstart.types.request import SlotAction, SlotEvent
 
 ACTIONS = ("save", "restore", "erase")
@@ -33,7 +34,7 @@ async def act(http: HttpRequest) -> dict[str, Any]:
         raise ApiError(501, "slot actions need a folder; start with --slot-save-path FOLDER")
     action = http.query_params.get("action", "")
     if action not in ACTIONS:
-        raise ApiError(400, f"action is {action!r} but must be save, restore or erase")
+        raise RequestError(f"action is {action!r} but must be save, restore or erase")
     slot_id = http.path_params["id_slot"]
     name = "" if action == "erase" else _file_name((await read_body(http, SlotBody)).filename)
     adapters = request_scales(None, service.adapter_scales, service.info)
@@ -53,8 +54,8 @@ async def act(http: HttpRequest) -> dict[str, Any]:
 def _file_name(name: str | None) -> str:
     """A name inside the folder, never a way out of it."""
     if name is None or not _NAME.fullmatch(name) or name.startswith("."):
-        raise ApiError(
-            400, f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
+        raise RequestError(
+            f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
         )
     return name
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headstart.server.conversation import reasoning_budget
-from headstart.server.errors import ApiError
 from headstart.server.limits import check_length
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody, GenerationBody
+from headstart.types.errors import RequestError
 from headstart.types.thought_limit import ThoughtLimit
 
 MAX_TAG = 256  # characters
@@ -16,7 +16,7 @@ def tagged_thoughts(body: GenerationBody, prompt: str, model: ServedModel) -> Th
     """When the thoughts of an answer to this prompt are ended; None if nothing limits them.
 
     Raises:
-        ApiError: tags without which the others say nothing.
+        RequestError: tags without which the others say nothing.
     """
     if isinstance(body, ChatBody):  # its template marks them
         return None
@@ -25,9 +25,8 @@ def tagged_thoughts(body: GenerationBody, prompt: str, model: ServedModel) -> Th
         return None
     if not (start and ends):
         there, missing = ("start_tag", "end_tags") if start else ("end_tags", "start_tag")
-        raise ApiError(
-            400,
-            f"reasoning_budget_{there} says nothing without reasoning_budget_{missing}; send both",
+        raise RequestError(
+            f"reasoning_budget_{there} says nothing without reasoning_budget_{missing}; send both"
         )
     budget = reasoning_budget(body, model.chat)
     if budget < 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headstart.server.conversation import RenderedChat, read_tools, reasoning_budget
 from headstart.server.dialect import Choice
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import shorten
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
@@ -23,6 +23,7 @@ from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.toolcalls.tools import Tools
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ThoughtMarks
+from headstart.types.errors import RequestError
 from headstart.types.thought_limit import ThoughtLimit
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
@@ -59,8 +60,8 @@ def prepare_reading(
         choice.parser = AnswerParser(answer_format, tools, options)
         wanted = choice.request.constraint
         if wanted and wish == "required":
-            raise ApiError(
-                400, "tool_choice required and a constraint of the answer exclude each other"
+            raise RequestError(
+                "tool_choice required and a constraint of the answer exclude each other"
             )
         choice.request = dataclasses.replace(
             choice.request,
@@ -77,21 +78,19 @@ def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
         function = wish.get("function")
         name = function.get("name") if isinstance(function, dict) else wish.get("name")
         if not isinstance(name, str) or name not in tools:
-            raise ApiError(
-                400,
+            raise RequestError(
                 f"tool_choice names {shorten(name)} but "
-                + (f"the tools are {', '.join(tools.names)}" if tools else "there are no tools"),
+                + (f"the tools are {', '.join(tools.names)}" if tools else "there are no tools")
             )
         return "required", (name,)
     wish = wish or "auto"
     if wish not in ("auto", "none", "required"):
-        raise ApiError(
-            400,
+        raise RequestError(
             f"tool_choice is {shorten(wish)} but must be auto, none, required or "
-            '{"type": "function", "function": {"name": ...}}',
+            '{"type": "function", "function": {"name": ...}}'
         )
     if wish == "required" and not tools:
-        raise ApiError(400, "tool_choice is required but there are no tools; send some")
+        raise RequestError("tool_choice is required but there are no tools; send some")
     return wish, tools.names
 
 
@@ -104,10 +103,8 @@ def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
 def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
     wish = body.reasoning_format or model.chat.reasoning_format
     if wish not in REASONING_FORMATS:
-        raise ApiError(
-            400,
-            f"reasoning_format is {shorten(wish)} but must be one of "
-            f"{', '.join(REASONING_FORMATS)}",
+        raise RequestError(
+            f"reasoning_format is {shorten(wish)} but must be one of {', '.join(REASONING_FORMATS)}"
         )
     if wish == "deepseek-legacy" and body.stream:
         return "none"  # there it leaves thoughts in the content of streams

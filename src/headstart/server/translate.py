@@ -9,7 +9,7 @@ from typing import Any
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.limits import (
     MAX_PROBS,
     MAX_PROMPTS,
@@ -24,6 +24,7 @@ from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, S
 from headstart.server.thought_tags import tagged_thoughts
 from headstart.types import DraftMode, Vocab
 from headstart.types.constraint import Constraint
+from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
 
@@ -48,15 +49,14 @@ def make_requests(
     """One request per prompt and choice, choices of a prompt adjacent; they differ in seed.
 
     Raises:
-        ApiError, InvalidParameterError: a value cannot be honoured.
+        RequestError: a value cannot be honoured.
     """
     _refuse(body)
     num_choices = _num_choices(body, call.info)
     if len(prompts) * num_choices > MAX_PROMPTS:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one "
-            "call",
+            "call"
         )
     sampling = sampling_params(body, call.model.defaults, call.model.vocab)
     adapters = request_scales(body.lora, call.adapter_scales, call.info)
@@ -124,14 +124,13 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     mode, types = body.mode, _types(body)
     modes = tuple(known.value for known in DraftMode)
     if mode is not None and mode not in modes:
-        raise ApiError(
-            400, f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}"
+        raise RequestError(
+            f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}"
         )
     if types == ("none",):
         if mode not in (None, DraftMode.OFF.value):
-            raise ApiError(
-                400,
-                f"speculative.mode is {mode} but speculative.types is none; leave out one of them",
+            raise RequestError(
+                f"speculative.mode is {mode} but speculative.types is none; leave out one of them"
             )
         mode, types = DraftMode.OFF.value, None
     return SpeculativeParams(
@@ -147,7 +146,7 @@ def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | Non
     """Return the number of alternatives if it makes sense."""
     limit = min(MAX_PROBS, vocab.size)
     if value is not None and not 0 <= value <= limit:
-        raise ApiError(400, f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
+        raise RequestError(f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
     return value
 
 
@@ -167,10 +166,9 @@ def _refuse(body: GenerationBody) -> None:
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
     number = body.n if body.n_cmpl is None else body.n_cmpl
     if not 1 <= number <= info.num_slots:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"n is {number} but must be from 1 to {info.num_slots}, the number of slots "
-            "(--parallel)",
+            "(--parallel)"
         )
     return number
 
@@ -181,15 +179,15 @@ def _max_tokens(body: GenerationBody, defaults: RequestDefaults) -> int | None:
         if value is None:
             continue
         if value < -1:
-            raise ApiError(400, f"{name} is {value} but must be 0 or more, or -1 for no limit")
+            raise RequestError(f"{name} is {value} but must be 0 or more, or -1 for no limit")
         return None if value == -1 else value
     return defaults.max_tokens
 
 
 def _slot(slot: int, info: WorkerInfo) -> int | None:
     if not -1 <= slot < info.num_slots:
-        raise ApiError(
-            400, f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any"
+        raise RequestError(
+            f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any"
         )
     return None if slot == -1 else slot
 
@@ -197,26 +195,25 @@ def _slot(slot: int, info: WorkerInfo) -> int | None:
 def _stop(stop: Any) -> tuple[bytes, ...]:
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
-        raise ApiError(400, "stop must be a text or a list of texts")
+        raise RequestError("stop must be a text or a list of texts")
     check_length("stop", stops, MAX_STOPS, "texts")
     encoded = tuple(text.encode() for text in stops if text)
     if longest := max((len(text) for text in encoded if len(text) > MAX_STOP_BYTES), default=0):
-        raise ApiError(
-            400, f"stop holds a text of {longest} bytes but at most {MAX_STOP_BYTES} are taken"
+        raise RequestError(
+            f"stop holds a text of {longest} bytes but at most {MAX_STOP_BYTES} are taken"
         )
     return encoded
 
 
 def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
     if None not in (body.types, body.type) and body.types != body.type:
-        raise ApiError(
-            400,
-            "speculative.types and speculative.type are two names of one field; send one of them",
+        raise RequestError(
+            "speculative.types and speculative.type are two names of one field; send one of them"
         )
     types = read_names("speculative.types", body.type if body.types is None else body.types)
     if types and "none" in types and len(types) > 1:
-        raise ApiError(
-            400, f"speculative.types is {', '.join(types)} but none cannot stand beside others"
+        raise RequestError(
+            f"speculative.types is {', '.join(types)} but none cannot stand beside others"
         )
     if types is None:
         return None
