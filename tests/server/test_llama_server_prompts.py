@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
 
-from headstart.server.conversation import ChatDefaults, render_chat
+from headstart.config import ChatConfig
+from headstart.server.conversation import render_chat
 from headstart.server.schemas import ChatBody
 from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.chat_template import ChatTemplate
@@ -36,7 +37,7 @@ def template_of(source: str) -> ChatTemplate:
 
 def prompt(template: ChatTemplate, body: dict[str, Any]) -> str:
     try:
-        chat = render_chat(ChatBody.model_validate(body), template, ChatDefaults(), adds_bos=False)
+        chat = render_chat(ChatBody.model_validate(body), template, ChatConfig(), adds_bos=False)
     except HeadstartError:
         return REFUSED
     return chat.text

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headstart.config import ServerConfig
@@ -40,7 +40,7 @@ from headstart.server import (
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
-from headstart.server.openapi import describe, page
+from headstart.server.openapi import describe
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Endpoint, Prefixed
 from headstart.server.sleeping import IdleTimer, Waking
@@ -95,7 +95,7 @@ def create_app(
             await worker.close()
 
     routes = [route for family in FAMILIES for route in family.routes.all()]
-    app = Starlette(routes=[*routes, *_api_pages()], lifespan=lifespan)
+    app = Starlette(routes=[*routes, _openapi_route()], lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
     hosted = tools.install(app, extras.tools)
@@ -118,8 +118,8 @@ def endpoints() -> list[Endpoint]:
     return [endpoint for family in FAMILIES for endpoint in family.routes.endpoints]
 
 
-def _api_pages() -> list[Route]:
-    """/openapi.json and /docs, made when somebody asks: they need every body's schema."""
+def _openapi_route() -> Route:
+    """/openapi.json, made at the first request because it builds every body's schema."""
 
     @cache
     def document() -> dict[str, Any]:
@@ -128,10 +128,7 @@ def _api_pages() -> list[Route]:
     async def openapi(http: HttpRequest) -> Response:
         return JSONResponse(await asyncio.to_thread(document))
 
-    async def docs(http: HttpRequest) -> Response:
-        return HTMLResponse(page(await asyncio.to_thread(document)))
-
-    return [Route("/openapi.json", openapi), Route("/docs", docs)]
+    return Route("/openapi.json", openapi)
 
 
 async def _load(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.config import ChatConfig
@@ -20,28 +20,6 @@ Part = Literal["content", "reasoning_content"]
 CONTINUED_JOIN = "\n\n"  # between the parts of a continued message, as at llama-server
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatDefaults:
-    """What a chat body that does not say otherwise gets."""
-
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    continues_answers: bool = True  # a last message of the assistant is continued
-    reasoning_format: str = "auto"
-    reasoning_budget: int = -1  # tokens of thoughts; -1 is no limit
-    reasoning_budget_message: str = ""  # in front of the end of thoughts that were too long
-
-
-def chat_defaults(config: ChatConfig) -> ChatDefaults:
-    """What the command line says about chats."""
-    return ChatDefaults(
-        template_arguments=config.template_arguments,
-        continues_answers=config.prefill_assistant,
-        reasoning_format=config.reasoning_format,
-        reasoning_budget=config.reasoning_budget,
-        reasoning_budget_message=config.reasoning_budget_message,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
     """A prompt, and how the answer has begun in it."""
@@ -53,7 +31,7 @@ class RenderedChat:
 
 
 def render_chat(
-    body: ChatBody, template: ChatTemplate, defaults: ChatDefaults, *, adds_bos: bool
+    body: ChatBody, template: ChatTemplate, defaults: ChatConfig, *, adds_bos: bool
 ) -> RenderedChat:
     """The prompt of a chat body.
 
@@ -136,15 +114,15 @@ def _without_thoughts(template: ChatTemplate, rendered: RenderedChat) -> Rendere
     return RenderedChat(rendered.text + closed, "content")
 
 
-def reasoning_budget(body: GenerationBody, defaults: ChatDefaults) -> int:
-    """Tokens after which the answer's thoughts are ended; -1 for no limit."""
+def reasoning_budget(body: GenerationBody, defaults: ChatConfig) -> int:
+    """Tokens after which an answer's reasoning is ended; -1 for no limit."""
     for budget in (body.reasoning_budget_tokens, body.thinking_budget_tokens):
         if budget not in (None, -1):
             return int(budget or 0)
     return defaults.reasoning_budget
 
 
-def _continued_part(body: ChatBody, defaults: ChatDefaults) -> Part | None:
+def _continued_part(body: ChatBody, defaults: ChatConfig) -> Part | None:
     """Which part of the last message the answer goes on from; None if it does not."""
     wish = body.continue_final_message
     if wish not in (None, True, False, "content", "reasoning_content"):
@@ -161,7 +139,7 @@ def _continued_part(body: ChatBody, defaults: ChatDefaults) -> Part | None:
         )
     if wish is False or roles[-1:] != ["assistant"]:
         return None
-    if not wish and not defaults.continues_answers:
+    if not wish and not defaults.prefill_assistant:
         return None
     if not wish and roles[-2:] == ["assistant", "assistant"]:
         raise RequestError("the last two messages are both of role assistant; join them")
@@ -240,7 +218,7 @@ def read_tools(tools: Any) -> list[dict[str, Any]]:
     return list(tools or ())
 
 
-def _template_arguments(body: ChatBody, defaults: ChatDefaults) -> dict[str, Any]:
+def _template_arguments(body: ChatBody, defaults: ChatConfig) -> dict[str, Any]:
     arguments = {**defaults.template_arguments, **body.chat_template_kwargs}
     if body.reasoning_effort == "none":
         arguments["enable_thinking"] = False

@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from headstart.server.body import Body, Int, read_body
 from headstart.server.errors import not_supported, shorten
+from headstart.server.event_stream import single_event
 from headstart.server.limits import MAX_INPUTS, MAX_VALUES, check_fits, check_length
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import is_id, tokenize_mixed
 from headstart.server.routing import Routes, json_response
-from headstart.server.single_event import single_event
 from headstart.server.threads import unless_left
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError, RequestError

@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from headstart.server.threads import ClientGoneError
 from headstart.types.errors import CapacityError, HeadstartError
-from headstart.types.request import Event, FinishEvent, PromptEvent, Request, TokenEvent
+from headstart.types.request import Event, FinishEvent, PromptEvent, Request, TokenEvent, Work
 from headstart.types.worker import Worker
 
 # Tokens and alternatives that wait for a client that does not read; some 40 MB.
@@ -169,3 +169,26 @@ def _weight(event: Event) -> int:
     if not isinstance(event, TokenEvent):
         return 1
     return 1 + len(event.tokens) + sum(len(one.top) for one in event.logprobs)
+
+
+async def single_event(worker: Worker, command: Work) -> Event:
+    """Submit a command and wait for its only event; cancelling cancels it.
+
+    Raises:
+        HeadstartError: it failed.
+    """
+    done: asyncio.Future[Event | HeadstartError] = asyncio.get_running_loop().create_future()
+
+    def deliver(event: Event | HeadstartError) -> None:
+        if not done.done():
+            done.set_result(event)
+
+    worker.submit(command, deliver)
+    try:
+        event = await done
+    except asyncio.CancelledError:
+        worker.cancel(command.request_id)
+        raise
+    if isinstance(event, HeadstartError):
+        raise event
+    return event

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.config import ServerConfig
-from headstart.server.conversation import ChatDefaults
-from headstart.server.kept_passages import CorpusReader
+from headstart.config import ChatConfig, ServerConfig
 from headstart.server.response_store import ResponseStore
 from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
@@ -24,6 +23,9 @@ from headstart.types.constraint import Constraint
 from headstart.types.report import WorkerInfo
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.worker import Worker
+
+if TYPE_CHECKING:
+    from headstart.server.corpus import ReadTexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class ServedModel:
     template: ChatTemplate
     aliases: tuple[str, ...] = ()  # further names of it
     tags: tuple[str, ...] = ()
-    chat: ChatDefaults = field(default_factory=ChatDefaults)
+    chat: ChatConfig = field(default_factory=ChatConfig)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     rerank: RerankForm = field(default_factory=RerankForm)
     # in force, JSON-ready, with the origin of each
@@ -94,7 +96,7 @@ class Service:
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     responses: ResponseStore = field(default_factory=ResponseStore)
-    corpora: CorpusReader = field(default_factory=CorpusReader)
+    corpora: OrderedDict[str, ReadTexts] = field(default_factory=OrderedDict)
     adapter_scales: tuple[float, ...] | None = None  # set while it runs; None: as it was started
     is_stopping: bool = False  # streams without an end of their own end now
 

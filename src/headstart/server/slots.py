@@ -12,10 +12,10 @@ from starlette.requests import Request as HttpRequest
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import read_body
 from headstart.server.errors import ApiError
+from headstart.server.event_stream import single_event
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
-from headstart.server.single_event import single_event
 from headstart.types.errors import RequestError
 from headstart.types.request import SlotAction, SlotEvent
 

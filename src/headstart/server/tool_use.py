@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.server.conversation import RenderedChat, read_tools, reasoning_budget
+from headstart.server.conversation import RenderedChat, read_tools
 from headstart.server.dialect import Choice
 from headstart.server.errors import shorten
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
+from headstart.server.thoughts import chat_thoughts, thought_marks
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
 from headstart.text.toolcalls.constraint import (
     CallRules,
@@ -24,7 +25,6 @@ from headstart.text.toolcalls.tools import Tools
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ThoughtMarks
 from headstart.types.errors import RequestError
-from headstart.types.thought_limit import ThoughtLimit
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 # for calls that a body requires of a model whose own form cannot be demanded, or that has none
@@ -55,7 +55,7 @@ def prepare_reading(
             if constraint and not options.splits_thoughts:  # then calls are read there too
                 constraint = dataclasses.replace(constraint, thoughts=None)
     shown = _marker_tokens(answer_format, model.vocab)
-    limit = _thought_limit(body, model, chat)
+    limit = chat_thoughts(body, model, chat)
     for choice in choices:
         choice.parser = AnswerParser(answer_format, tools, options)
         wanted = choice.request.constraint
@@ -117,7 +117,7 @@ def _required_calls(
     assert answer_format.constrained_calls is not None
     constraint = required_calls(answer_format.constrained_calls, rules)
     before = before_rules(answer_format.after_thoughts, "", rules.token_of)
-    thoughts = _thought_marks(answer_format, chat, vocab)
+    thoughts = thought_marks(answer_format, chat, vocab)
     return _behind_thoughts(constraint, thoughts, before if thoughts else "")
 
 
@@ -128,7 +128,7 @@ def _calls_at_a_trigger(
     constraint = calls_at_a_trigger(calls, rules) if calls else None
     if constraint is None or answer_format.calls_end_thoughts:
         return constraint
-    return dataclasses.replace(constraint, thoughts=_thought_marks(answer_format, chat, vocab))
+    return dataclasses.replace(constraint, thoughts=thought_marks(answer_format, chat, vocab))
 
 
 def _of_the_body(
@@ -136,7 +136,7 @@ def _of_the_body(
 ) -> Constraint:
     """A body's own constraint holds for what comes after the thoughts."""
     answer_format, vocab = model.answer_format, model.vocab
-    thoughts = _thought_marks(answer_format, chat, vocab)
+    thoughts = thought_marks(answer_format, chat, vocab)
     if constraint.triggers:
         return dataclasses.replace(constraint, thoughts=thoughts)
     if answer_format.thinking is None or chat.start == "content":
@@ -155,42 +155,6 @@ def _behind_thoughts(
         thoughts = None  # the answer does not begin with any
     has_space = bool(thoughts or before)
     return dataclasses.replace(constraint, thoughts=thoughts, before=before, allows_space=has_space)
-
-
-def _thought_marks(
-    answer_format: AnswerFormat, chat: RenderedChat, vocab: Vocab
-) -> ThoughtMarks | None:
-    """How thoughts are marked; None where the answer has none."""
-    thinking = answer_format.thinking
-    is_open = chat.start == "thoughts"
-    if thinking is None or not thinking.end.strip() or not (is_open or chat.may_think):
-        return None
-    start = thinking.start.strip()
-    is_first = chat.start == "answer" and bool(start)
-    tokens = vocab.tokenize(start, add_special=False, parse_special=True) if is_first else ()
-    return ThoughtMarks(start.encode(), thinking.end.strip().encode(), is_open, tuple(tokens))
-
-
-def _thought_limit(body: ChatBody, model: ServedModel, chat: RenderedChat) -> ThoughtLimit | None:
-    """When the answer's thoughts are ended, if a number of tokens says so; 0 ends them earlier, in
-    the prompt.
-    """
-    budget, thinking = reasoning_budget(body, model.chat), model.answer_format.thinking
-    if budget <= 0 or thinking is None:
-        return None
-    message = body.reasoning_budget_message
-    if message is None:
-        message = model.chat.reasoning_budget_message
-    text = message + thinking.end + thinking.answer
-    closing = model.vocab.tokenize(text, add_special=False, parse_special=True)
-    begins_with_thoughts = not thinking.start and chat.start == "answer" and chat.may_think
-    return ThoughtLimit(
-        max_tokens=budget,
-        start=thinking.start.strip().encode(),
-        end=thinking.end.strip().encode(),
-        closing=tuple(closing),
-        is_thinking=chat.start == "thoughts" or begins_with_thoughts,
-    )
 
 
 def _marker_tokens(answer_format: AnswerFormat, vocab: Vocab) -> frozenset[int]:

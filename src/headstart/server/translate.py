@@ -21,7 +21,7 @@ from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
-from headstart.server.thought_tags import tagged_thoughts
+from headstart.server.thoughts import tagged_thoughts
 from headstart.types import DraftMode, Vocab
 from headstart.types.constraint import Constraint
 from headstart.types.errors import RequestError
