@@ -35,18 +35,18 @@ class EmbeddingBody(Body):
     """POST /v1/embeddings and /embedding."""
 
     input: Any = Field(
-        default=None,
+        None,
         description="string, token ids, a mix of both, or a list of these; or objects with "
         "prompt_string, or with content as parts of text",
     )
-    content: Any = Field(default=None, description="the same as input; answered as by /embedding")
+    content: Any = Field(None, description="the same as input; answered as by /embedding")
     model: str | None = None
     encoding_format: str = Field(default="float", description="float or base64")
     dimensions: Int | None = Field(
-        default=None, description="only so many numbers of each vector, scaled anew"
+        None, description="only so many numbers of each vector, scaled anew"
     )
     embd_normalize: Int | None = Field(
-        default=None,
+        None,
         description="-1 none, 0 the largest number to 32760, 1 taxicab, 2 Euclidean, above: p-norm",
     )
 

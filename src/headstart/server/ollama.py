@@ -33,8 +33,9 @@ from headstart.server.ollama_body import (
     text_fields,
 )
 from headstart.server.ollama_dialect import (
-    OllamaChatDialect,
-    OllamaGenerateDialect,
+    OllamaDialect,
+    chat_said,
+    generate_said,
     nanoseconds,
 )
 from headstart.server.ollama_models import (
@@ -125,8 +126,8 @@ async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
     """Answer messages."""
     asked = await read_body(http, OllamaChatBody)
     if not asked.messages:
-        return _loaded(http, asked.model, OllamaChatDialect.empty)
-    dialect = partial(OllamaChatDialect, asked.model)
+        return _loaded(http, asked.model, chat_said())
+    dialect = partial(OllamaDialect, chat_said, asked.model)
     return await answer_chat(http, chat_body(asked), "ollama-", dialect)
 
 
@@ -141,8 +142,8 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     asked = await read_body(http, OllamaGenerateBody)
     refuse(asked)
     if not asked.prompt and asked.suffix is None:
-        return _loaded(http, asked.model, OllamaGenerateDialect.empty)
-    dialect = partial(OllamaGenerateDialect, asked.model)
+        return _loaded(http, asked.model, generate_said())
+    dialect = partial(OllamaDialect, generate_said, asked.model)
     if not asked.raw and asked.suffix is None:
         return await answer_chat(http, chat_of_prompt(asked), "ollama-", dialect)
     body = make_body(NativeBody, text_fields(asked) | {"prompt": asked.prompt})

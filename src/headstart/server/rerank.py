@@ -29,10 +29,10 @@ class RerankBody(Body):
     """POST /rerank."""
 
     query: Any = None
-    documents: Any = Field(default=None, description="list of strings")
-    texts: Any = Field(default=None, description="the same; the answer is then a list, as TEI's")
-    top_n: Int | None = Field(default=None, description="only the best so many")
-    return_text: bool = Field(default=False, description="with texts: each result has its text")
+    documents: Any = Field(None, description="list of strings")
+    texts: Any = Field(None, description="the same; the answer is then a list, as TEI's")
+    top_n: Int | None = Field(None, description="only the best so many")
+    return_text: bool = Field(False, description="with texts: each result has its text")
     model: str | None = None
 
 
