@@ -1,4 +1,4 @@
-"""GET and POST /lora-adapters: the adapters that are loaded, and how much each one counts."""
+"""GET and POST /lora-adapters: the loaded LoRA adapters and their scales."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ routes = Routes()
 
 
 class AdapterScale(BaseModel):
-    """One adapter, and how much of it is added."""
+    """An adapter's id and scale."""
 
     id: int
     scale: float
 
 
 class AdapterScales(RootModel[list[AdapterScale]]):
-    """POST /lora-adapters: a list; adapters that it does not name are off."""
+    """POST /lora-adapters: a list; the scale of adapters not in it is 0."""
 
 
 @routes.get("/lora-adapters", answer="a list with `id`, `path` and `scale` of each adapter")
 async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
-    """List the adapters with the scales of requests that do not say."""
+    """List the adapters with the scales of requests without `lora`."""
     service = service_of(http)
     scales = service.adapter_scales or loaded_scales(service.info)
     return [
@@ -47,7 +47,7 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 
 @routes.post("/lora-adapters", body=AdapterScales, answer="`success`: true")
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
-    """Set the scales of requests that come from now on and do not say."""
+    """Set the scales of later requests without `lora`."""
     service = service_of(http)
     try:
         data = await http.body()
@@ -69,10 +69,10 @@ def loaded_scales(info: WorkerInfo) -> Scales:
 
 
 def request_scales(lora: Any, default: Scales | None, info: WorkerInfo) -> Scales:
-    """The scales of a request with this field; none: those of the command line.
+    """The scales of a request with this field; () stands for those of the command line.
 
     Raises:
-        RequestError: they cannot be had.
+        HeadstartError: the field has the wrong form, or names an unknown adapter.
     """
     if lora is not None and not isinstance(lora, list):
         raise not_supported(f'lora is {shorten(lora)} but must be [{{"id": 0, "scale": 0.5}}, ...]')
@@ -81,22 +81,22 @@ def request_scales(lora: Any, default: Scales | None, info: WorkerInfo) -> Scale
 
 
 def adapter_key(scales: Scales, info: WorkerInfo) -> str:
-    """What keeps caches and drafts of different scales apart; empty without adapters."""
+    """Part of the namespace that separates caches and drafts by scales; empty without adapters."""
     if not info.adapters:
         return ""
     return " lora " + ",".join(f"{scale:g}" for scale in scales or loaded_scales(info))
 
 
 def described_scales(scales: Scales, info: WorkerInfo) -> list[dict[str, Any]]:
-    """Scales as the field `lora` has them."""
+    """Scales in the form of the field `lora`."""
     return [{"id": i, "scale": scale} for i, scale in enumerate(scales or loaded_scales(info))]
 
 
 def read_scales(entries: Sequence[Any], info: WorkerInfo) -> Scales:
-    """A scale for each adapter; 0 for those that are not named.
+    """A scale for each adapter; 0 for those not named.
 
     Raises:
-        RequestError: an entry is of an unknown adapter, or none at all.
+        HeadstartError: an entry has the wrong form, or names an unknown adapter.
     """
     check_length("lora", entries, MAX_ENTRIES)
     scales = [0.0] * len(info.adapters)

@@ -1,4 +1,4 @@
-"""From requests to an HTTP answer: one JSON body, or a stream of chunks."""
+"""Runs the requests of a call and answers with one JSON body or a stream of chunks."""
 
 from __future__ import annotations
 

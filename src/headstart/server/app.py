@@ -61,19 +61,17 @@ def create_app(
     on_loaded: Callable[[Exception | None], None] | None = None,
     extras: Extras | None = None,
 ) -> Starlette:
-    """Build the app. It starts the worker when it starts, answers 503 until that is done, and
-    closes it at the end.
+    """Build the app, which starts the worker, answers 503 until it is ready, and closes it.
 
     Args:
         config: as `Extras.applied` gives it.
-        load_model: gives what the routes need of the model; runs in a thread once the worker is
-            ready.
-        on_loaded: told when requests can be answered, or why worker or model could not be loaded;
-            after a failure
-            the app goes on saying it in /health.
+        load_model: returns what the routes need of the model; called in a thread once the worker
+            is ready.
+        on_loaded: called when requests can be answered, or with the error that prevents it, which
+            /health then reports.
 
     Raises:
-        ConfigError: the API key file, or what `extras` name, cannot be used.
+        ConfigError: the API key file or something in `extras` cannot be used.
     """
     extras = extras or Extras()
     service = Service(config, worker)
@@ -102,7 +100,7 @@ def create_app(
     if timer is not None:
         app.add_middleware(Waking, timer=timer)
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
-    # another page brings its own rules along
+    # a page of --path has its own policy
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
     if extras.vertex is not None:
@@ -114,7 +112,7 @@ def create_app(
 
 
 def endpoints() -> list[Endpoint]:
-    """Everything that is served, family by family."""
+    """All endpoints, family by family."""
     return [endpoint for family in FAMILIES for endpoint in family.routes.endpoints]
 
 
@@ -137,9 +135,10 @@ async def _load(
     on_loaded: Callable[[Exception | None], None] | None,
     timer: IdleTimer | None,
 ) -> None:
-    """Load the worker, then this side; a failure is kept for /health.
+    """Load the worker, then the model's facts; keep a failure for /health.
 
-    In this order, because libllama aborts on some damaged files: then only the engine process ends.
+    The worker comes first because libllama aborts on some damaged files, which must only end the
+    engine process.
     """
     failure: Exception | None = None
     try:
@@ -147,10 +146,9 @@ async def _load(
         service.model = await service.text_threads.run(load_model)
         if timer is not None:
             timer.restart()
-    except Exception as error:  # the server's own start: everything that goes wrong is told
+    except Exception as error:  # any failure is reported by /health
         failure, service.load_failure = error, str(error)
     if on_loaded:
-        # who starts the server says why it ends; said here as well it would be read twice
-        on_loaded(failure)
+        on_loaded(failure)  # the caller reports it
     elif failure:
         logger.error("the model could not be loaded: %s", failure)

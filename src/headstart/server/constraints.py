@@ -1,4 +1,4 @@
-"""What a body demands of the answer's text: response_format, json_schema, grammar, regex, lark."""
+"""Constraints on an answer's text: response_format, json_schema, grammar, regex, lark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import ConfigError, RequestError
 
 FORMATS = ("text", "json_object", "json_schema")
-# numbers of llama-server's grammar_triggers
+# types of llama-server's grammar_triggers
 _TOKEN, _WORD = 0, 1
 
 
@@ -24,8 +24,7 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
     """The one constraint of a body; None if it has none.
 
     Raises:
-        RequestError: a field has no such form, or two of them demand something.
-        InvalidParameterError: it is too long.
+        RequestError: a field has the wrong form, or two of them set a constraint.
     """
     readers: dict[str, Callable[[Any], Constraint | None]] = {
         "response_format": _from_format,
@@ -52,10 +51,10 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
 
 
 def default_constraint(config: SamplingConfig) -> Constraint | None:
-    """What flags demand of every answer.
+    """The constraint that flags set for every answer.
 
     Raises:
-        ConfigError: a file cannot be read, or a schema is none.
+        ConfigError: a file cannot be read, or is not a schema.
     """
     grammar = _given(config.grammar, config.grammar_file, "--grammar-file")
     schema = _given(config.json_schema, config.json_schema_file, "--json-schema-file")
@@ -112,20 +111,20 @@ def _text(field: str, value: Any, kind: ConstraintKind) -> Constraint:
 
 
 def _grammar_kind(value: Any) -> ConstraintKind:
-    """GBNF; or Lark if it says so in its first line, as at a llama-server with llguidance."""
+    """Lark if it begins with %llguidance, as at llama-server; else GBNF."""
     is_lark = isinstance(value, str) and value.lstrip().startswith("%llguidance")
     return ConstraintKind.LARK if is_lark else ConstraintKind.GBNF
 
 
 def _lazy(constraint: Constraint, triggers: tuple[bytes, ...]) -> Constraint:
-    """The same, from the first trigger on, which belongs to the constrained text."""
+    """The constraint from the first trigger on, which is part of the constrained text."""
     return Constraint(
         kind=constraint.kind, text=constraint.text, triggers=triggers, includes_trigger=True
     )
 
 
 def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
-    """llama-server's form: {"type": 0, "token": id} or {"type": 1, "value": text}."""
+    """Triggers in llama-server's form: {"type": 0, "token": id} or {"type": 1, "value": text}."""
     if not body.grammar_lazy:
         return ()
     entries = body.grammar_triggers

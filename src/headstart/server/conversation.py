@@ -1,4 +1,4 @@
-"""A chat body's messages and tools: checked, and rendered as the text of a prompt."""
+"""Checks a chat body's messages and tools, and renders them as a prompt's text."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from headstart.text.messages import content_text
 from headstart.types.errors import RequestError
 
 AnswerStart = Literal["answer", "thoughts", "content"]
-MAX_OPENING_CHARS = 256  # in which a prompt may open thoughts
+MAX_OPENING_CHARS = 256  # at a prompt's end, where the template may open reasoning
 Part = Literal["content", "reasoning_content"]
 CONTINUED_JOIN = "\n\n"  # between the parts of a continued message, as at llama-server
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt, and how the answer has begun in it."""
+    """A prompt, and how the answer begins in it."""
 
     text: str
     start: AnswerStart = "answer"  # what the model writes first
-    content: str = ""  # of a message that the body wants to be continued
-    may_think: bool = True  # False where the body or the prompt's end forbids it
+    content: str = ""  # of the message to be continued
+    may_think: bool = True  # unless the body or the prompt's end prevents it
 
 
 def render_chat(
@@ -73,7 +73,7 @@ def _continue(
     arguments: Mapping[str, Any],
     part: Part,
 ) -> RenderedChat:
-    """Render all messages but the last one, and the beginning of an answer that it makes."""
+    """Render the messages, the last one as the beginning of the answer."""
     *before, last = messages
     text = template.render(before, tools=tools, add_generation_prompt=False, arguments=arguments)
     prompt = template.generation_prompt(before, tools=tools, arguments=arguments)
@@ -94,11 +94,11 @@ def _opened(
     tools: Sequence[Mapping[str, Any]],
     arguments: Mapping[str, Any],
 ) -> RenderedChat:
-    """See whether the prompt's end has opened the thoughts of the answer."""
+    """Find out whether the prompt's end opens the answer's reasoning."""
     start = template.thinking.start.strip() if template.thinking else ""
     if not start or start not in text[-MAX_OPENING_CHARS:]:
         return RenderedChat(text)
-    if not text.rstrip().endswith(start):  # a message may hold the marker too
+    if not text.rstrip().endswith(start):  # the marker may be a message's
         prompt = template.generation_prompt(messages, tools=tools, arguments=arguments)
         if not template.opens_thoughts(prompt):
             return RenderedChat(text)
@@ -106,7 +106,7 @@ def _opened(
 
 
 def _without_thoughts(template: ChatTemplate, rendered: RenderedChat) -> RenderedChat:
-    """End the answer's thoughts in the prompt, before they begin."""
+    """Close the answer's reasoning in the prompt, before it begins."""
     if template.thinking is None:
         return rendered
     opening = "" if rendered.start == "thoughts" else template.thinking.start
@@ -123,7 +123,7 @@ def reasoning_budget(body: GenerationBody, defaults: ChatConfig) -> int:
 
 
 def _continued_part(body: ChatBody, defaults: ChatConfig) -> Part | None:
-    """Which part of the last message the answer goes on from; None if it does not."""
+    """Which part of the last message the answer continues; None if it is a new one."""
     wish = body.continue_final_message
     if wish not in (None, True, False, "content", "reasoning_content"):
         raise not_supported(
@@ -156,7 +156,7 @@ def _has_only_thoughts(message: Mapping[str, Any]) -> bool:
 
 
 def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message if it has a role and nothing but text and calls."""
+    """Return the message if it has a role and only text and calls."""
     where, role = f"messages.{index}", message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where}.role is required and must be a text, for instance user")
@@ -200,7 +200,7 @@ def _check_call(where: str, call: Any) -> None:
 
 
 def read_tools(tools: Any) -> list[dict[str, Any]]:
-    """The tools of a body, if each has a name and parameters that may be a schema."""
+    """The tools of a body, checked for their names and parameters."""
     for index, tool in enumerate(tools or ()):
         where = f"tools.{index}"
         function = tool.get("function") if isinstance(tool, dict) else None

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings and /embedding: texts as vectors, in OpenAI's form and in llama-server's."""
+"""POST /v1/embeddings and /embedding: vectors of texts, in OpenAI's and llama-server's forms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
-LARGEST = 32760.0  # number of a vector that is scaled with embd_normalize 0
+LARGEST = 32760.0  # number of a vector with embd_normalize 0
 
 routes = Routes()
 
@@ -90,7 +90,7 @@ def embedding_info(service: Service) -> EmbeddingInfo:
     """How this server embeds.
 
     Raises:
-        NotSupportedError: it does not.
+        NotSupportedError: it does not embed.
     """
     info = service.info.embedding
     if info is None:
@@ -111,7 +111,7 @@ async def embed(
     """The vectors of texts that `read` tokenizes, off the event loop.
 
     Raises:
-        ClientGoneError: the client left.
+        ClientGoneError: the client disconnected.
         HeadstartError: the texts cannot be read or embedded.
     """
     texts = await unless_left(http.receive, service.prompt_threads.run(read))
@@ -141,7 +141,7 @@ def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]
     """Token ids of each text.
 
     Raises:
-        RequestError: a text is none, is empty, or is longer than the model takes.
+        RequestError: a text has the wrong type, is empty, or is too long for the model.
     """
     entries = given if isinstance(given, list) and not any(map(is_id, given)) else [given]
     if not entries:
@@ -170,7 +170,7 @@ def tokenize_text(
     field: str, text: Any, vocab: Vocab, info: EmbeddingInfo, *, add_special: bool,
     parse_special: bool = True,
 ) -> list[int]:  # fmt: skip
-    """Token ids of a text to embed, of which more than fit are found to be too many elsewhere."""
+    """Token ids of a text to embed; may return more than fit, see `check_size`."""
     limit = 4 * info.max_tokens
     parts = text if isinstance(text, list) else [text]
     num_bytes = sum(len(part) for part in parts if isinstance(part, str))
@@ -181,7 +181,7 @@ def tokenize_text(
 
 
 def check_size(field: str, tokens: list[int], info: EmbeddingInfo) -> list[int]:
-    """The tokens, unless they are more than the model reads at once."""
+    """Return the tokens if the model can process them at once."""
     if len(tokens) > info.max_tokens:
         raise RequestError(
             f"{field} ({len(tokens)} tokens) is too large to process: at most {info.max_tokens} "
@@ -226,7 +226,7 @@ def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
 def finished(
     event: EmbeddingEvent, service: Service, kind: int | None, dimensions: int | None
 ) -> Sequence[NDArray[np.float32]]:
-    """The vectors as they are sent; those of single tokens as they are."""
+    """The vectors as they are sent, normalized unless they are those of single tokens."""
     info = service.info.embedding
     if info is not None and info.pooling == "none":
         return event.vectors

@@ -1,4 +1,4 @@
-"""A subset of Ollama's API: /api/chat, /api/generate, /api/embed, and what they are asked with.
+"""A subset of Ollama's API: /api/chat, /api/generate, /api/embed and the lists of models.
 
 Source: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
@@ -75,7 +75,7 @@ def _in_its_form(handler: Handler) -> Handler:
 
 @routes.get("/api/version", answer="`version`: of the Ollama whose API this is a subset of")
 async def ollama_version(http: HttpRequest) -> dict[str, Any]:
-    """Tell clients of Ollama what they talk to."""
+    """Return the version of Ollama's API."""
     return {"version": OLLAMA_VERSION}
 
 
@@ -182,7 +182,7 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
 @routes.post("/api/embeddings", body=OllamaEmbeddingsBody, answer="`embedding`: a vector")
 @_in_its_form
 async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
-    """Turn a text into a vector, as it was computed."""
+    """Turn a text into a vector that is not normalized."""
     service = service_of(http)
     asked = await read_body(http, OllamaEmbeddingsBody)
     _embedding_info(service)
@@ -228,7 +228,7 @@ async def _embed(
 
 
 def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
-    """The tokens that fit; the last one of all may be a marker and stays."""
+    """The tokens that fit; the last one stays, as it may be an end marker."""
     shortened = text[: 8 * info.max_tokens]
     tokens = tokenize_text("input", shortened, vocab, info, add_special=True)
     if not tokens:

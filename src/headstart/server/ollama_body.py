@@ -1,4 +1,4 @@
-"""Bodies of Ollama's API, and what they are as chats."""
+"""Bodies of Ollama's API, and how they become chat bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headstart.server.errors import not_supported, shorten
 from headstart.server.schemas import ChatBody
 from headstart.types.errors import RequestError
 
-# option of theirs -> field of chat
+# Ollama's option -> field of chat
 OPTIONS = {
     name: name
     for name in (
@@ -23,7 +23,7 @@ NO_LIMIT = -1
 
 
 class OllamaBody(Body):
-    """What all of Ollama's requests have."""
+    """Fields of all requests."""
 
     model: str | None = Field(default=None, description="any name: there is one model")
     options: dict[str, Any] = Field(
@@ -33,7 +33,7 @@ class OllamaBody(Body):
 
 
 class OllamaTextBody(OllamaBody):
-    """What its requests for text have."""
+    """Fields of requests for text."""
 
     stream: bool = True
     format: Any = Field(default=None, description="json, or a JSON schema")
@@ -89,7 +89,7 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
     options = body.options
     data = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
     if isinstance(limit := data.get("n_predict"), int) and limit < NO_LIMIT:
-        data["n_predict"] = NO_LIMIT  # -2: until the context is full
+        data["n_predict"] = NO_LIMIT  # -2 means until the context is full
     match body.format:
         case None | "":
             pass
@@ -105,10 +105,10 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
 
 
 def chat_body(body: OllamaChatBody) -> ChatBody:
-    """The same request as a chat.
+    """The request as a chat.
 
     Raises:
-        RequestError: a message that cannot be honoured.
+        HeadstartError: it contains something that is not supported.
     """
     data = _chat_fields(body)
     data["messages"] = [_message(i, message) for i, message in enumerate(body.messages)]
@@ -125,11 +125,7 @@ def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
 
 
 def refuse(body: OllamaGenerateBody) -> None:
-    """Raise for what cannot be honoured.
-
-    Raises:
-        RequestError: 400.
-    """
+    """Raise ApiError for fields that are not supported."""
     for name in ("images", "template", "context"):
         if getattr(body, name):
             raise not_supported(f"{name} is not supported; leave it out")
@@ -152,7 +148,7 @@ def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:
 
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A message in OpenAI's form: thoughts, names of tools and calls are called otherwise."""
+    """A message in OpenAI's form, which names some fields differently."""
     if message.get("images"):
         raise not_supported(f"messages.{index}.images: this server reads text only")
     said = {name: message[name] for name in ("role", "tool_calls") if message.get(name)}

@@ -1,4 +1,4 @@
-"""POST /rerank: how well documents answer a query, in Jina's form and in that of TEI.
+"""POST /rerank: scores documents by a query, in the forms of Jina and TEI.
 
 Sources: https://jina.ai/reranker/ and
 https://huggingface.github.io/text-embeddings-inference/#/Text%20Embeddings%20Inference/rerank

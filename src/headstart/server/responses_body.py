@@ -1,4 +1,4 @@
-"""A body of OpenAI's responses API as one of chat."""
+"""Bodies of OpenAI's responses API, and how they become chat bodies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headstart.types.errors import RequestError
 Message = dict[str, Any]
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
-# named alike in both APIs, but not the same, or handled here
+# fields of chat that mean something else here, or are handled here
 _NOT_PASSED = frozenset({"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"})
-# whoever sets one of these wants it to have an effect
+# fields that cannot be ignored
 _NOT_BUILT = ("background", "conversation", "prompt")
 
 
@@ -61,7 +61,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     """The request as a chat that continues after the items of `history`.
 
     Raises:
-        RequestError: an item or a field that cannot be honoured.
+        HeadstartError: an item or a field is not supported.
     """
     extra = body.model_extra or {}
     for name in _NOT_BUILT:
@@ -97,7 +97,7 @@ def input_messages(given: Any) -> list[Message]:
     """Chat messages of the field `input`.
 
     Raises:
-        RequestError: an item that is not known, or not text.
+        HeadstartError: an item is unknown or is not text.
     """
     if given is None:
         raise RequestError("input is required")
@@ -146,7 +146,7 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
 
 
 def _assistant(messages: list[Message]) -> Message:
-    """The assistant's message that the items of one answer make together."""
+    """The assistant's message to which the items of one answer belong."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
@@ -178,14 +178,14 @@ def _text(item: dict[str, Any], name: str, where: str) -> str:
 
 
 def _thoughts(item: dict[str, Any]) -> str:
-    """What a reasoning item tells; encrypted ones tell nothing."""
+    """The text of a reasoning item; an encrypted one has none."""
     parts = item.get("content") or item.get("summary") or []
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def _is_function(tool: dict[str, Any]) -> bool:
-    """Others are OpenAI's own, which clients such as Codex offer with every request."""
+    """Whether it is a function; Codex sends OpenAI's own tools with every request."""
     return tool.get("type") == "function"
 
 

@@ -46,7 +46,7 @@ def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> Req
     """Join flags and the model's metadata.
 
     Raises:
-        ConfigError: a flag is out of range, or names what cannot be read.
+        ConfigError: a flag is out of range, or names a file that cannot be read.
     """
     values: dict[str, Any] = {"ignore_eos": config.ignore_eos}
     values |= _recommended(metadata)
@@ -203,7 +203,7 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
     """Read both forms; a text biases every token of it.
 
     Raises:
-        RequestError: it is neither form, names no token, or holds too much.
+        RequestError: it has neither form, names no token, or has too many entries.
     """
     if isinstance(value, Mapping | list):
         check_length("logit_bias", value, vocab.size)
@@ -222,7 +222,7 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
             check_bytes("logit_bias", token, MAX_BIAS_TEXT_BYTES)
             ids = vocab.tokenize(token, add_special=False, parse_special=False)
         else:
-            ids = [token] if 0 <= token < vocab.size else []  # others change nothing
+            ids = [token] if 0 <= token < vocab.size else []  # unknown ids have no effect
         for token_id in ids:
             total = biases.get(token_id, 0.0) + number
             biases[token_id] = total if math.isinf(total) else _finite_bias(total)

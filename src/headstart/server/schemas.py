@@ -1,9 +1,8 @@
 """Request bodies: names and types of their fields, documented for OpenAPI.
 
-Ranges are checked where the values live (`SamplingParams`, `SpeculativeParams`, `translate`).
-Fields that take several types (prompt, stop, logit_bias ...) are `Any` here and read by `translate`
-and `prompts`. An absent field and null are the same; unknown fields are ignored, as llama-server
-and OpenAI do, but for those of `speculative`: whoever sets one of them wants it to have an effect.
+Ranges are checked by `SamplingParams`, `SpeculativeParams` and `translate`. Fields of several types
+(prompt, stop, logit_bias ...) are `Any` here. Null is the same as an absent field. Unknown fields
+are ignored, as by llama-server and OpenAI, except in `speculative`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pydantic import ConfigDict, Field, create_model, model_validator
 from headstart.server.body import Body, Count, Int, Seed
 from headstart.types.sampling_params import NUMBERS
 
-# one field for each number of SamplingParams; absent is the server's default
+# a field for each number of SamplingParams; absent ones have the server's default
 if TYPE_CHECKING:
     SamplingBody = Body
 else:
@@ -28,7 +27,7 @@ else:
 
 
 class SpeculativeBody(Body):
-    """Speculation of this request; absent = as the server was started."""
+    """Speculation of this request; absent fields are as the server was started."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -52,7 +52,7 @@ async def act(http: HttpRequest) -> dict[str, Any]:
 
 
 def _file_name(name: str | None) -> str:
-    """A name inside the folder, never a way out of it."""
+    """Check that the name stays inside of the folder."""
     if name is None or not _NAME.fullmatch(name) or name.startswith("."):
         raise RequestError(
             f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"

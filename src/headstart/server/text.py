@@ -86,7 +86,7 @@ async def apply_template(http: HttpRequest) -> Response:
 
 
 def _limit(service: Service) -> int:
-    """Most tokens of a text that is only counted, or shown."""
+    """Most tokens that are counted or shown."""
     return max(service.info.context_size, MIN_COUNTED_TOKENS)
 
 

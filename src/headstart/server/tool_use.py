@@ -1,4 +1,4 @@
-"""What a chat body wants of tools and thoughts: how its answers are read, and what they must be."""
+"""How answers of a chat are parsed and constrained, by its tools and its reasoning format."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from headstart.types.constraint import Constraint, ThoughtMarks
 from headstart.types.errors import RequestError
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
-# for calls that a body requires of a model whose own form cannot be demanded, or that has none
+# for required calls of models without a form of their own, or whose form cannot be required
 PLAIN_CALLS = MarkedCalls("json", JsonCall(), is_parallel=False)
 
 
 def prepare_reading(
     body: ChatBody, model: ServedModel, chat: RenderedChat, choices: Sequence[Choice]
 ) -> None:
-    """Give each choice its parser, and its request the constraint that the tools demand."""
+    """Give each choice its parser, and its request the constraint of the tools."""
     tools = Tools(read_tools(body.tools))
     wish, names = _tool_choice(body, tools)
     answer_format = model.answer_format
@@ -52,7 +52,7 @@ def prepare_reading(
             constraint = _required_calls(answer_format, rules, chat, model.vocab)
         else:
             constraint = _calls_at_a_trigger(answer_format, rules, chat, model.vocab)
-            if constraint and not options.splits_thoughts:  # then calls are read there too
+            if constraint and not options.splits_thoughts:  # then reasoning may have calls too
                 constraint = dataclasses.replace(constraint, thoughts=None)
     shown = _marker_tokens(answer_format, model.vocab)
     limit = chat_thoughts(body, model, chat)
@@ -107,7 +107,7 @@ def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
             f"reasoning_format is {shorten(wish)} but must be one of {', '.join(REASONING_FORMATS)}"
         )
     if wish == "deepseek-legacy" and body.stream:
-        return "none"  # there it leaves thoughts in the content of streams
+        return "none"  # this format leaves reasoning in the content of streams
     return wish
 
 
@@ -134,7 +134,7 @@ def _calls_at_a_trigger(
 def _of_the_body(
     constraint: Constraint, model: ServedModel, chat: RenderedChat, options: ReadOptions
 ) -> Constraint:
-    """A body's own constraint holds for what comes after the thoughts."""
+    """A body's own constraint, applied to the text after the reasoning."""
     answer_format, vocab = model.answer_format, model.vocab
     thoughts = thought_marks(answer_format, chat, vocab)
     if constraint.triggers:
@@ -142,7 +142,7 @@ def _of_the_body(
     if answer_format.thinking is None or chat.start == "content":
         return constraint
     if thoughts and not thoughts.is_open and not options.splits_thoughts:
-        thoughts = None  # they would be content
+        thoughts = None  # it would be content
     after = answer_format.after_thoughts
     header = answer_format.thinking.answer.removeprefix(after)
     return _behind_thoughts(constraint, thoughts, before_rules(after, header, _token_finder(vocab)))
@@ -152,13 +152,13 @@ def _behind_thoughts(
     constraint: Constraint, thoughts: ThoughtMarks | None, before: str
 ) -> Constraint:
     if thoughts and not (thoughts.is_open or thoughts.opening):
-        thoughts = None  # the answer does not begin with any
+        thoughts = None  # the answer does not begin with reasoning
     has_space = bool(thoughts or before)
     return dataclasses.replace(constraint, thoughts=thoughts, before=before, allows_space=has_space)
 
 
 def _marker_tokens(answer_format: AnswerFormat, vocab: Vocab) -> frozenset[int]:
-    """The special tokens that the markers are made of; they must be seen to be read."""
+    """The special tokens of the markers, whose text the parser needs."""
     tokens: set[int] = set()
     for marker in answer_format.markers:
         tokens.update(vocab.tokenize(marker, add_special=False, parse_special=True))
@@ -174,7 +174,7 @@ def _token_finder(vocab: Vocab) -> Any:
 
 
 def describe(answer_format: AnswerFormat) -> dict[str, Any]:
-    """What /props says of a format."""
+    """A format as /props shows it."""
     thinking = answer_format.thinking
     return {
         "tool_calls": answer_format.calls.name if answer_format.calls else None,

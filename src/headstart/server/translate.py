@@ -1,4 +1,4 @@
-"""Request bodies to the scheduler's `Request`: values, limits, defaults."""
+"""Turns request bodies into `Request`s: values, limits, defaults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headstart.types.request import Request, SpeculativeParams
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request for text: who asks whom, for what."""
+    """One HTTP request for text, and the model that answers it."""
 
     id: str
     created: int  # seconds since 1970
@@ -39,14 +39,14 @@ class Call:
     fingerprint: str
     model: ServedModel
     info: WorkerInfo
-    stop: tuple[str, ...] = ()  # besides those of the body
-    adapter_scales: tuple[float, ...] | None = None  # where the body does not say
+    stop: tuple[str, ...] = ()  # besides the body's
+    adapter_scales: tuple[float, ...] | None = None  # for bodies without `lora`
 
 
 def make_requests(
     body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None
 ) -> list[Request]:
-    """One request per prompt and choice, choices of a prompt adjacent; they differ in seed.
+    """A request for each prompt and choice; choices of a prompt are adjacent and differ in seed.
 
     Raises:
         RequestError: a value cannot be honoured.
@@ -89,7 +89,7 @@ def make_requests(
             first,
             request_id=f"{call.id}-{index}" if index else call.id,
             prompt=prompt.tokens,
-            slot_id=None if index else first.slot_id,  # the others would wait for the first
+            slot_id=None if index else first.slot_id,  # the others would have to wait
             thoughts=tagged_thoughts(body, prompt.text, call.model),
             sampling=dataclasses.replace(
                 sampling, seed=(sampling.seed + index % num_choices) % 2**32
@@ -104,12 +104,12 @@ def _given(value: int | None, default: int) -> int:
 
 
 def wants_prompt_scores(body: GenerationBody, num_logprobs: int | None) -> bool:
-    """Whether the answer tells how likely the tokens of its prompt are, as OpenAI's echo does."""
+    """Whether the answer has log probabilities of its prompt, as with OpenAI's `echo`."""
     return isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
 
 
 def _default_constraint(body: GenerationBody, call: Call) -> Constraint | None:
-    """What flags demand of answers; a request with tools has the form of its calls."""
+    """The constraint set by flags, unless the request has tools."""
     has_tools = isinstance(body, ChatBody) and bool(body.tools) and body.tool_choice != "none"
     return None if has_tools else call.model.defaults.constraint
 
@@ -120,7 +120,7 @@ def _cache_prompt(body: GenerationBody, call: Call) -> bool:
 
 
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
-    """What the body says about speculation; `type: "none"` is llama-server's word for off."""
+    """The body's speculation; `type: "none"` is llama-server's word for off."""
     mode, types = body.mode, _types(body)
     modes = tuple(known.value for known in DraftMode)
     if mode is not None and mode not in modes:
@@ -143,7 +143,7 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
 
 
 def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | None:
-    """Return the number of alternatives if it makes sense."""
+    """Return the number of alternatives if it is in range."""
     limit = min(MAX_PROBS, vocab.size)
     if value is not None and not 0 <= value <= limit:
         raise RequestError(f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
@@ -151,7 +151,7 @@ def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | Non
 
 
 def _refuse(body: GenerationBody) -> None:
-    """Raise for what cannot be honoured; nothing is ignored silently that would change the text."""
+    """Refuse unsupported fields that would change the text."""
     if body.mirostat:
         raise not_supported(
             f"mirostat is {body.mirostat} but only 0 is supported: its state cannot be rolled back "
