@@ -197,7 +197,6 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         ConfigError, ModelError: the file or the template cannot be used.
     """
     from headstart.engine.model import Model
-    from headstart.server.conversation import chat_defaults
     from headstart.server.model import RerankForm, ServedModel
     from headstart.server.sampling import request_defaults
     from headstart.text.chat_template import ChatTemplate, template_by_hand
@@ -223,7 +222,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         tags=listed(config.model.tags),
         vocab=vocab,
         template=template,
-        chat=chat_defaults(config.chat),
+        chat=config.chat,
         rerank=RerankForm(model.rerank_template, *vocab.pair_marks),
         defaults=replace(
             request_defaults(config.sampling, model.metadata()),

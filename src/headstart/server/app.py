@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headstart.config import ServerConfig
@@ -37,7 +37,7 @@ from headstart.server import (
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
-from headstart.server.openapi import describe, page
+from headstart.server.openapi import describe
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Endpoint, Prefixed
 from headstart.server.sleeping import IdleTimer, Waking
@@ -58,19 +58,17 @@ def create_app(
     on_loaded: Callable[[Exception | None], None] | None = None,
     extras: Extras | None = None,
 ) -> Starlette:
-    """Build the app. It starts the worker when it starts, answers 503 until that is done, and
-    closes it at the end.
+    """Build the app, which starts the worker, answers 503 until it is ready, and closes it.
 
     Args:
         config: as `Extras.applied` gives it.
-        load_model: gives what the routes need of the model; runs in a thread once the worker is
-            ready.
-        on_loaded: told when requests can be answered, or why worker or model could not be loaded;
-            after a failure
-            the app goes on saying it in /health.
+        load_model: returns what the routes need of the model; called in a thread once the worker
+            is ready.
+        on_loaded: called when requests can be answered, or with the error that prevents it, which
+            /health then reports.
 
     Raises:
-        ConfigError: the API key file, or what `extras` name, cannot be used.
+        ConfigError: the API key file or something in `extras` cannot be used.
     """
     extras = extras or Extras()
     service = Service(config, worker)
@@ -92,14 +90,14 @@ def create_app(
             await worker.close()
 
     routes = [route for family in FAMILIES for route in family.routes.all()]
-    routes += _api_pages([*endpoints(), *extras.endpoints()])
+    routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
     app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
     if timer is not None:
         app.add_middleware(Waking, timer=timer)
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
-    # another page brings its own rules along
+    # a page of --path has its own policy
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
     extras.install(app)
@@ -110,12 +108,12 @@ def create_app(
 
 
 def endpoints() -> list[Endpoint]:
-    """Everything that is always served, family by family."""
+    """All endpoints without those of extras, family by family."""
     return [endpoint for family in FAMILIES for endpoint in family.routes.endpoints]
 
 
-def _api_pages(endpoints: Sequence[Endpoint]) -> list[Route]:
-    """/openapi.json and /docs, made when somebody asks: they need every body's schema."""
+def _openapi_route(endpoints: Sequence[Endpoint]) -> Route:
+    """/openapi.json, made at the first request because it builds every body's schema."""
 
     @cache
     def document() -> dict[str, Any]:
@@ -124,10 +122,7 @@ def _api_pages(endpoints: Sequence[Endpoint]) -> list[Route]:
     async def openapi(http: HttpRequest) -> Response:
         return JSONResponse(await asyncio.to_thread(document))
 
-    async def docs(http: HttpRequest) -> Response:
-        return HTMLResponse(page(await asyncio.to_thread(document)))
-
-    return [Route("/openapi.json", openapi), Route("/docs", docs)]
+    return Route("/openapi.json", openapi)
 
 
 async def _load(
@@ -136,9 +131,10 @@ async def _load(
     on_loaded: Callable[[Exception | None], None] | None,
     timer: IdleTimer | None,
 ) -> None:
-    """Load the worker, then this side; a failure is kept for /health.
+    """Load the worker, then the model's facts; keep a failure for /health.
 
-    In this order, because libllama aborts on some damaged files: then only the engine process ends.
+    The worker comes first because libllama aborts on some damaged files, which must only end the
+    engine process.
     """
     failure: Exception | None = None
     try:
@@ -146,10 +142,9 @@ async def _load(
         service.model = await service.text_threads.run(load_model)
         if timer is not None:
             timer.restart()
-    except Exception as error:  # the server's own start: everything that goes wrong is told
+    except Exception as error:  # any failure is reported by /health
         failure, service.load_failure = error, str(error)
     if on_loaded:
-        # who starts the server says why it ends; said here as well it would be read twice
-        on_loaded(failure)
+        on_loaded(failure)  # the caller reports it
     elif failure:
         logger.error("the model could not be loaded: %s", failure)
