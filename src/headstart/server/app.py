@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
@@ -21,7 +21,6 @@ from headstart.server import (
     chat,
     completions,
     corpus,
-    cors_proxy,
     embeddings,
     errors,
     events,
@@ -34,8 +33,6 @@ from headstart.server import (
     slots,
     status,
     text,
-    tools,
-    vertex,
 )
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
@@ -50,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
-    ollama, text, metrics, slots, adapters, corpus, tools, cors_proxy,
+    ollama, text, metrics, slots, adapters, corpus,
 )  # fmt: skip
 
 
@@ -83,7 +80,7 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load(service, load_model, on_loaded, timer))
         try:
-            async with hosted.running(config):
+            async with extras.running(config):
                 yield
         finally:
             loading.cancel()
@@ -93,18 +90,17 @@ def create_app(
             await worker.close()
 
     routes = [route for family in FAMILIES for route in family.routes.all()]
-    app = Starlette(routes=[*routes, _openapi_route()], lifespan=lifespan)
+    routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
-    hosted = tools.install(app, extras.tools)
     if timer is not None:
         app.add_middleware(Waking, timer=timer)
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
     # a page of --path has its own policy
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
-    if extras.vertex is not None:
-        vertex.install(app, extras.vertex)
+    extras.install(app)
     if config.api_prefix:
         app.add_middleware(Prefixed, prefix=config.api_prefix.rstrip("/"))
     errors.install(app)
@@ -112,16 +108,16 @@ def create_app(
 
 
 def endpoints() -> list[Endpoint]:
-    """All endpoints, family by family."""
+    """All endpoints without those of extras, family by family."""
     return [endpoint for family in FAMILIES for endpoint in family.routes.endpoints]
 
 
-def _openapi_route() -> Route:
+def _openapi_route(endpoints: Sequence[Endpoint]) -> Route:
     """/openapi.json, made at the first request because it builds every body's schema."""
 
     @cache
     def document() -> dict[str, Any]:
-        return describe(endpoints())
+        return describe(endpoints)
 
     async def openapi(http: HttpRequest) -> Response:
         return JSONResponse(await asyncio.to_thread(document))

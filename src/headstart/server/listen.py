@@ -24,7 +24,6 @@ from headstart.server.app import create_app
 from headstart.server.connections import ConnectionLimits, LimitedProtocol
 from headstart.server.extras import Extras
 from headstart.server.model import ServedModel, Service
-from headstart.server.tools import hosted
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
 
@@ -62,7 +61,7 @@ def serve(
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded, extras)
-    server = _Server(worker, app, uvicorn_config(app, config))
+    server = _Server(worker, app, extras, uvicorn_config(app, config))
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
         stack.enter_context(sigterm_is_no_failure(server))
@@ -97,11 +96,13 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """Ends running answers with an error, where uvicorn would close their connections."""
 
-    def __init__(self, worker: Worker, app: Starlette, config: uvicorn.Config) -> None:
+    def __init__(
+        self, worker: Worker, app: Starlette, extras: Extras, config: uvicorn.Config
+    ) -> None:
         super().__init__(config)
         self._worker = worker
         self._service: Service = app.state.service
-        self._tools = hosted(app)
+        self._extras = extras
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Kill the engine at the second signal; the first waits for its step."""
@@ -111,7 +112,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.is_stopping = True
-        await self._tools.close()
+        await self._extras.close()
         closing = asyncio.create_task(self._close_worker())
         await super().shutdown(sockets)
         closing.cancel()
