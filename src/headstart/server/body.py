@@ -72,7 +72,6 @@ JSON_WORDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
 }
-SHORT_BODY = 1 << 16  # bytes; parsed faster than a thread takes over
 
 
 async def read_body(request: HttpRequest, schema: type[B]) -> B:
@@ -86,7 +85,7 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
         data = await request.body()
     except ClientDisconnect as error:
         raise RequestError("the client left before the body was complete") from error
-    if len(data) <= SHORT_BODY:
+    if len(data) <= 1 << 16:  # parsed faster than a thread takes over
         return parse_body(data, schema)
     threads: Threads = request.app.state.service.prompt_threads
     return await threads.run(lambda: _parse_long(data, schema))
