@@ -55,6 +55,11 @@ def option_of(field: Field[Any]) -> Option:
     return declared
 
 
+def listed(text: str | None) -> tuple[str, ...]:
+    """Names separated by commas, in alphabetical order, as llama-server has them."""
+    return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
+
+
 def check_ranges(config: Any) -> None:
     """Check the fields of a configuration that have a least or a most value.
 

@@ -15,7 +15,7 @@ from headstart.app.cli.preset import EVERY_MODEL, PresetSection, read_sections
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value
 from headstart.app.hub import Hub
-from headstart.config import TRUE_WORDS
+from headstart.config.fields import TRUE_WORDS, listed
 from headstart.gateway.router.folder import models_of_folder
 from headstart.gateway.router.presets import (
     CACHE,
@@ -103,7 +103,7 @@ class _Maker:
         every = self._sections.get(EVERY_MODEL, PresetSection({}, {}))
         section = self._sections.get(name, PresetSection({}, {}))
         texts = {**self._file, **every.settings, **own, **self._flags}
-        aliases, tags = _listed(texts.get("alias")), _listed(texts.get("tags"))
+        aliases, tags = listed(texts.get("alias")), listed(texts.get("tags"))
         options = {key: setting.option for key, setting in self._settings.items()}
         texts = {k: text for k, text in texts.items() if text and not options[k].for_router}
         for key, text in texts.items():
@@ -199,10 +199,6 @@ def _text(value: Value) -> str:
     if isinstance(value, bool):
         return llama_server.ON if value else llama_server.OFF
     return "" if value is None else str(value)
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
 
 
 def _is_true(text: str) -> bool:
