@@ -19,7 +19,7 @@ from tests.unit.grammar.test_state import EOS, TOKENS, begin, constraint
 from tests.unit.sampling.test_rule import softmax, total_variation
 
 from headstart.sampling import SamplingParams
-from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
