@@ -26,7 +26,6 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.speculators.state_batch import MERGED_ROWS
 from headstart.structures.token_log import VocabularyId
 from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
@@ -34,6 +33,7 @@ from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import DraftMode, Engine
 from headstart.types.errors import ConfigError, ModelError
+from headstart.types.state_batch import MERGED_ROWS
 
 log = logging.getLogger(__name__)
 

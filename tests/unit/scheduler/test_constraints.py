@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from llguidance import LLParserLimits
-from tests.fake_draft_context import LAYERS, FakeDraftContext
+from tests.fake_draft_context import FakeDraftContext, layers_of
 from tests.harness import AUTO, SMALL_OPTIONS, Clock, RandomController, fixed
 from tests.states import FakeHeads
 from tests.unit.scheduler.constrained import (
@@ -55,7 +55,7 @@ def _make(name: str) -> Speculator:
         "translator": lambda: None,
         "heads": FakeHeads,
         "context": lambda: FakeDraftContext(name),
-        "layers": lambda: LAYERS,
+        "layers": lambda: layers_of(name),
     }
     return make_speculator(name, SMALL_OPTIONS, parts)
 
