@@ -32,7 +32,7 @@ from headstart.gateway.router.proxy import (
     relay,
     unless_gone,
 )
-from headstart.server import cors_proxy, errors, tools, vertex
+from headstart.server import errors
 from headstart.server.errors import ApiError, log_failure
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
@@ -79,7 +79,7 @@ def create_app(
             if model.preset.loads_on_startup:
                 state.pool.load(model)
         try:
-            async with host.running(server):
+            async with extras.running(server):
                 yield
         finally:
             if state.downloads is not None:
@@ -88,17 +88,14 @@ def create_app(
             await forward.proxy.close()
 
     forward = Forward(state)
-    own = [*routes(), *ollama_routes(), *tools.routes.all(), *cors_proxy.routes.all()]
-    app = Starlette(routes=own, lifespan=lifespan)
-    host = tools.install(app, extras.tools)
+    app = Starlette(routes=[*routes(), *ollama_routes()], lifespan=lifespan)
     app.router.default = forward
     app.router.redirect_slashes = False
     app.state.router = state
     app.add_middleware(Guard, config=server, why_not_ready=lambda: None)
     policy = POLICY if server.path is None else None
     app.add_middleware(Page, files=page_files(server), policy=policy)
-    if extras.vertex is not None:
-        vertex.install(app, extras.vertex)
+    extras.install(app)
     if server.api_prefix:
         app.add_middleware(Prefixed, prefix=server.api_prefix.rstrip("/"))
     errors.install(app)

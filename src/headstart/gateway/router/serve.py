@@ -30,7 +30,6 @@ from headstart.server.listen import (
     take_ports,
     uvicorn_config,
 )
-from headstart.server.tools import HostedTools, hosted
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ def serve(
     extras = Extras.of(config.tools, os.environ)
     config = replace(config, server=extras.applied(config.server))
     app = create_app(config, make_pool, read_presets, settings, extras, store)
-    server = _RouterServer(pools, hosted(app), uvicorn_config(app, config.server))
+    server = _RouterServer(pools, extras, uvicorn_config(app, config.server))
     with ExitStack() as stack:
         listeners = take_ports(config.server, stack)
         stack.enter_context(sigterm_is_no_failure(server))
@@ -89,15 +88,15 @@ def _check_startup(presets: Sequence[ModelPreset], max_models: int) -> None:
 class _RouterServer(uvicorn.Server):
     """Ends the models while answers are still in flight, so that those end with an error."""
 
-    def __init__(self, pools: Sequence[Pool], tools: HostedTools, config: uvicorn.Config) -> None:
+    def __init__(self, pools: Sequence[Pool], extras: Extras, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._pools = pools
-        self._tools = tools
+        self._extras = extras
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for pool in self._pools:
             pool.events.close()
-        await self._tools.close()
+        await self._extras.close()
         closing = asyncio.create_task(self._close())
         await super().shutdown(sockets)
         closing.cancel()
