@@ -170,12 +170,11 @@ class Forward:
     ) -> None:
         pool = self._state.pool
         is_task = request.method == "POST"
-        backend = await unless_gone(receive, pool.acquire(model, wakes=is_task))
-        lease = _Lease(pool, model)
+        lease = await unless_gone(receive, pool.acquire(model, wakes=is_task))
         try:
             tenant = scope.get("headstart.namespace", "")
             opened = self.proxy.open(
-                _of_tenant(backend, tenant), request, wants_first_piece=is_task
+                _of_tenant(lease.backend, tenant), request, wants_first_piece=is_task
             )
             answer = await unless_gone(receive, opened)
             if answer.is_event_stream and not is_task:
@@ -186,18 +185,6 @@ class Forward:
                 log_failure(error)
         finally:
             lease.end()
-
-
-class _Lease:
-    """Keeps a model loaded until it ends; ending it twice is harmless."""
-
-    def __init__(self, pool: Pool, model: PooledModel) -> None:
-        self._pool, self._model, self._is_over = pool, model, False
-
-    def end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._pool.release(self._model)
 
 
 def _of_tenant(backend: Backend, tenant: str) -> Backend:

@@ -55,6 +55,21 @@ class _Waiting:
     num_waiters: int = 0
 
 
+class Lease:
+    """Keeps a model loaded for one request."""
+
+    def __init__(self, pool: Pool, model: PooledModel, backend: Backend, *, is_use: bool) -> None:
+        self.backend = backend
+        self._pool, self._model, self._is_use = pool, model, is_use
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Let the model go; a second call does nothing."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._pool.release(self._model, is_use=self._is_use)
+
+
 class Pool:
     """All models of a router."""
 
@@ -87,15 +102,16 @@ class Pool:
         """Requests that wait for a model."""
         return sum(one.num_waiters for one in self._queue.values())
 
-    async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Backend:
-        """Wait until a model is loaded, and keep it so until `release`.
+    async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Lease:
+        """Wait until a model is loaded, and keep it loaded until the lease ends.
 
         Args:
-            wakes: whether a sleeping one has to be awake; what only asks about it needs no engine.
+            wakes: whether a sleeping model is woken; requests that only read its state need no
+                engine, and do not count as use.
 
         Raises:
-            BackendError: it cannot be loaded.
-            UnavailableError: the router ends.
+            BackendError: the model cannot be loaded.
+            UnavailableError: the router is shutting down.
         """
         if wakes:
             model.last_used = self._clock()
@@ -104,11 +120,13 @@ class Pool:
         else:
             await self._wait(model)
         assert model.backend is not None
-        return model.backend
+        return Lease(self, model, model.backend, is_use=wakes)
 
-    def release(self, model: PooledModel) -> None:
-        """A request is over."""
+    def release(self, model: PooledModel, *, is_use: bool) -> None:
+        """Count a request as ended; called by its lease."""
         model.num_requests -= 1
+        if is_use:
+            model.last_used = self._clock()
         if not model.num_requests:
             self._expire_later(model)
             self._advance()
@@ -117,9 +135,8 @@ class Pool:
         """Load a model without waiting for it."""
 
         async def wait() -> None:
-            with suppress(HeadstartError):  # told as an event, and by its state
-                await self.acquire(model)
-                self.release(model)
+            with suppress(HeadstartError):  # reported as an event and by the model's state
+                (await self.acquire(model)).end()
 
         self._spawn(wait())
 

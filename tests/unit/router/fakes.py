@@ -89,8 +89,7 @@ def pool_of(
 async def use(pool: Pool, name: str) -> PooledModel:
     """One request, over at once."""
     model = pool.models[name]
-    await pool.acquire(model)
-    pool.release(model)
+    (await pool.acquire(model)).end()
     return model
 
 
