@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qs
 
 import orjson
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.config import Config
-from headstart.errors import BackendError
 from headstart.router.child import TENANT_HEADER
 from headstart.router.downloads import Downloads, ModelStore
 from headstart.router.listing import RouterState, json_response, props, routes
@@ -23,25 +23,15 @@ from headstart.router.ollama import ollama_routes
 from headstart.router.pool import Pool
 from headstart.router.pooled_model import PooledModel
 from headstart.router.presets import ModelPreset
-from headstart.router.proxy import (
-    Backend,
-    ProxiedRequest,
-    Proxy,
-    ProxyLimits,
-    named_model,
-    read_body,
-    relay,
-    unless_gone,
-)
+from headstart.router.proxy import Backend, ProxiedRequest, Proxy, relay
 from headstart.server import cors_proxy, errors, tools, vertex
-from headstart.server.errors import ApiError, log_failure
+from headstart.server.errors import ApiError
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Prefixed
-from headstart.server.threads import ClientGoneError
+from headstart.server.threads import ClientGoneError, unless_left
 
-TRUE = ("1", "true")
 PROMETHEUS = "text/plain; version=0.0.4"
 
 
@@ -71,7 +61,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.pool = make_pool()
-        forward.proxy = Proxy(ProxyLimits(silence=server.timeout))
+        forward.proxy = Proxy(server.timeout)
         state.pool.describe = forward.describe
         if store is not None:
             state.downloads = Downloads(store, state.pool.events, state.reload)
@@ -85,7 +75,8 @@ def create_app(
             if state.downloads is not None:
                 await state.downloads.close()
             await state.pool.close()
-            await forward.proxy.close()
+            state.threads.close()
+            forward.proxy.close()
 
     forward = Forward(state)
     own = [*routes(), *ollama_routes(), *tools.router.routes(), *cors_proxy.router.routes()]
@@ -115,47 +106,48 @@ class Forward:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        http = HttpRequest(scope, receive)
         try:
-            body = await read_body(receive)
-            query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-            if scope["path"] == "/props" and "model" not in query:
-                await json_response(props(self._state))(scope, receive, send)
+            body = await http.body()
+            own = {"/props": self._props, "/metrics": self._metrics}.get(scope["path"])
+            if own is not None and not http.query_params.get("model"):
+                await own()(scope, receive, send)
                 return
-            if scope["path"] == "/metrics" and "model" not in query:
-                text = render(report_of(self._state.pool))
-                await Response(text, media_type=PROMETHEUS)(scope, receive, send)
-                return
-            model = self._model(scope, query, body)
+            model = await self._model(http, body)
             await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
-        except ClientGoneError:
+        except (ClientDisconnect, ClientGoneError):
             return
 
     async def describe(self, backend: Backend) -> Mapping[str, Any]:
-        """What a model's server says of it.
+        """What a model's server says of its model.
 
         Raises:
             BackendError, ValueError, LookupError: nothing that can be read.
         """
-        answer = await self.proxy.open(backend, ProxiedRequest("GET", "/v1/models", []))
+        answer = await self.proxy.open(backend, ProxiedRequest("GET", "/v1/models"))
         try:
             found: Mapping[str, Any] = orjson.loads(await answer.read())["data"][0]
         finally:
-            await answer.close()
+            answer.close()
         return found
 
-    def _model(self, scope: Scope, query: Mapping[str, Sequence[str]], body: bytes) -> PooledModel:
+    def _props(self) -> Response:
+        return json_response(props(self._state))
+
+    def _metrics(self) -> Response:
+        return Response(render(report_of(self._state.pool)), media_type=PROMETHEUS)
+
+    async def _model(self, http: HttpRequest, body: bytes) -> PooledModel:
         """The model that a request names, if it may be used.
 
         Raises:
-            ApiError: there is none, or it is not loaded and is not to be.
+            ApiError: there is none, or it is not loaded and must not be.
         """
-        if scope["method"] == "POST":
-            name: object = named_model(body)
-        else:
-            name = query.get("model", [None])[0]
+        query = http.query_params
+        name = await self._state.named(body) if http.method == "POST" else query.get("model")
         model = self._state.find(name)
-        asked = query.get("autoload", [""])[0]
-        loads = asked in TRUE if asked else self._state.config.router.models_autoload
+        autoload = query.get("autoload")
+        loads = autoload in ("1", "true") if autoload else self._state.config.router.models_autoload
         if not loads and not model.is_running:
             raise ApiError(400, f"the model {model.name} is not loaded; POST /models/load loads it")
         return model
@@ -168,24 +160,15 @@ class Forward:
         receive: Receive,
         send: Send,
     ) -> None:
-        pool = self._state.pool
         is_task = request.method == "POST"
-        lease = await unless_gone(receive, pool.acquire(model, wakes=is_task))
+        lease = await unless_left(receive, self._state.pool.acquire(model, wakes=is_task))
         try:
-            tenant = scope.get("headstart.namespace", "")
-            opened = self.proxy.open(
-                _of_tenant(lease.backend, tenant), request, wants_first_piece=is_task
-            )
-            answer = await unless_gone(receive, opened)
+            tenant = {TENANT_HEADER.lower(): scope.get("headstart.namespace", "")}
+            backend = replace(lease.backend, headers={**lease.backend.headers, **tenant})
+            opening = self.proxy.open(backend, request, wants_first_piece=is_task)
+            answer = await unless_left(receive, opening)
             if answer.is_event_stream and not is_task:
-                lease.end()  # it goes on as long as the model does, and does not keep it
-            try:
-                await relay(answer, receive, send)
-            except BackendError as error:  # the body ends without its end, which clients notice
-                log_failure(error)
+                lease.end()  # such a stream goes on as long as the model does, and does not keep it
+            await relay(answer, receive, send)
         finally:
             lease.end()
-
-
-def _of_tenant(backend: Backend, tenant: str) -> Backend:
-    return replace(backend, headers={**backend.headers, TENANT_HEADER.lower(): tenant})

@@ -21,9 +21,12 @@ from headstart.router.downloads import Downloads
 from headstart.router.pool import Pool
 from headstart.router.pooled_model import PooledModel
 from headstart.router.presets import CACHE, ModelPreset
-from headstart.router.proxy import named_model
 from headstart.server import sse
+from headstart.server.body import parse_off_loop, read_object
 from headstart.server.errors import ApiError, shorten
+from headstart.server.threads import Threads
+
+MAX_PARSED = 256  # bodies that wait to be parsed
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class RouterState:
     pool: Pool = field(init=False)
     downloads: Downloads | None = field(init=False, default=None)
     started_at: float = field(init=False, default_factory=time.time)
+    threads: Threads = field(init=False, default_factory=lambda: Threads("bodies", 1, MAX_PARSED))
 
     async def reload(self) -> None:
         """Read again which models there are.
@@ -44,6 +48,17 @@ class RouterState:
             ConfigError: they cannot be read.
         """
         await self.pool.reload(await asyncio.to_thread(self.read_presets))
+
+    async def named(self, body: bytes) -> object:
+        """The field `model` of a JSON body; None if it has none, or there is no body.
+
+        Raises:
+            ApiError: the body is no JSON object, or beyond the limits of structure.
+            CapacityError: too many bodies wait to be parsed.
+        """
+        if not body:
+            return None
+        return await parse_off_loop(body, lambda one: read_object(one).get("model"), self.threads)
 
     def find(self, name: object) -> PooledModel:
         """The model with this name.
@@ -105,7 +120,7 @@ async def describe(http: HttpRequest) -> Response:
 async def download(http: HttpRequest) -> Response:
     """Download a model of the hub; the answer does not wait for it."""
     state = state_of(http)
-    name = named_model(await http.body())
+    name = await state.named(await http.body())
     if not isinstance(name, str) or not name:
         raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
     if state.downloads is None:
@@ -142,7 +157,7 @@ async def remove(http: HttpRequest) -> Response:
 async def load(http: HttpRequest) -> Response:
     """Load a model; the answer does not wait for it."""
     state = state_of(http)
-    model = _named(state, await http.body())
+    model = await _named(http)
     if model.is_running and not model.is_stopping:
         raise ApiError(400, f"the model {model.name} is already running")
     state.pool.load(model)
@@ -152,7 +167,7 @@ async def load(http: HttpRequest) -> Response:
 async def unload(http: HttpRequest) -> Response:
     """Unload a model; the answer does not wait for it."""
     state = state_of(http)
-    model = _named(state, await http.body())
+    model = await _named(http)
     if not model.is_running:
         raise ApiError(400, f"the model {model.name} is not running")
     state.pool.unload(model)
@@ -234,8 +249,9 @@ def _coming(name: str) -> dict[str, Any]:
     }
 
 
-def _named(state: RouterState, body: bytes) -> PooledModel:
-    name = named_model(body)
+async def _named(http: HttpRequest) -> PooledModel:
+    state = state_of(http)
+    name = await state.named(await http.body())
     model = state.pool.find(name) if isinstance(name, str) else None
     if model is None:
         raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")

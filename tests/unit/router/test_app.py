@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import asynccontextmanager
 
 import httpx2
@@ -12,7 +13,9 @@ from tests.unit.router.backends import running
 from tests.unit.router.fakes import FakeChildren, loaded, pool_of, preset, use
 
 from headstart.config import Config, RouterConfig, ServerConfig
+from headstart.router import listing
 from headstart.router.app import create_app
+from headstart.server.body import read_object
 
 PROMPT = {"prompt": "a"}
 
@@ -133,6 +136,34 @@ async def test_a_body_that_is_not_json_is_called_that(path) -> None:
         answer = await routed.client.post(path, content=b'{"model": "a"')
     assert answer.status_code == 400
     assert "not valid JSON" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/models/load", "/models"])
+async def test_a_body_is_refused_by_the_limits_of_the_server(path) -> None:
+    """Issue 28, point 8."""
+    many = b'{"model": "a", "messages": [' + b"{}," * 400_000 + b"{}]}"
+    nested = b'{"model": "a", "messages": ' + b'[{"a": ' * 150 + b"1" + b"}]" * 150 + b"}"
+    async with router("a") as routed:
+        for content, says in ((many, "lists and objects"), (nested, "nested deeper than 250")):
+            answer = await routed.client.post(path, content=content)
+            assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True)
+        assert routed.children.log == []
+
+
+async def test_long_bodies_are_parsed_beside_the_event_loop(monkeypatch) -> None:
+    """Issue 28, point 8."""
+    threads: list[int] = []
+
+    def noting(body):
+        threads.append(threading.get_ident())
+        return read_object(body)
+
+    monkeypatch.setattr(listing, "read_object", noting)
+    async with router("a") as routed:
+        for size in (10, 100_000):
+            body = {"model": "a", "prompt": "x" * size}
+            assert (await routed.client.post("/v1/completions", json=body)).status_code == 200
+    assert [one == threading.get_ident() for one in threads] == [True, False]
 
 
 @pytest.mark.parametrize(
