@@ -2,9 +2,11 @@
 
 Without an API key nothing else tells a page's request from the owner's, so it must come from a page
 of this server or of an origin that the owner named, under a host name that is ours (DNS rebinding
-gives a foreign name our address), and as JSON (a form can send text/plain without being asked
-about). Programs that are no browsers send neither Origin nor Sec-Fetch-Site and meet only the check
-of the host name. With an API key any page may ask, as at llama-server: it has to know the key.
+gives a foreign name our address), and as JSON (a form can send text/plain without a preflight). An
+image, a script or a link of another site is refused too: browsers request it without an origin, and
+a GET may load a router's model. Programs that are no browsers send neither Origin nor
+Sec-Fetch-Site and meet only the check of the host name. With an API key any page may ask, as at
+llama-server: it has to know the key.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from headstart.config import ServerConfig
 from headstart.server.errors import ApiError, shorten
 
 ANY, LOCALHOST = "*", "localhost"
+OWN_SITES = ("none", "same-origin")  # of Sec-Fetch-Site: typed by the user, or from our page
 
 
 class WebsitePolicy:
@@ -55,6 +58,13 @@ class WebsitePolicy:
                     403,
                     f"pages of {shorten(origin)} may not use this server; start it with "
                     "--cors-origins to let them, or with an API key",
+                )
+            site = headers.get("sec-fetch-site", OWN_SITES[0])
+            if origin is None and site not in OWN_SITES and ANY not in self._origins:
+                raise ApiError(
+                    403,
+                    f"a page of another site asks for this (Sec-Fetch-Site: {shorten(site)}); open "
+                    "the address itself, or start the server with --cors-origins '*' or an API key",
                 )
         is_browser = origin is not None or "sec-fetch-site" in headers
         if method == "POST" and is_browser and not _is_json(headers.get("content-type", "")):

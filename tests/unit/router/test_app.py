@@ -263,6 +263,37 @@ async def test_tenants_of_the_router_are_tenants_of_its_models() -> None:
     assert "forged" not in (first, second)
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("path", ["/slots?model=a", "/props?model=a", "/models?reload=1"])
+async def test_no_other_website_changes_what_is_loaded(path, site) -> None:
+    """Issue 28, point 7: a browser requests an image without naming an origin."""
+    async with router("a", presets=[preset("b")]) as routed:
+        answer = await routed.client.get(path, headers={"sec-fetch-site": site})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+        assert (routed.children.log, set(routed.pool.models)) == ([], {"a"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "server"),
+    [
+        ({"sec-fetch-site": "same-origin"}, ServerConfig()),
+        ({"sec-fetch-site": "none"}, ServerConfig()),
+        ({}, ServerConfig()),
+        ({"sec-fetch-site": "cross-site"}, ServerConfig(cors_origins="*")),
+        (
+            {"sec-fetch-site": "cross-site", "origin": "http://page.example"},
+            ServerConfig(cors_origins="http://page.example"),
+        ),
+        ({"sec-fetch-site": "cross-site", "x-api-key": "k"}, ServerConfig(api_key="k")),
+    ],
+)
+async def test_the_own_page_and_programs_and_allowed_origins_load_models(headers, server) -> None:
+    async with router("a", server=server) as routed:
+        answer = await routed.client.get("/slots?model=a", headers=headers)
+        assert answer.status_code == 200
+        assert loaded(routed.pool) == {"a"}
+
+
 async def test_a_model_that_is_marked_is_loaded_at_the_start() -> None:
     async with router("a", preset("b", loads_on_startup=True)) as routed:
         while loaded(routed.pool) != {"b"}:
