@@ -21,7 +21,7 @@ from benchmarks.lib.arms import OFF, Arm, ArmTotals
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare
 from benchmarks.lib.workloads import make_prompts
 
-from headstart import demo
+from headstart.app import demo
 
 WAYS = ("coupled", "argmax")
 

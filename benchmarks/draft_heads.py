@@ -19,15 +19,15 @@ from random import Random
 from benchmarks.equality import generate
 from training.corpus import Function, describe, functions_of, list_calls, rename, repeat
 
-from headstart import demo
-from headstart.assemble import Models, build_scheduler
+from headstart.app import demo
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.drafters import speculator_for
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Draft, DraftRequest
+from headstart.types.request import Request
 
 ANSWER = "<|im_start|>assistant\n"
 TASKS = (rename, repeat, describe, list_calls)

@@ -19,7 +19,7 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from headstart import demo
+from headstart.app import demo
 
 PROMPTS = (
     "def read(self, size=-1):\n    ",

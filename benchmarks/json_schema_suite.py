@@ -27,11 +27,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import InvalidParameterError
-from headstart.grammar.compiler import Compiled
-from headstart.grammar.constraint import Constraint, ConstraintKind
-from headstart.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.testing import ByteVocab
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.errors import InvalidParameterError
 
 RIGHT, STRICT, LAX, REFUSED = "right", "too strict", "too lax", "refused"
 MAX_KEYS = 4

@@ -25,8 +25,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from benchmarks.lib.measure import Lab, Setting
 
-from headstart.errors import HeadstartError
 from headstart.types import Batch, Engine
+from headstart.types.errors import HeadstartError
 
 IDLE_LENGTH = 500  # tokens of an idle sequence
 CHUNK = 500

@@ -23,8 +23,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from benchmarks.lib.measure import Lab, Setting
 
-from headstart.errors import HeadstartError
 from headstart.types import Batch, Engine
+from headstart.types.errors import HeadstartError
 
 CHUNK = 128  # rows of a decode
 

@@ -32,9 +32,9 @@ from benchmarks.lib.arms import OFF, Arm
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare
 from benchmarks.lib.workloads import make_prompts
 
-from headstart import demo
-from headstart.errors import HeadstartError
-from headstart.speculation import AUTO_TYPES
+from headstart.app import demo
+from headstart.app.speculation import AUTO_TYPES
+from headstart.types.errors import HeadstartError
 
 START_SECONDS = 60.0
 REMOTE_OUTPUT = r"^(output|token_embd)\.weight$=RPC0[{endpoint}]"

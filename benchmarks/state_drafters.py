@@ -29,7 +29,7 @@ from benchmarks.lib.serving import complete_all, running
 from tests import drafters
 from tests.heads import CYCLE, aligned, continuation
 
-from headstart.errors import HeadstartError
+from headstart.types.errors import HeadstartError
 
 PAIRS: dict[str, Callable[[Path], Path]] = {
     "draft-eagle3": drafters.aligned_eagle3,

@@ -18,8 +18,8 @@ from typing import TypeVar
 import headstart
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
+from headstart.text.vocabulary import TranslatedSequence, VocabularyTranslator
 from headstart.types import Vocab
-from headstart.vocabulary import TranslatedSequence, VocabularyTranslator
 
 STEPS = (1, 3, 8)  # target tokens accepted in a step
 DRAFT_LENGTH = 8

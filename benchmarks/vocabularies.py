@@ -25,14 +25,14 @@ from benchmarks.lib.arms import Arm, ArmTotals
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare
 from benchmarks.lib.workloads import Prompt, make_prompts
 
-from headstart import demo
+from headstart.app import demo
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.text.vocabulary import TranslationOptions, VocabularyTranslator
 from headstart.types import Vocab
-from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 WAYS = ("auto", "coupled", "argmax")
 GOAL = 0.8  # of the acceptance length of the draft model that shares the vocabulary

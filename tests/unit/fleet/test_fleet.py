@@ -6,12 +6,12 @@ from collections import Counter, deque
 
 import orjson
 
-from headstart.fleet.conversation import Asked, read
-from headstart.fleet.fleet import Fleet
-from headstart.fleet.learned import Learned, Timings, better_capacity, shared_prices
-from headstart.fleet.policy import TOKEN_SLOWDOWN, Load
-from headstart.fleet.prefixes import block_hashes
-from headstart.fleet.replica import PREFIX_BYTES, Flight, Replica
+from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.conversation import Asked, read
+from headstart.gateway.balancer.learned import Learned, Timings, better_capacity, shared_prices
+from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load
+from headstart.gateway.balancer.prefixes import block_hashes
+from headstart.gateway.balancer.replica import PREFIX_BYTES, Flight, Replica
 from headstart.structures.passages import PassageSet
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.fleet import prefixes
-from headstart.fleet.prefixes import Prefixes, block_hashes
+from headstart.gateway.balancer import prefixes
+from headstart.gateway.balancer.prefixes import Prefixes, block_hashes
 
 BLOCK = 2
 TEXTS = st.lists(st.binary(max_size=12).map(lambda b: bytes(one % 3 for one in b)), max_size=30)

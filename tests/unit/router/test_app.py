@@ -13,8 +13,8 @@ from tests.unit.router.backends import running
 from tests.unit.router.fakes import FakeChildren, loaded, pool_of, preset, use
 
 from headstart.config import Config, RouterConfig, ServerConfig
-from headstart.router import listing
-from headstart.router.app import create_app
+from headstart.gateway.router import listing
+from headstart.gateway.router.app import create_app
 from headstart.server.body import read_object
 
 PROMPT = {"prompt": "a"}

@@ -9,11 +9,11 @@ import pytest
 from starlette.requests import Request
 from tests.unit.router.backends import running
 
-from headstart.errors import BackendError
-from headstart.router import proxy as proxy_module
-from headstart.router.proxy import Backend, ProxiedRequest, Proxy, relay
+from headstart.gateway.router import proxy as proxy_module
+from headstart.gateway.router.proxy import Backend, ProxiedRequest, Proxy, relay
 from headstart.server.errors import error_response
 from headstart.server.threads import ClientGoneError, unless_left
+from headstart.types.errors import BackendError
 
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from headstart.router.proxy import Backend, Proxy
-from headstart.router.upstream import (
+from headstart.gateway.router.proxy import Backend, Proxy
+from headstart.gateway.router.upstream import (
     MAX_BUFFERED,
     MAX_HEAD,
     BrokenConnectionError,

@@ -1,0 +1,129 @@
+"""The load balancer's ASGI app: its own routes, and everything else answered by a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Scope
+
+from headstart.config import ServerConfig
+from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.health import POLL_SECONDS, Health
+from headstart.gateway.balancer.replica import Replica
+from headstart.gateway.balancer.routing import Forward, RoutingLimits
+from headstart.gateway.router.proxy import Proxy
+from headstart.server import errors
+from headstart.server.body import read_object
+from headstart.server.errors import ApiError
+from headstart.server.guard import Guard
+
+Watch = Callable[[], Coroutine[None, None, None]]
+
+
+def create_app(
+    config: ServerConfig,
+    fleet: Fleet,
+    limits: RoutingLimits | None = None,
+    poll_seconds: float = POLL_SECONDS,
+    watch: Watch | None = None,
+) -> Starlette:
+    """Build the app, with the checks of keys, websites and bodies that every server has.
+
+    Args:
+        watch: runs beside the app for ever, and adds and removes replicas. No client then counts
+            as one on this machine, because a proxy may stand before the app.
+
+    Raises:
+        ConfigError: the API key file cannot be used.
+    """
+    proxy = Proxy(config.timeout)
+    health = Health(fleet, proxy, poll_seconds)
+    forward = Forward(fleet, proxy, limits or RoutingLimits(), health.answered)
+    has_keys = bool(config.api_key or config.api_key_file)
+    orders = Orders(fleet, has_keys=has_keys, trusts_local=watch is None)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(health.run())]
+        if watch is not None:
+            tasks.append(asyncio.create_task(watch()))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            forward.threads.close()
+            proxy.close()
+
+    app = Starlette(
+        routes=[
+            Route("/health", orders.health),
+            Route("/v1/health", orders.health),
+            Route("/router/{order:path}", orders.handle, methods=["GET", "POST"]),
+        ],
+        lifespan=lifespan,
+    )
+    app.router.default = forward
+    app.router.redirect_slashes = False
+    app.add_middleware(Guard, config=config, why_not_ready=lambda: None)
+    errors.install(app)
+    return app
+
+
+class Orders:
+    """The routes about the backends themselves: for clients with a key, or on this machine."""
+
+    def __init__(self, fleet: Fleet, *, has_keys: bool, trusts_local: bool) -> None:
+        self._fleet, self._has_keys, self._trusts_local = fleet, has_keys, trusts_local
+
+    async def health(self, http: HttpRequest) -> Response:
+        """Say whether there is a backend to answer."""
+        if not self._fleet.available():
+            raise ApiError(503, "no backend is healthy")
+        return _json({"status": "ok"})
+
+    async def handle(self, http: HttpRequest) -> Response:
+        """List the backends, or drain or resume one."""
+        path = http.scope["path"]
+        if not self._has_keys and not (self._trusts_local and _is_local(http.scope)):
+            raise ApiError(403, f"{path} is for this machine; start with --api-key to use it")
+        match http.method, http.path_params["order"]:
+            case "GET", "backends":
+                replicas = self._fleet.replicas.values()
+                return _json({"backends": [one.describe() for one in replicas]})
+            case "POST", "drain" | "resume" as order:
+                replica = self._named(await http.body())
+                replica.is_draining = order == "drain"
+                return _json(replica.describe())
+        raise ApiError(404, f"there is no {http.method} {path} here")
+
+    def _named(self, body: bytes) -> Replica:
+        name = read_object(body).get("backend")
+        if name is None:
+            raise ApiError(400, 'the body must be {"backend": NAME}')
+        for replica in self._fleet.replicas.values():
+            if name in (replica.name, replica.url):
+                return replica
+        known = ", ".join(self._fleet.replicas)
+        raise ApiError(404, f"there is no backend {errors.shorten(name)}, only {known}")
+
+
+def _is_local(scope: Scope) -> bool:
+    client = scope.get("client")
+    try:
+        return client is None or ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _json(data: object) -> Response:
+    return Response(orjson.dumps(data), media_type="application/json")

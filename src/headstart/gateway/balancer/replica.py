@@ -1,0 +1,135 @@
+"""One replica as the balancer sees it: is it there, what does it do, what has it read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.gateway.balancer.conversation import Asked
+from headstart.gateway.balancer.learned import Learned, Timings, better_capacity
+from headstart.gateway.balancer.policy import Load
+from headstart.gateway.balancer.prefixes import Prefixes
+from headstart.structures.passages import Digest
+
+PREFIX_BYTES = 2**25  # of text that a replica is at first, and at most, believed to keep
+MAX_DIGESTS = 64  # tenants whose corpora are known, per replica
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request that a replica works on."""
+
+    replica: Replica
+    asked: Asked
+    num_known_bytes: int
+    num_beside: int  # requests that ran there when it was sent
+    num_prompt: float  # tokens that the replica is expected to read
+    has_begun: bool = False  # the first piece of its answer came
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """What is known of one server, and what this balancer has sent to it."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_healthy: bool = True  # until a poll says otherwise
+    why_not: str = ""  # it is not healthy
+    is_draining: bool = False
+    reported: Load = field(default_factory=Load)  # by itself, last, about all its clients
+    num_reported_own: int = 0  # requests of this balancer in that report
+    started_at: str | None = None  # as it says; None before its first report
+    flights: set[Flight] = field(default_factory=set)
+    learned: Learned = field(default_factory=Learned)
+    prefixes: Prefixes = field(default_factory=lambda: Prefixes(PREFIX_BYTES))
+    digests: dict[str, Digest] = field(default_factory=dict)  # by namespace
+    num_sent: int = 0
+    num_failed: int = 0
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.is_healthy and not self.is_draining
+
+    def load(self) -> Load:
+        """What it does now: its own report, and what was sent to it since."""
+        reported = self.reported
+        others = max(0, reported.num_running + reported.num_waiting - self.num_reported_own)
+        num_busy = others + len(self.flights)
+        slots = max(1, reported.num_slots)
+        return Load(
+            num_slots=slots,
+            num_running=min(num_busy, slots),
+            num_waiting=max(0, num_busy - slots),
+            prompt_tokens_ahead=sum(one.num_prompt for one in self.flights if not one.has_begun),
+        )
+
+    def start(self, asked: Asked) -> Flight:
+        """Count a request that is sent, and what it will have read, for those that follow."""
+        known = self.prefixes.match(asked.blocks)
+        unread = (len(asked.text) - known) * self.learned.tokens_per_byte.value
+        flight = Flight(self, asked, known, self.load().num_running, unread)
+        self.flights.add(flight)
+        self.num_sent += 1
+        self.prefixes.add(asked.blocks)
+        return flight
+
+    def finish(self, flight: Flight, blocks: list[int], timings: Timings | None) -> None:
+        """Its answer is over; `blocks` are those of the conversation with it."""
+        self.flights.remove(flight)
+        self.prefixes.add(blocks)
+        if timings is None or not flight.asked.text:
+            return
+        expected = flight.num_known_bytes * self.learned.tokens_per_byte.value
+        self.prefixes.capacity_bytes = better_capacity(
+            self.prefixes.capacity_bytes, PREFIX_BYTES, expected, timings.num_cached
+        )
+        self.prefixes.shrink()
+        num_bytes = len(flight.asked.text)
+        self.learned.add(timings, num_bytes, flight.num_beside, len(self.flights))
+
+    def fail(self, flight: Flight) -> None:
+        """It did not answer."""
+        self.flights.discard(flight)
+        self.num_failed += 1
+
+    def hear(self, reported: Load, started_at: str = "") -> None:
+        """Take in what it says of itself; a server that was restarted has read nothing."""
+        if self.started_at and started_at and self.started_at != started_at:
+            self.prefixes.clear()
+            self.digests.clear()
+        self.started_at = started_at
+        self.reported, self.num_reported_own = reported, len(self.flights)
+        self.is_healthy, self.why_not = True, ""
+
+    def lose(self, reason: str) -> None:
+        """It cannot be used until it answers again."""
+        self.is_healthy, self.why_not = False, reason
+
+    def keep_digest(self, namespace: str, digest: Digest) -> None:
+        """What its corpora hold for one tenant; the tenant heard of longest ago goes first."""
+        self.digests.pop(namespace, None)
+        self.digests[namespace] = digest
+        while len(self.digests) > MAX_DIGESTS:
+            del self.digests[next(iter(self.digests))]
+
+    def describe(self) -> dict[str, Any]:
+        """Its state as JSON, for people."""
+        load, prices = self.load(), self.learned.prices()
+        state = "healthy" if self.is_healthy else "unhealthy"
+        return {
+            "name": self.name,
+            "url": self.url,
+            "state": "draining" if self.is_draining else state,
+            "why_not": self.why_not,
+            "num_slots": load.num_slots,
+            "num_running": load.num_running,
+            "num_waiting": load.num_waiting,
+            "num_in_flight": len(self.flights),
+            "num_sent": self.num_sent,
+            "num_failed": self.num_failed,
+            "prompt_token_ms": 1000 * prices.prompt_token,
+            "token_ms": 1000 * prices.token,
+            "prefix_bytes": self.prefixes.num_bytes,
+        }
