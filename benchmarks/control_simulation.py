@@ -21,10 +21,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from benchmarks.simulated_models import ModelSimulation
-from benchmarks.simulated_rollback import auto_with
-from benchmarks.simulated_slots import REQUEST_TOKENS, Simulation
-from benchmarks.simulated_texts import CURVES, EXPERT_CURVES, TILED_CURVES, WORKLOADS, expert_curve
+from benchmarks.lib.simulated_models import ModelSimulation
+from benchmarks.lib.simulated_rollback import auto_with
+from benchmarks.lib.simulated_slots import REQUEST_TOKENS, Simulation
+from benchmarks.lib.simulated_texts import (
+    CURVES,
+    EXPERT_CURVES,
+    TILED_CURVES,
+    WORKLOADS,
+    expert_curve,
+)
 
 from headstart.control import Controller
 

@@ -31,7 +31,6 @@ from benchmarks.lib.replay import Replay, Text, load_texts, save_texts
 from benchmarks.lib.workloads import make_prompts, parse_cells
 
 from headstart.app.demo import DRAFT, TARGET, path
-from headstart.control.counterfactual import Counterfactual
 from headstart.types.errors import ConfigError
 
 CURVE = "1:48,2:64,4:97,8:172,16:314,32:637"  # of the 1b-q8 target on two cores
@@ -40,7 +39,6 @@ ARMS = (
     "off;suffix@4;suffix@8;draft-model@4;suffix,draft-model@4;auto:suffix;auto:suffix,draft-model"
 )
 SEED = 7
-ESTIMATED_LENGTHS = (2, 4, 8)
 
 
 def record(workload: str, temperature: float, count: int, num_tokens: int) -> list[Text]:
@@ -77,28 +75,6 @@ def compare(
                 flush=True,
             )
     return shares
-
-
-def estimates(replay: Replay, texts: list[Text], types: tuple[str, ...]) -> None:
-    """What control says that each speculator alone would have given, from one run with all of them;
-    and what it gives.
-    """
-    totals = replay.run(Arm("auto", types, "auto"), texts, wants_counterfactual=True)
-    told = Counterfactual()
-    for run in totals.runs:
-        for stats in run.stats:
-            if stats.counterfactual is not None:
-                told += stats.counterfactual
-    label = f"{texts[0].workload:10} {texts[0].temperature:4g}"
-    for name, speeds in told.by_speculator.items():
-        for length in ESTIMATED_LENGTHS:
-            sums = speeds[str(length)]
-            really = replay.run(Arm(f"{name}@{length}", (name,), "fixed", length), texts).rate
-            print(
-                f"{label}  {name}@{length:<3} estimated {sums.speed:7.2f} +- {sums.error or 0:5.2f}"
-                f"  really {really:7.2f}  ratio {sums.speed / really:6.3f}",
-                flush=True,
-            )
 
 
 def line(name: str, totals: ArmTotals, off: ArmTotals) -> str:
@@ -141,12 +117,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--oracle", action="store_true", help="also what hindsight would have earned"
     )
-    parser.add_argument(
-        "--counterfactual",
-        metavar="TYPES",
-        help="instead: what one run with these speculators says that each alone would have given, "
-        "next to what it gives",
-    )
     args = parser.parse_args()
     try:
         args.cells = parse_cells(args.workloads, args.temperatures)
@@ -184,9 +154,6 @@ def main() -> None:
         file = args.texts / f"{workload}-{temperature:g}-{args.count}-{args.tokens}.json"
         if not file.exists():
             save_texts(file, record(workload, temperature, args.count, args.tokens))
-        if args.counterfactual:
-            estimates(replay, load_texts(file), tuple(args.counterfactual.split(",")))
-            continue
         for name, share in compare(
             replay, load_texts(file), args.arms, with_oracle=args.oracle
         ).items():

@@ -69,9 +69,7 @@ class Replay:
     draft: tuple[Callable[[], Engine], CostCurve] | None = None
     noise: float = 0.0  # of the times, see `Clock`
 
-    def run(
-        self, arm: Arm, texts: Sequence[Text], *, wants_counterfactual: bool = False
-    ) -> ArmTotals:
+    def run(self, arm: Arm, texts: Sequence[Text]) -> ArmTotals:
         """Answer all texts, as many at once as there are users; prompts are not timed.
 
         Raises:
@@ -80,12 +78,7 @@ class Replay:
         """
         engine, machine = self._machine(Clock(self.noise))
         scheduler = machine.scheduler(arm)
-        return ArmTotals(
-            [
-                self._answer(engine, scheduler, group, wants_counterfactual=wants_counterfactual)
-                for group in self._groups(texts)
-            ]
-        )
+        return ArmTotals([self._answer(engine, scheduler, group) for group in self._groups(texts)])
 
     def hindsight(self, types: Sequence[str], texts: Sequence[Text]) -> float:
         """Tokens per second with lengths chosen by one who knows the texts, on the drafts of these
@@ -134,18 +127,8 @@ class Replay:
     def _groups(self, texts: Sequence[Text]) -> list[Sequence[Text]]:
         return [texts[i : i + self.num_users] for i in range(0, len(texts), self.num_users)]
 
-    def _answer(
-        self,
-        engine: ScriptedEngine,
-        scheduler: Scheduler,
-        group: Sequence[Text],
-        *,
-        wants_counterfactual: bool = False,
-    ) -> Run:
-        requests = [
-            replace(text.request(slot_id), wants_counterfactual=wants_counterfactual)
-            for slot_id, text in enumerate(group)
-        ]
+    def _answer(self, engine: ScriptedEngine, scheduler: Scheduler, group: Sequence[Text]) -> Run:
+        requests = [text.request(slot_id) for slot_id, text in enumerate(group)]
         engine.scripts = {
             slot_id: [*text.prompt, *text.answer] for slot_id, text in enumerate(group)
         }

@@ -59,4 +59,8 @@ class WarmUpPrices:
         """Of a width, `shape` unless it was not seen since."""
         if margin == 1.0 or not knot or knot not in self._unseen:
             return shape
+        # A width that took less time than a single row has no price to scale: kernels like it, or
+        # something else slowed the single rows. Times the margin it could fall below no time.
+        if shape <= single:
+            return shape
         return log(exp(single) * (1.0 - margin) + exp(shape) * margin)

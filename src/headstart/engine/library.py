@@ -19,8 +19,7 @@ from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
 # Threads wait for each other hundreds of times a step. By default they spin for so long that two
-# programs on the same cores stop each other; with this they sleep sooner. Measured by
-# benchmarks/busy_machine.py.
+# programs on the same cores stop each other; with this they sleep sooner.
 if not os.environ.get("OMP_WAIT_POLICY"):
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

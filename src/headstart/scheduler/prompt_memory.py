@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 TARGET = "target"
 LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
 # cells of idle prompts that nobody else uses, from which on these are moved to main memory: 2,000
-# made a decode take 1.3 to 1.5 times as long (benchmarks/mixed_steps.py --idle), few are not worth
+# made a decode take 1.3 to 1.5 times as long, few are not worth
 # two copies
 LEAST_OWN_CELLS = 256
 LEAST_ROWS = 32  # to come, prompts and answers, from which on that is worth it

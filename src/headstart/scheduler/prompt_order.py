@@ -5,7 +5,7 @@ the prompt that waits longest, so that a stream of short ones does not hold it u
 each step, but in steps of its own, several in a row. For tokens that are read one after the other
 get neighbouring cells. A processor's attention skips tiles of cells of which a row sees none
 (`Engine.attention_tile`); where two prompts take turns with every 64 rows, each also looks at the
-cells of the other. Measured by benchmarks/prompt_order.py.
+cells of the other.
 """
 
 from __future__ import annotations

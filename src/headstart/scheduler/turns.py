@@ -4,7 +4,7 @@ On a GPU prompts are read beside the answers, because the weights are read from 
 both. On a processor that saves little, and attention takes it away: it computes whole tiles of
 rows (`Engine.attention_tile`) and skips only cells that no row of a tile sees, so the rows of the
 answers have 60 rows of a prompt look at the cells of all answers. There the two take turns: each
-answer gets a token after every chunk, as it would beside it. Measured by benchmarks/mixed_steps.py.
+answer gets a token after every chunk, as it would beside it.
 """
 
 from __future__ import annotations

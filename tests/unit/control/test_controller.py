@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.simulated_models import ModelSimulation
-from benchmarks.simulated_slots import Simulation
-from benchmarks.simulated_texts import expert_curve
+from benchmarks.lib.simulated_models import ModelSimulation
+from benchmarks.lib.simulated_slots import Simulation
+from benchmarks.lib.simulated_texts import expert_curve
 
 from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, SlotDraft, Step
 from headstart.control.choice import draft_value

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmarks.simulated_slots import Simulation
-from benchmarks.simulated_texts import TILED_CURVES
+from benchmarks.lib.simulated_slots import Simulation
+from benchmarks.lib.simulated_texts import TILED_CURVES
 
 from headstart.control import BatchPlan, Controller, SlotDraft, Step
 from headstart.control.cost import EACH, CostTable

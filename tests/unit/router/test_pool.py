@@ -259,7 +259,7 @@ async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
     measure = estimates(a=600 * mib, b=600 * mib, usable=1000 * mib)
     pool = pool_of(children, "a", "b", measure=measure)
     await use(pool, "a")
-    children.children["a"].listener.on_state({"state": "sleeping"})
+    children.children["a"].on_state({"state": "sleeping"})
     await use(pool, "b")
     assert pool.models["a"].status == SLEEPING, "there is room for both while one sleeps"
     await use(pool, "a")
@@ -270,7 +270,7 @@ async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
 async def test_what_only_asks_about_a_sleeping_model_does_not_wake_it(children) -> None:
     pool = pool_of(children, "a")
     await use(pool, "a")
-    children.children["a"].listener.on_state({"state": "sleeping"})
+    children.children["a"].on_state({"state": "sleeping"})
     await pool.acquire(pool.models["a"], wakes=False)
     assert pool.models["a"].status == SLEEPING
 

@@ -18,7 +18,7 @@ from headstart.config import ServerConfig
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.health import POLL_SECONDS, Health
 from headstart.gateway.balancer.replica import Replica
-from headstart.gateway.balancer.routing import Forward, RoutingLimits
+from headstart.gateway.balancer.routing import Routing, RoutingLimits
 from headstart.gateway.router.proxy import Proxy
 from headstart.server import errors
 from headstart.server.body import read_object
@@ -46,7 +46,7 @@ def create_app(
     """
     proxy = Proxy(config.timeout)
     health = Health(fleet, proxy, poll_seconds)
-    forward = Forward(fleet, proxy, limits or RoutingLimits(), health.answered)
+    forward = Routing(fleet, proxy, limits or RoutingLimits(), health.answered)
     has_keys = bool(config.api_key or config.api_key_file)
     orders = Orders(fleet, has_keys=has_keys, trusts_local=watch is None)
 

@@ -49,7 +49,7 @@ class RoutingLimits:
     tenant_header: str = ""
 
 
-class Forward:
+class Routing:
     """ASGI app: passes each request to a replica of a fleet.
 
     Args:

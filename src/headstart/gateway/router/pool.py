@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from headstart.gateway.router.broadcast import Broadcast
@@ -160,34 +161,30 @@ class Pool:
             await exited.wait()
 
     async def reload(self, presets: Sequence[ModelPreset]) -> None:
-        """Take other presets: what is loaded and has changed, or is gone, is unloaded first."""
+        """Take other presets; unload first what is running and has changed or is gone."""
         new = {preset.name: preset for preset in presets}
         while changed := [
             one
             for one in self.models.values()
-            if one.is_running and replace(new.get(one.name) or _GONE, is_hidden=False)
-            != replace(one.preset, is_hidden=False)
-        ]:  # fmt: skip
-            exited = self._exited
-            for one in changed:
-                self.unload(one)
-            await exited.wait()
+            if one.is_running and one.preset != new.get(one.name)
+        ]:
+            await asyncio.gather(*map(self.unloaded, changed))
         for name in self.models.keys() - new.keys():
             del self.models[name]
-            if waiting := self._queue.pop(name, None):
-                waiting.done.set_exception(BackendError(f"there is no model {name} any more"))
+            self._fail_waiting(name, BackendError(f"there is no model {name} any more"))
         for name, preset in new.items():
             model = self.models.setdefault(name, PooledModel(preset))
             if model.preset != preset:
-                model.preset, model.exit_code = preset, 0
+                model.exit_code = 0
                 model.estimate = model.estimate if model.is_running else None
+            model.preset = preset
         self.events.tell("models_reload", "*")
 
     async def close(self) -> None:
         """End all models."""
         self.is_closed = True
-        for waiting in self._queue.values():
-            _fail(waiting, UnavailableError("the server is shutting down"))
+        for name in list(self._queue):
+            self._fail_waiting(name, UnavailableError("the server is shutting down"))
         for model in self.models.values():
             self.unload(model)
         while any(one.is_running for one in self.models.values()):
@@ -299,9 +296,10 @@ class Pool:
         model.failure, model.exit_code, model.lacks_memory = "", 0, False
         self._set(model, LOADING)
         arguments = model.estimate.arguments if model.estimate else ()
-        model.child = self._start_child(model.preset, arguments, _ChildListener(self, model))
+        on_state, on_exit = partial(self._on_state, model), partial(self._on_exit, model)
+        model.child = self._start_child(model.preset, arguments, on_state, on_exit)
 
-    def on_state(self, model: PooledModel, state: Mapping[str, Any]) -> None:
+    def _on_state(self, model: PooledModel, state: Mapping[str, Any]) -> None:
         """A child says how it is doing."""
         match state["state"]:
             case "loaded" if "url" in state:
@@ -327,7 +325,7 @@ class Pool:
             if model.backend is backend:
                 model.info = info
 
-    def on_exit(self, model: PooledModel, code: int) -> None:
+    def _on_exit(self, model: PooledModel, code: int) -> None:
         """A child ended."""
         was_loading = model.status == LOADING
         lacked_memory = model.lacks_memory or code in MEMORY_SIGNALS
@@ -341,16 +339,13 @@ class Pool:
         if not is_retried:
             model.exit_code = 0 if is_wanted else code or 1
             self._set(model, UNLOADED, exit_code=model.exit_code)
-        self._note_exit()
-        if was_loading and not is_retried and (waiting := self._queue.get(model.name)):
-            reason = model.failure or "it was unloaded"
-            _fail(waiting, BackendError(f"{model.name} could not be loaded: {reason}"))
-            del self._queue[model.name]  # who comes now tries again
-        self._advance()
-
-    def _note_exit(self) -> None:
         self._exited.set()
         self._exited = asyncio.Event()
+        if was_loading and not is_retried:
+            reason = model.failure or "it was unloaded"
+            error = BackendError(f"{model.name} could not be loaded: {reason}")
+            self._fail_waiting(model.name, error)
+        self._advance()
 
     def _retry(self, model: PooledModel) -> bool:
         """Try once more with less beside it; whether that is possible."""
@@ -370,8 +365,15 @@ class Pool:
         model.failure, model.exit_code = reason, 2
         log.error("%s: %s", model.name, reason)
         self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 2})
-        if waiting := self._queue.pop(model.name, None):
-            _fail(waiting, BackendError(f"{model.name} could not be loaded: {reason}"))
+        error = BackendError(f"{model.name} could not be loaded: {reason}")
+        self._fail_waiting(model.name, error)
+
+    def _fail_waiting(self, name: str, error: HeadstartError) -> None:
+        """End the wait of all requests for a model; later ones try again."""
+        waiting = self._queue.pop(name, None)
+        if waiting is not None and not waiting.done.done():
+            waiting.done.set_exception(error)
+            waiting.done.exception()  # marks it as retrieved: the clients may all have left
 
     def _set(self, model: PooledModel, status: str, **data: Any) -> None:
         if model.status == status:
@@ -393,25 +395,3 @@ class Pool:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class _ChildListener:
-    """Tells the pool what the child of one model says."""
-
-    def __init__(self, pool: Pool, model: PooledModel) -> None:
-        self._pool, self._model = pool, model
-
-    def on_state(self, state: Mapping[str, Any]) -> None:
-        self._pool.on_state(self._model, state)
-
-    def on_exit(self, code: int) -> None:
-        self._pool.on_exit(self._model, code)
-
-
-_GONE = ModelPreset(name="", source="", arguments=())
-
-
-def _fail(waiting: _Waiting, error: HeadstartError) -> None:
-    if not waiting.done.done():
-        waiting.done.set_exception(error)
-        waiting.done.exception()  # seen: everybody who waited may have left

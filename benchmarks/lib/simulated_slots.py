@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from benchmarks.lib.curves import CostCurve
-from benchmarks.simulated_texts import (
+from benchmarks.lib.simulated_texts import (
     CURVES,
     EXPERT_CURVES,
     TILED_CURVES,

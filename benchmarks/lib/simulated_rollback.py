@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.simulated_slots import LONGEST, AutoText, Choice, Score, Simulation, Slot
+from benchmarks.lib.simulated_slots import LONGEST, AutoText, Choice, Score, Simulation, Slot
 
 from headstart.control import Controller, SlotDraft, Step
 

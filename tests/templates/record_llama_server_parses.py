@@ -2,11 +2,12 @@
 
 The answers are what each chat template makes of known ones (tests/templates/answers.py), and the
 test tests/unit/toolcalls/test_llama_server_parses.py compares ours with the recording. Run it again
-for another commit of llama.cpp, after benchmarks/record_llama_server_prompts.py:
+for another commit of llama.cpp, after tests/templates/record_llama_server_prompts.py:
 
-    c++ -std=c++17 -I L/common -I L/include -I L/ggml/include benchmarks/llama_server_parser.cpp \
-        -o parser -L L/build/bin -lllama-common -lllama -lggml -lggml-base -Wl,-rpath,L/build/bin
-    python benchmarks/record_llama_server_parses.py --parser ./parser
+    c++ -std=c++17 -I L/common -I L/include -I L/ggml/include -o parser \
+        tests/templates/llama_server_parser.cpp -L L/build/bin \
+        -lllama-common -lllama -lggml -lggml-base -Wl,-rpath,L/build/bin
+    python tests/templates/record_llama_server_parses.py --parser ./parser
 
 with L the source tree of llama.cpp, built in build/bin.
 """
@@ -21,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.templates.answers import PARSES, QUESTION, answer_texts
 from tests.templates.conversations import FIXTURE, TOOLS

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.simulated_slots import (
+from benchmarks.lib.simulated_slots import (
     CONTEXT,
     LONGEST,
     Choice,
@@ -15,7 +15,7 @@ from benchmarks.simulated_slots import (
     Slot,
     settle,
 )
-from benchmarks.simulated_texts import make_model_text
+from benchmarks.lib.simulated_texts import make_model_text
 
 from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, SlotDraft, Step
 from headstart.control.values import NO_ALLOWANCE, with_gap

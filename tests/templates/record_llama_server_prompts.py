@@ -3,7 +3,7 @@
 The test tests/server/test_llama_server_prompts.py compares ours with the recording. Run it again
 for another commit of llama.cpp:
 
-    python benchmarks/record_llama_server_prompts.py --llama-cpp LLAMA_CPP --model MODEL.gguf
+    python tests/templates/record_llama_server_prompts.py --llama-cpp LLAMA_CPP --model MODEL.gguf
 
 LLAMA_CPP is the source tree with llama-server built in build/bin. The model only lends its start
 and end tokens. Every template gets a server of its own, which renders by POST /apply-template.
@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.templates.conversations import (  # noqa: E402

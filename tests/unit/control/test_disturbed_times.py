@@ -1,0 +1,78 @@
+"""Control on a busy machine: measured times jump a hundredfold, and it goes on planning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headstart.control import Controller, SlotDraft, Step
+from headstart.control.cost import CostTable
+from headstart.control.cost_samples import REFERENCE_ROWS, Sample
+from headstart.control.warm_up_prices import WarmUpPrices
+
+ROWS = st.sampled_from([1, 2, 3, 4, 8, 11, 16, 32, 64, 256])
+TIMES = st.floats(0.1, 1000.0)  # a hundredth to a hundred times of 10 ms
+CONTEXTS = st.sampled_from([0, 500, 16000])
+STEPS = st.lists(st.tuples(ROWS, CONTEXTS, TIMES), max_size=60)
+
+
+def warm_up(times: Sequence[tuple[float, float]]) -> list[Sample]:
+    rows = (1, 2, 4, 8, 11, 16, 32, 64)
+    return [
+        Sample(rows[i % len(rows)], 0, ms, reference) for i, (ms, reference) in enumerate(times)
+    ]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(TIMES, TIMES), max_size=24), STEPS)
+@example([(2.0, 1.0), (1.0, 2.0), (1.0, 3.0)], [(1, 0, 1.0), (2, 0, 1.0)])
+def test_a_machine_whose_times_jump_has_a_cost_for_every_step(
+    times: list[tuple[float, float]], steps: list[tuple[int, int, float]]
+) -> None:
+    controller, table = Controller(), CostTable()
+    if times:
+        controller.learn_costs(warm_up(times))
+        table.calibrate(warm_up(times))
+    plan = [SlotDraft([0.9, 0.5, 0.2]), SlotDraft([0.7])]
+    for rows, context, milliseconds in steps:
+        controller.observe_step(rows, context, milliseconds)
+        table.observe(rows, context, milliseconds)
+        step = Step(2, 2, context, can_pad=True)
+        lengths = controller.plan(plan, step).lengths
+        assert 0 <= lengths[0] <= 3
+        assert 0 <= lengths[1] <= 1
+        for optimistic in (False, True):
+            curve = table.curve(80, context, optimistic=optimistic)
+            assert curve[0] >= 0.0
+            assert all(0.0 < ms < math.inf for ms in curve[1:])
+
+
+SHAPES = st.floats(-5.0, 5.0)
+
+
+@settings(deadline=None)
+@given(SHAPES, SHAPES, st.floats(0.3, 1.0 / 0.3))
+@example(-1.33, 0.09, 1.54)  # a warm-up in which another program slowed the single rows
+def test_a_width_faster_than_a_single_row_keeps_a_price(
+    shape: float, single: float, margin: float
+) -> None:
+    knot = 10
+    now = WarmUpPrices({0: single, knot: shape}).shape(knot, shape, single, margin)
+    assert math.isfinite(now)
+    assert now <= single if shape <= single else now >= single - 1e-9
+
+
+def test_a_disturbed_warm_up_does_not_end_the_steps() -> None:
+    rows = (1, 2, 4, 8, 11)
+    samples = [Sample(n, 0, 3.0 if n == 11 else 10.0 + n, 12.0) for n in rows for _ in range(3)]
+    table = CostTable()
+    table.calibrate(samples)
+    for milliseconds in (12.0, 16.0) * 40:
+        table.observe(1, 0, 11.0)
+        table.observe(REFERENCE_ROWS, 0, milliseconds)
+    eleven = table.milliseconds(11, 0)
+    assert eleven is not None
+    assert 0.0 < eleven < 11.0
