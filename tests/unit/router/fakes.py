@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from headstart.gateway.router.child import OnExit, OnState
-from headstart.gateway.router.eviction import Estimate, Room
+from headstart.gateway.router.eviction import LoadLimits
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LOADED, PooledModel
-from headstart.gateway.router.presets import ModelPreset
+from headstart.gateway.router.presets import Estimate, ModelPreset
 
 
 def preset(name: str, **more) -> ModelPreset:
@@ -87,7 +87,9 @@ def pool_of(
 ) -> Pool:
     presets = [one if isinstance(one, ModelPreset) else preset(one) for one in models]
     ticks = iter(range(1, 10**9))
-    return Pool(presets, Room(max_models), children.start, measure, lambda: float(next(ticks)))
+    return Pool(
+        presets, LoadLimits(max_models), children.start, measure, lambda: float(next(ticks))
+    )
 
 
 async def use(pool: Pool, name: str) -> PooledModel:

@@ -60,19 +60,14 @@ async def router(*models, max_models=0, presets=None, server=None, store=None, *
     echo = Echo()
     async with running(echo) as url:
         children = FakeChildren(url)
-        made = []
-
-        def make_pool():
-            made.append(pool_of(children, *models, max_models=max_models))
-            return made[0]
-
+        pool = pool_of(children, *models, max_models=max_models)
         config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
-        app = create_app(config, make_pool, lambda: presets or [], store=store)
+        app = create_app(config, pool, lambda: presets or [], store=store)
         async with (
             running(app, lifespan="on") as own,
             httpx2.AsyncClient(base_url=own, trust_env=False, timeout=5) as client,
         ):
-            yield Routed(children, echo, client, made[0])
+            yield Routed(children, echo, client, pool)
             echo.go_on.set()
 
 

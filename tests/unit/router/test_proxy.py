@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 from tests.unit.router.backends import running
 
-from headstart.gateway.router import proxy as proxy_module
-from headstart.gateway.router.proxy import Backend, ProxiedRequest, Proxy, relay
+from headstart.gateway import proxy as proxy_module
+from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy, relay
 from headstart.server.errors import error_response
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.types.errors import BackendError

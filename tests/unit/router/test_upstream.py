@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from headstart.gateway.router.proxy import Backend, Proxy
-from headstart.gateway.router.upstream import (
+from headstart.gateway.proxy import Backend, Proxy
+from headstart.gateway.upstream import (
     MAX_BUFFERED,
     MAX_HEAD,
     BrokenConnectionError,

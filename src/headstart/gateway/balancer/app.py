@@ -19,7 +19,7 @@ from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.health import POLL_SECONDS, Health
 from headstart.gateway.balancer.replica import Replica
 from headstart.gateway.balancer.routing import Routing, RoutingLimits
-from headstart.gateway.router.proxy import Proxy
+from headstart.gateway.proxy import Proxy
 from headstart.server import errors
 from headstart.server.body import read_object
 from headstart.server.errors import ApiError

@@ -14,7 +14,7 @@ import orjson
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.policy import Load
 from headstart.gateway.balancer.replica import Replica
-from headstart.gateway.router.proxy import Backend, ProxiedRequest, Proxy
+from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
 from headstart.structures.passages import Digest
 from headstart.types.errors import BackendError
 

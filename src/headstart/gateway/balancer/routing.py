@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import AnswerText, Asked, read
 from headstart.gateway.balancer.replica import Flight, Replica
-from headstart.gateway.router.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
+from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
 from headstart.server.body import parse_off_loop
 from headstart.server.errors import ApiError
 from headstart.server.threads import ClientGoneError, Threads, unless_left

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,76 +15,59 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.config import Config
+from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy, relay
 from headstart.gateway.router.child import TENANT_HEADER
-from headstart.gateway.router.downloads import Downloads, ModelStore
-from headstart.gateway.router.listing import RouterState, json_response, props, routes
-from headstart.gateway.router.metrics import render, report_of
-from headstart.gateway.router.ollama import ollama_routes
+from headstart.gateway.router.downloads import ModelStore
+from headstart.gateway.router.listing import OwnRoutes, ReadPresets, json_response
+from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
-from headstart.gateway.router.presets import ModelPreset
-from headstart.gateway.router.proxy import Backend, ProxiedRequest, Proxy, relay
 from headstart.server import cors_proxy, errors, tools, vertex
-from headstart.server.errors import ApiError
+from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Prefixed
 from headstart.server.threads import ClientGoneError, unless_left
 
-PROMETHEUS = "text/plain; version=0.0.4"
-
 
 def create_app(
     config: Config,
-    make_pool: Callable[[], Pool],
-    read_presets: Callable[[], Sequence[ModelPreset]],
+    pool: Pool,
+    read_presets: ReadPresets,
     settings: Sequence[Mapping[str, Any]] = (),
     extras: Extras | None = None,
     store: ModelStore | None = None,
 ) -> Starlette:
     """Build the app. Models are started while it runs, and ended with it.
 
-    Args:
-        make_pool: called in the loop that serves.
-        read_presets: reads again what there is; raises ConfigError.
-        settings: what /props shows.
-        store: where models are downloaded to; None: none are.
-
     Raises:
         ConfigError: the API key file, or what `extras` name, cannot be used.
     """
     server = config.server
     extras = extras or Extras()
-    state = RouterState(config, read_presets, settings)
+    own = OwnRoutes(config, pool, read_presets, settings, store)
+    forward = Forward(own, Proxy(server.timeout))
+    pool.describe = forward.describe
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        state.pool = make_pool()
-        forward.proxy = Proxy(server.timeout)
-        state.pool.describe = forward.describe
-        if store is not None:
-            state.downloads = Downloads(store, state.pool.events, state.reload)
-        for model in state.pool.models.values():
+        for model in pool.models.values():
             if model.preset.loads_on_startup:
-                state.pool.load(model)
+                pool.load(model)
         try:
             async with host.running(server):
                 yield
         finally:
-            if state.downloads is not None:
-                await state.downloads.close()
-            await state.pool.close()
-            state.threads.close()
+            await own.close()
+            await pool.close()
             forward.proxy.close()
 
-    forward = Forward(state)
-    own = [*routes(), *ollama_routes(), *tools.router.routes(), *cors_proxy.router.routes()]
-    app = Starlette(routes=own, lifespan=lifespan)
+    routes = [*own.all(), *tools.router.routes(), *cors_proxy.router.routes()]
+    app = Starlette(routes=routes, lifespan=lifespan)
     host = tools.install(app, extras.tools)
     app.router.default = forward
     app.router.redirect_slashes = False
-    app.state.router = state
     app.add_middleware(Guard, config=server, why_not_ready=lambda: None)
     policy = POLICY if server.path is None else None
     app.add_middleware(Page, files=page_files(server), policy=policy)
@@ -99,22 +82,24 @@ def create_app(
 class Forward:
     """ASGI app: passes a request to the model that it names, which is loaded if need be."""
 
-    def __init__(self, state: RouterState) -> None:
-        self._state = state
-        self.proxy: Proxy
+    def __init__(self, own: OwnRoutes, proxy: Proxy) -> None:
+        self._own, self._pool, self.proxy = own, own.pool, proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         http = HttpRequest(scope, receive)
+        path, names_model = scope["path"], bool(http.query_params.get("model"))
         try:
             body = await http.body()
-            own = {"/props": self._props, "/metrics": self._metrics}.get(scope["path"])
-            if own is not None and not http.query_params.get("model"):
-                await own()(scope, receive, send)
-                return
-            model = await self._model(http, body)
-            await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
+            if path == "/props" and not names_model:
+                await json_response(self._own.props())(scope, receive, send)
+            elif path == "/metrics" and not names_model:
+                text = Response(render(self._pool), media_type="text/plain; version=0.0.4")
+                await text(scope, receive, send)
+            else:
+                model = await self._model(http, body)
+                await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
         except (ClientDisconnect, ClientGoneError):
             return
 
@@ -131,12 +116,6 @@ class Forward:
             answer.close()
         return found
 
-    def _props(self) -> Response:
-        return json_response(props(self._state))
-
-    def _metrics(self) -> Response:
-        return Response(render(report_of(self._state.pool)), media_type=PROMETHEUS)
-
     async def _model(self, http: HttpRequest, body: bytes) -> PooledModel:
         """The model that a request names, if it may be used.
 
@@ -144,10 +123,14 @@ class Forward:
             ApiError: there is none, or it is not loaded and must not be.
         """
         query = http.query_params
-        name = await self._state.named(body) if http.method == "POST" else query.get("model")
-        model = self._state.find(name)
+        name = await self._own.named(body) if http.method == "POST" else query.get("model")
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, "model name is missing from the request; GET /models lists them")
+        model = self._pool.find(name)
+        if model is None:
+            raise ApiError(400, f"model {shorten(name)} not found; GET /models lists them")
         autoload = query.get("autoload")
-        loads = autoload in ("1", "true") if autoload else self._state.config.router.models_autoload
+        loads = autoload in ("1", "true") if autoload else self._own.config.router.models_autoload
         if not loads and not model.is_running:
             raise ApiError(400, f"the model {model.name} is not loaded; POST /models/load loads it")
         return model
@@ -161,7 +144,7 @@ class Forward:
         send: Send,
     ) -> None:
         is_task = request.method == "POST"
-        lease = await unless_left(receive, self._state.pool.acquire(model, wakes=is_task))
+        lease = await unless_left(receive, self._pool.acquire(model, wakes=is_task))
         try:
             tenant = {TENANT_HEADER.lower(): scope.get("headstart.namespace", "")}
             backend = replace(lease.backend, headers={**lease.backend.headers, **tenant})

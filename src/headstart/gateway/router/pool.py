@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from headstart.gateway.proxy import Backend
 from headstart.gateway.router.broadcast import Broadcast
 from headstart.gateway.router.child import TENANT_HEADER, Start
-from headstart.gateway.router.eviction import Estimate, Room
+from headstart.gateway.router.eviction import LoadLimits
 from headstart.gateway.router.pooled_model import (
     LOADED,
     LOADING,
@@ -27,8 +28,7 @@ from headstart.gateway.router.pooled_model import (
     UNLOADED,
     PooledModel,
 )
-from headstart.gateway.router.presets import ModelPreset
-from headstart.gateway.router.proxy import Backend
+from headstart.gateway.router.presets import Estimate, ModelPreset
 from headstart.types.errors import BackendError, HeadstartError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Pool:
     def __init__(
         self,
         presets: Sequence[ModelPreset],
-        room: Room,
+        limits: LoadLimits,
         start: Start,
         measure: Measure | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -85,7 +85,7 @@ class Pool:
         self.events = Broadcast()
         self.describe: Describe | None = None
         self.models = {preset.name: PooledModel(preset) for preset in presets}
-        self._room = room
+        self._limits = limits
         self._start_child, self._measure, self._clock = start, measure, clock
         self._queue: dict[str, _Waiting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,6 +97,10 @@ class Pool:
         if name in self.models:
             return self.models[name]
         return next((one for one in self.models.values() if name in one.preset.aliases), None)
+
+    def running(self) -> list[PooledModel]:
+        """The models that have processes."""
+        return [one for one in self.models.values() if one.is_running]
 
     @property
     def num_waiting(self) -> int:
@@ -116,7 +120,8 @@ class Pool:
         """
         if wakes:
             model.last_used = self._clock()
-        if model.is_ready or (not wakes and model.is_asleep):
+        is_asleep = model.status == SLEEPING and not model.is_stopping
+        if model.is_ready or (is_asleep and not wakes):
             model.num_requests += 1
         else:
             await self._wait(model)
@@ -163,11 +168,7 @@ class Pool:
     async def reload(self, presets: Sequence[ModelPreset]) -> None:
         """Take other presets; unload first what is running and has changed or is gone."""
         new = {preset.name: preset for preset in presets}
-        while changed := [
-            one
-            for one in self.models.values()
-            if one.is_running and one.preset != new.get(one.name)
-        ]:
+        while changed := [one for one in self.running() if one.preset != new.get(one.name)]:
             await asyncio.gather(*map(self.unloaded, changed))
         for name in self.models.keys() - new.keys():
             del self.models[name]
@@ -185,10 +186,8 @@ class Pool:
         self.is_closed = True
         for name in list(self._queue):
             self._fail_waiting(name, UnavailableError("the server is shutting down"))
-        for model in self.models.values():
-            self.unload(model)
-        while any(one.is_running for one in self.models.values()):
-            await self._exited.wait()
+        while running := self.running():
+            await asyncio.gather(*map(self.unloaded, running))
         self.events.close()
         for task in self._tasks:
             task.cancel()
@@ -230,8 +229,8 @@ class Pool:
                 waiting.done.set_result(None)
             elif model.is_stopping or model.is_draining:
                 return  # nobody overtakes
-            elif not self._has_room(waiting):
-                if model.is_measured or waiting.done.done():
+            elif not self._makes_room(waiting):
+                if model.is_being_estimated or waiting.done.done():
                     continue  # its turn comes when that is known
                 return
             elif model.status == SLEEPING:
@@ -240,28 +239,28 @@ class Pool:
             else:
                 self._load(model)
 
-    def _has_room(self, waiting: _Waiting) -> bool:
-        """Whether a model can be loaded now; if not, what is in its way is unloaded, or awaited."""
+    def _makes_room(self, waiting: _Waiting) -> bool:
+        """Whether a model can be loaded now; if not, unload what is in its way, or wait for it."""
         model = waiting.model
         if model.waits_for is not None and model.waits_for.is_running:
             return False
         model.waits_for = None
         if model.estimate is None and self._measure is not None:
-            if not model.is_measured:
-                model.is_measured = True
+            if not model.is_being_estimated:
+                model.is_being_estimated = True
                 self._spawn(self._estimate(model))
             return False
-        running = [one for one in self.models.values() if one.is_running and one is not model]
-        if self._room.fits(model, running):
+        running = [one for one in self.running() if one is not model]
+        if self._limits.fits(model, running):
             return True
         staying = [one for one in running if not one.is_stopping]
         idle = [one for one in staying if self._is_idle(one)]
         busy = [one for one in staying if one not in idle]
-        victims = self._room.victims(model, idle, busy)
+        victims = self._limits.victims(model, idle, busy)
         if victims is None and asyncio.get_running_loop().time() - waiting.since >= PATIENCE:
             due = [one for one in staying if self._is_due(one)]
             rest = [one for one in staying if one not in due]
-            victims = self._room.victims(model, rest, due)
+            victims = self._limits.victims(model, rest, due)
         for victim in victims or ():
             if victim.num_requests or victim.status == LOADING:
                 victim.is_draining = True
@@ -284,11 +283,11 @@ class Pool:
         try:
             model.estimate = await self._measure(model.preset)
             # what the user said of a device stands; of others the first estimate does
-            budget = {**model.estimate.usable, **self._room.budget}
-            self._room = replace(self._room, budget=budget)
+            budget = {**model.estimate.usable, **self._limits.budget}
+            self._limits = replace(self._limits, budget=budget)
         except (HeadstartError, OSError, ValueError, KeyError) as error:
             self._fail(model, str(error))
-        model.is_measured = False
+        model.is_being_estimated = False
         self._advance()
 
     def _load(self, model: PooledModel) -> None:

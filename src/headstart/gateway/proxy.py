@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Receive, Scope, Send
 
-from headstart.gateway.router.upstream import BrokenConnectionError, Connection, head_of
+from headstart.gateway.upstream import BrokenConnectionError, Connection, head_of
 from headstart.server.errors import error_body, log_failure
 from headstart.server.sse import event as sse_event
 from headstart.server.threads import unless_left
@@ -237,7 +237,7 @@ class Proxy:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    partial(Connection, backend.url), parts.hostname, port, ssl=tls
+                    partial(Connection, backend.url), parts.hostname or "", port, ssl=tls
                 )
         except OSError:  # a time-out is one
             raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
