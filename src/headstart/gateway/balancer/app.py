@@ -7,7 +7,6 @@ import ipaddress
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
-import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from headstart.server import errors
 from headstart.server.body import read_object
 from headstart.server.errors import ApiError
 from headstart.server.guard import Guard
+from headstart.server.routing import json_response
 
 Watch = Callable[[], Coroutine[None, None, None]]
 
@@ -89,7 +89,7 @@ class Orders:
         """Say whether there is a backend to answer."""
         if not self._fleet.available():
             raise ApiError(503, "no backend is healthy")
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def handle(self, http: HttpRequest) -> Response:
         """List the backends, or drain or resume one."""
@@ -99,11 +99,11 @@ class Orders:
         match http.method, http.path_params["order"]:
             case "GET", "backends":
                 replicas = self._fleet.replicas.values()
-                return _json({"backends": [one.describe() for one in replicas]})
+                return json_response({"backends": [one.describe() for one in replicas]})
             case "POST", "drain" | "resume" as order:
                 replica = self._named(await http.body())
                 replica.is_draining = order == "drain"
-                return _json(replica.describe())
+                return json_response(replica.describe())
         raise ApiError(404, f"there is no {http.method} {path} here")
 
     def _named(self, body: bytes) -> Replica:
@@ -123,7 +123,3 @@ def _is_local(scope: Scope) -> bool:
         return client is None or ipaddress.ip_address(client[0]).is_loopback
     except ValueError:
         return False
-
-
-def _json(data: object) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")

@@ -18,7 +18,7 @@ from headstart.config import Config
 from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy, relay
 from headstart.gateway.router.child import TENANT_HEADER
 from headstart.gateway.router.downloads import ModelStore
-from headstart.gateway.router.listing import OwnRoutes, ReadPresets, json_response
+from headstart.gateway.router.listing import OwnRoutes, ReadPresets
 from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
@@ -27,7 +27,7 @@ from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.page import POLICY, Page, page_files
-from headstart.server.routing import Prefixed
+from headstart.server.routing import Prefixed, json_response
 from headstart.server.threads import ClientGoneError, unless_left
 
 
@@ -63,7 +63,7 @@ def create_app(
             await pool.close()
             forward.proxy.close()
 
-    routes = [*own.all(), *tools.router.routes(), *cors_proxy.router.routes()]
+    routes = [*own.all(), *tools.routes.all(), *cors_proxy.routes.all()]
     app = Starlette(routes=routes, lifespan=lifespan)
     host = tools.install(app, extras.tools)
     app.router.default = forward

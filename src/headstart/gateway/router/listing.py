@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -28,6 +27,7 @@ from headstart.server.ollama_models import (
     loaded_model,
     model_details,
 )
+from headstart.server.routing import json_response
 from headstart.server.threads import Threads
 from headstart.types.errors import ModelError
 
@@ -277,8 +277,3 @@ def _downloading(name: str) -> dict[str, Any]:
         "source": CACHE,
         "can_remove": True,
     }
-
-
-def json_response(data: Any) -> Response:
-    """An answer with status 200."""
-    return Response(orjson.dumps(data), media_type="application/json")
