@@ -14,10 +14,10 @@ from pathlib import Path
 from headstart.app.cli import llama_server
 from headstart.app.cli.devices import DevicesOptions
 from headstart.app.cli.generate import GenerateOptions
-from headstart.app.cli.rpc_build import RpcBuildOptions
-from headstart.app.cli.rpc_worker import RpcWorkerOptions
 from headstart.app.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.extras.cluster.options import ClusterOptions
+from headstart.extras.rpc.build import RpcBuildOptions
+from headstart.extras.rpc.worker import RpcWorkerOptions
 from headstart.gateway.balancer.options import RouterOptions
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.errors import ANSWERS

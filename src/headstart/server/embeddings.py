@@ -1,4 +1,4 @@
-"""POST /v1/embeddings and /embedding: texts as vectors, in OpenAI's form and in llama-server's."""
+"""POST /v1/embeddings and /embedding: vectors of texts, in OpenAI's and llama-server's forms."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import Body, Int, read_body
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
+from headstart.server.event_stream import single_event
 from headstart.server.limits import MAX_INPUTS, MAX_VALUES, check_fits, check_length
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import is_id, tokenize_mixed
 from headstart.server.routing import Routes, json_response
-from headstart.server.single_event import single_event
 from headstart.server.threads import unless_left
 from headstart.types import Vocab
-from headstart.types.errors import NotSupportedError
+from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
-LARGEST = 32760.0  # number of a vector that is scaled with embd_normalize 0
+LARGEST = 32760.0  # number of a vector with embd_normalize 0
 
 routes = Routes()
 
@@ -35,18 +35,18 @@ class EmbeddingBody(Body):
     """POST /v1/embeddings and /embedding."""
 
     input: Any = Field(
-        default=None,
+        None,
         description="string, token ids, a mix of both, or a list of these; or objects with "
         "prompt_string, or with content as parts of text",
     )
-    content: Any = Field(default=None, description="the same as input; answered as by /embedding")
+    content: Any = Field(None, description="the same as input; answered as by /embedding")
     model: str | None = None
     encoding_format: str = Field(default="float", description="float or base64")
     dimensions: Int | None = Field(
-        default=None, description="only so many numbers of each vector, scaled anew"
+        None, description="only so many numbers of each vector, scaled anew"
     )
     embd_normalize: Int | None = Field(
-        default=None,
+        None,
         description="-1 none, 0 the largest number to 32760, 1 taxicab, 2 Euclidean, above: p-norm",
     )
 
@@ -72,10 +72,9 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     service = service_of(http)
     info = embedding_info(service)
     if is_openai and info.pooling == "none":
-        raise ApiError(
-            400,
+        raise RequestError(
             "Pooling type 'none' is not OAI compatible. Please use a different pooling type "
-            "(--pooling mean), or /embedding",
+            "(--pooling mean), or /embedding"
         )
     body = await read_body(http, EmbeddingBody)
     _check(body, info)
@@ -91,7 +90,7 @@ def embedding_info(service: Service) -> EmbeddingInfo:
     """How this server embeds.
 
     Raises:
-        NotSupportedError: it does not.
+        NotSupportedError: it does not embed.
     """
     info = service.info.embedding
     if info is None:
@@ -112,8 +111,8 @@ async def embed(
     """The vectors of texts that `read` tokenizes, off the event loop.
 
     Raises:
-        ClientGoneError: the client left.
-        ApiError, HeadstartError: they cannot be had.
+        ClientGoneError: the client disconnected.
+        HeadstartError: the texts cannot be read or embedded.
     """
     texts = await unless_left(http.receive, service.prompt_threads.run(read))
     command = EmbeddingRequest(f"{prefix}-{secrets.token_hex(12)}", tuple(texts))
@@ -124,18 +123,17 @@ async def embed(
 
 def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
     if body.input is None and body.content is None:
-        raise ApiError(400, '"input" or "content" must be provided')
+        raise RequestError('"input" or "content" must be provided')
     if body.encoding_format not in ("float", "base64"):
-        raise ApiError(
-            400,
+        raise RequestError(
             f"encoding_format is {shorten(body.encoding_format)}: the format to return the "
-            "embeddings in can be either float or base64",
+            "embeddings in can be either float or base64"
         )
     if body.embd_normalize is not None and body.embd_normalize < -1:
-        raise ApiError(400, f"embd_normalize is {body.embd_normalize} but must be -1 or more")
+        raise RequestError(f"embd_normalize is {body.embd_normalize} but must be -1 or more")
     if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
-        raise ApiError(
-            400, f"dimensions is {body.dimensions} but must be from 1 to {info.size}, the model's"
+        raise RequestError(
+            f"dimensions is {body.dimensions} but must be from 1 to {info.size}, the model's"
         )
 
 
@@ -143,19 +141,18 @@ def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]
     """Token ids of each text.
 
     Raises:
-        ApiError: a text is none, is empty, or is longer than the model takes.
+        RequestError: a text has the wrong type, is empty, or is too long for the model.
     """
     entries = given if isinstance(given, list) and not any(map(is_id, given)) else [given]
     if not entries:
-        raise ApiError(400, '"input" must not be empty')
+        raise RequestError('"input" must not be empty')
     check_length("input", entries, MAX_INPUTS, "texts")
     texts = [_read(f"input {i}", entry, vocab, info) for i, entry in enumerate(entries)]
     rows = sum(map(len, texts)) if info.pooling == "none" else len(texts)
     if rows * info.size > MAX_VALUES:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"the answer would have {rows} vectors of {info.size} numbers but at most "
-            f"{MAX_VALUES} numbers are sent; send fewer texts at once",
+            f"{MAX_VALUES} numbers are sent; send fewer texts at once"
         )
     return texts
 
@@ -165,7 +162,7 @@ def _read(field: str, entry: Any, vocab: Vocab, info: EmbeddingInfo) -> list[int
         entry = _text_of(field, entry)
     tokens = tokenize_text(field, entry, vocab, info, add_special=True)
     if not tokens:
-        raise ApiError(400, "Input content cannot be empty")
+        raise RequestError("Input content cannot be empty")
     return check_size(field, tokens, info)
 
 
@@ -173,7 +170,7 @@ def tokenize_text(
     field: str, text: Any, vocab: Vocab, info: EmbeddingInfo, *, add_special: bool,
     parse_special: bool = True,
 ) -> list[int]:  # fmt: skip
-    """Token ids of a text to embed, of which more than fit are found to be too many elsewhere."""
+    """Token ids of a text to embed; may return more than fit, see `check_size`."""
     limit = 4 * info.max_tokens
     parts = text if isinstance(text, list) else [text]
     num_bytes = sum(len(part) for part in parts if isinstance(part, str))
@@ -184,12 +181,11 @@ def tokenize_text(
 
 
 def check_size(field: str, tokens: list[int], info: EmbeddingInfo) -> list[int]:
-    """The tokens, unless they are more than the model reads at once."""
+    """Return the tokens if the model can process them at once."""
     if len(tokens) > info.max_tokens:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"{field} ({len(tokens)} tokens) is too large to process: at most {info.max_tokens} "
-            "are taken; shorten it, or start with a larger --ubatch if the model knows so many",
+            "are taken; shorten it, or start with a larger --ubatch if the model knows so many"
         )
     return tokens
 
@@ -201,7 +197,7 @@ def _text_of(field: str, entry: dict[str, Any]) -> Any:
         return entry.get("prompt_string")
     parts = entry["content"]
     if not isinstance(parts, list):
-        raise ApiError(400, f"{field}.content is {shorten(parts)} but must be a list of parts")
+        raise RequestError(f"{field}.content is {shorten(parts)} but must be a list of parts")
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -230,7 +226,7 @@ def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
 def finished(
     event: EmbeddingEvent, service: Service, kind: int | None, dimensions: int | None
 ) -> Sequence[NDArray[np.float32]]:
-    """The vectors as they are sent; those of single tokens as they are."""
+    """The vectors as they are sent, normalized unless they are those of single tokens."""
     info = service.info.embedding
     if info is not None and info.pooling == "none":
         return event.vectors

@@ -111,8 +111,8 @@ def shorten(value: object) -> str:
     return _repr.repr(value)
 
 
-class ApiError(Exception):
-    """An error response; `type` defaults to the usual one of the status."""
+class ApiError(HeadstartError):
+    """An error with a status of its own; `type` defaults to the usual one of the status."""
 
     def __init__(
         self, status: int, message: str, *, type: str | None = None, retry_after: int | None = None
@@ -169,11 +169,10 @@ def error_response(error: Exception) -> Response:
 
 def install(app: Starlette) -> None:
     """Turn exceptions of routes into responses of this shape."""
-    app.add_exception_handler(ApiError, _answer)
+    app.add_exception_handler(HeadstartError, _answer)
     app.add_exception_handler(ClientGoneError, lambda _, error: Response(status_code=CLIENT_GONE))
-    app.add_exception_handler(HeadstartError, _answer_and_log)
     app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(Exception, _answer)
+    app.add_exception_handler(Exception, lambda _, error: error_response(error))
 
 
 def log_failure(error: Exception) -> None:
@@ -187,10 +186,6 @@ def _shape(status: int, message: str, type: str | None = None) -> dict[str, Any]
 
 
 def _answer(request: Request, error: Exception) -> Response:
-    return error_response(error)
-
-
-def _answer_and_log(request: Request, error: Exception) -> Response:
     log_failure(error)
     return error_response(error)
 

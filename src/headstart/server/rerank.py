@@ -1,4 +1,4 @@
-"""POST /rerank: how well documents answer a query, in Jina's form and in that of TEI.
+"""POST /rerank: scores documents by a query, in the forms of Jina and TEI.
 
 Sources: https://jina.ai/reranker/ and
 https://huggingface.github.io/text-embeddings-inference/#/Text%20Embeddings%20Inference/rerank
@@ -13,12 +13,12 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.server.body import Body, Int, read_body
 from headstart.server.embeddings import check_size, embed, tokenize_text
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import shorten
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import RerankForm, service_of
 from headstart.server.routing import Routes
 from headstart.types import Vocab
-from headstart.types.errors import NotSupportedError
+from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent
 
@@ -29,10 +29,10 @@ class RerankBody(Body):
     """POST /rerank."""
 
     query: Any = None
-    documents: Any = Field(default=None, description="list of strings")
-    texts: Any = Field(default=None, description="the same; the answer is then a list, as TEI's")
-    top_n: Int | None = Field(default=None, description="only the best so many")
-    return_text: bool = Field(default=False, description="with texts: each result has its text")
+    documents: Any = Field(None, description="list of strings")
+    texts: Any = Field(None, description="the same; the answer is then a list, as TEI's")
+    top_n: Int | None = Field(None, description="only the best so many")
+    return_text: bool = Field(False, description="with texts: each result has its text")
     model: str | None = None
 
 
@@ -84,16 +84,16 @@ def _prompt(
 
 def _read(body: RerankBody) -> tuple[str, list[str]]:
     if body.query is None:
-        raise ApiError(400, '"query" must be provided')
+        raise RequestError('"query" must be provided')
     if not isinstance(body.query, str):
-        raise ApiError(400, f'"query" must be a string, not {shorten(body.query)}')
+        raise RequestError(f'"query" must be a string, not {shorten(body.query)}')
     documents = body.texts if body.documents is None else body.documents
     is_texts = isinstance(documents, list) and all(isinstance(one, str) for one in documents)
     if not is_texts or not documents:
-        raise ApiError(400, '"documents" must be a non-empty string array')
+        raise RequestError('"documents" must be a non-empty string array')
     check_length("documents", documents, MAX_INPUTS, "texts")
     if body.top_n is not None and body.top_n < 0:
-        raise ApiError(400, f"top_n is {body.top_n} but must be 0 or more")
+        raise RequestError(f"top_n is {body.top_n} but must be 0 or more")
     return body.query, documents
 
 

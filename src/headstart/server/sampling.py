@@ -11,7 +11,7 @@ from typing import Any
 
 from headstart.config import SamplingConfig
 from headstart.server.constraints import default_constraint
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import shorten
 from headstart.server.limits import (
     MAX_BIAS,
     MAX_BIAS_TEXT_BYTES,
@@ -26,7 +26,7 @@ from headstart.server.limits import (
 from headstart.server.model import RequestDefaults
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
-from headstart.types.errors import ConfigError, InvalidParameterError
+from headstart.types.errors import ConfigError, InvalidParameterError, RequestError
 from headstart.types.sampling_params import (
     MAX_SEED,
     NUMBERS,
@@ -46,7 +46,7 @@ def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> Req
     """Join flags and the model's metadata.
 
     Raises:
-        ConfigError: a flag is out of range, or names what cannot be read.
+        ConfigError: a flag is out of range, or names a file that cannot be read.
     """
     values: dict[str, Any] = {"ignore_eos": config.ignore_eos}
     values |= _recommended(metadata)
@@ -82,7 +82,7 @@ def sampling_params(
     """The server's defaults with the values of the body.
 
     Raises:
-        ApiError, InvalidParameterError: a value has the wrong form or is out of range.
+        RequestError: a value has the wrong form or is out of range.
     """
     given: dict[str, Any] = {one.name: getattr(body, one.name) for one in NUMBERS}
     given["ignore_eos"] = body.ignore_eos
@@ -93,9 +93,8 @@ def sampling_params(
     )
     if body.dry_sequence_breakers is not None:
         if not body.dry_sequence_breakers:
-            raise ApiError(
-                400,
-                "dry_sequence_breakers is an empty list; give at least one text or leave it out",
+            raise RequestError(
+                "dry_sequence_breakers is an empty list; give at least one text or leave it out"
             )
         check_length("dry_sequence_breakers", body.dry_sequence_breakers, MAX_BREAKERS, "texts")
         for breaker in body.dry_sequence_breakers:
@@ -155,10 +154,8 @@ def read_names(field: str, value: Any) -> tuple[str, ...] | None:
     if isinstance(names, list):
         check_length(field, names, MAX_NAMES)
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ApiError(
-            400,
-            f"{field} is {shorten(value)} but must be a list of names, or names with commas "
-            "between",
+        raise RequestError(
+            f"{field} is {shorten(value)} but must be a list of names, or names with commas between"
         )
     return tuple(names)
 
@@ -206,7 +203,7 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
     """Read both forms; a text biases every token of it.
 
     Raises:
-        ApiError: it is neither form, names no token, or holds too much.
+        RequestError: it has neither form, names no token, or has too many entries.
     """
     if isinstance(value, Mapping | list):
         check_length("logit_bias", value, vocab.size)
@@ -214,7 +211,7 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
-        raise ApiError(400, "logit_bias must be an object {token: bias} or a list of [token, bias]")
+        raise RequestError("logit_bias must be an object {token: bias} or a list of [token, bias]")
     biases: dict[int, float] = {}
     texts: list[str] = []
     for name, bias in pairs:
@@ -225,7 +222,7 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
             check_bytes("logit_bias", token, MAX_BIAS_TEXT_BYTES)
             ids = vocab.tokenize(token, add_special=False, parse_special=False)
         else:
-            ids = [token] if 0 <= token < vocab.size else []  # others change nothing
+            ids = [token] if 0 <= token < vocab.size else []  # unknown ids have no effect
         for token_id in ids:
             total = biases.get(token_id, 0.0) + number
             biases[token_id] = total if math.isinf(total) else _finite_bias(total)
@@ -236,10 +233,9 @@ def _bias(token: Any, bias: Any) -> float:
     if bias is False:
         return -math.inf
     if isinstance(bias, bool) or not isinstance(bias, int | float):
-        raise ApiError(
-            400,
+        raise RequestError(
             f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to "
-            "ban it",
+            "ban it"
         )
     return _finite_bias(bias)
 
@@ -253,7 +249,7 @@ def _bias_token(token: Any, *, is_key: bool) -> int | str:
     if is_key and re.fullmatch(r"-?[0-9]{1,12}", token):  # JSON keys are strings, ids included
         token = int(token)
     if not isinstance(token, str | int) or isinstance(token, bool):
-        raise ApiError(
-            400, f"logit_bias names the token {shorten(token)} but must name an id or a text"
+        raise RequestError(
+            f"logit_bias names the token {shorten(token)} but must name an id or a text"
         )
     return token

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.cli import cluster
 from headstart.app.cli.flags import HelpRequested
+from headstart.extras.cluster import command as cluster
 from headstart.extras.cluster import deploy
 from headstart.extras.cluster.child import ServerChild
 from headstart.extras.cluster.control_states import (

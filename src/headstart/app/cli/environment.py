@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 
 from headstart.app.cli.llama_server import flags
 from headstart.app.cli.resolve import Given
@@ -104,20 +105,15 @@ def _all_commands() -> list[Setting]:
     # they read their flags with this module's help
     from headstart.app.cli.devices import DevicesOptions
     from headstart.app.cli.generate import GenerateOptions
-    from headstart.app.cli.rpc_build import RpcBuildOptions
-    from headstart.app.cli.rpc_worker import RpcWorkerOptions
-    from headstart.extras.cluster.options import ClusterOptions
     from headstart.gateway.balancer.options import RouterOptions
 
-    own = (
-        GenerateOptions,
-        DevicesOptions,
-        RouterOptions,
-        ClusterOptions,
-        RpcWorkerOptions,
-        RpcBuildOptions,
-    )
-    return [*all_settings(), *(setting for options in own for setting in settings_of(options))]
+    extras = [entry.load() for entry in entry_points(group="headstart.commands")]
+    own = (GenerateOptions, DevicesOptions, RouterOptions)
+    return [
+        *all_settings(),
+        *(setting for options in own for setting in settings_of(options)),
+        *(setting for command in extras for setting in command.settings()),
+    ]
 
 
 def _stem(setting: Setting) -> str:

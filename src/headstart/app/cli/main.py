@@ -23,6 +23,8 @@ COMMANDS = {
     "corpus": "add texts that answers may be guessed from",
 }
 
+EXTRAS = ("cluster", "rpc-worker", "rpc-build")  # of the entry-point group `headstart.commands`
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
@@ -60,13 +62,17 @@ def _dispatch(arguments: list[str]) -> int:
     # not above: the engine process imports this module where the command is a script
     from headstart.app.cli.flags import HelpRequested
     from headstart.app.cli.settings import closest
+    from headstart.structures.entry_points import load
 
     if command not in COMMANDS:
         raise ConfigError(
             f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart "
             "--help)"
         )
-    module = importlib.import_module(f"headstart.app.cli.{command.replace('-', '_')}")
+    if command in EXTRAS:
+        module = load("headstart.commands", command)
+    else:
+        module = importlib.import_module(f"headstart.app.cli.{command}")
     try:
         code: int = module.run(arguments[1:])
     except HelpRequested as page:

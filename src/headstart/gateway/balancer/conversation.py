@@ -43,7 +43,7 @@ def read(body: bytes, namespace: str = "") -> Asked:
     """Read a body; without a text if it is no JSON object, or of an unknown form.
 
     Raises:
-        ApiError: it begins as a JSON object, and is damaged or beyond the limits of structure.
+        RequestError: it begins as a JSON object, and is damaged or beyond the limits of structure.
     """
     if not body[:MAX_SPACE].lstrip().startswith(b"{"):
         return Asked()

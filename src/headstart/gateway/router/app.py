@@ -22,7 +22,7 @@ from headstart.gateway.router.listing import OwnRoutes, ReadPresets
 from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
-from headstart.server import cors_proxy, errors, tools, vertex
+from headstart.server import errors
 from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
@@ -56,23 +56,20 @@ def create_app(
             if model.preset.loads_on_startup:
                 pool.load(model)
         try:
-            async with host.running(server):
+            async with extras.running(server):
                 yield
         finally:
             await own.close()
             await pool.close()
             forward.proxy.close()
 
-    routes = [*own.all(), *tools.routes.all(), *cors_proxy.routes.all()]
-    app = Starlette(routes=routes, lifespan=lifespan)
-    host = tools.install(app, extras.tools)
+    app = Starlette(routes=own.all(), lifespan=lifespan)
     app.router.default = forward
     app.router.redirect_slashes = False
     app.add_middleware(Guard, config=server, why_not_ready=lambda: None)
     policy = POLICY if server.path is None else None
     app.add_middleware(Page, files=page_files(server), policy=policy)
-    if extras.vertex is not None:
-        vertex.install(app, extras.vertex)
+    extras.install(app)
     if server.api_prefix:
         app.add_middleware(Prefixed, prefix=server.api_prefix.rstrip("/"))
     errors.install(app)

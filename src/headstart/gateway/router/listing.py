@@ -97,7 +97,7 @@ class OwnRoutes:
         """The field `model` of a JSON body; None if it has none, or there is no body.
 
         Raises:
-            ApiError: the body is no JSON object, or beyond the limits of structure.
+            RequestError: the body is no JSON object, or beyond the limits of structure.
             CapacityError: too many bodies wait to be parsed.
         """
         if not body:

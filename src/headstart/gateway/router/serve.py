@@ -25,7 +25,6 @@ from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.presets import ModelPreset
 from headstart.server.extras import Extras
 from headstart.server.listen import SHUTDOWN_SECONDS, uvicorn_config
-from headstart.server.tools import HostedTools, hosted
 from headstart.types.errors import ConfigError
 
 
@@ -53,7 +52,7 @@ def serve(
     extras = Extras.of(config.tools, os.environ)
     config = replace(config, server=extras.applied(config.server))
     app = create_app(config, pool, read_presets, settings, extras, store)
-    server = _RouterServer(pool, hosted(app), uvicorn_config(app, config.server))
+    server = _RouterServer(pool, extras, uvicorn_config(app, config.server))
     run(server, config.server, lambda urls: _announce(urls, presets))
     return 0
 
@@ -70,13 +69,13 @@ def _check_startup(presets: Sequence[ModelPreset], max_models: int) -> None:
 class _RouterServer(uvicorn.Server):
     """Ends the models while answers are still in flight, so that those end with an error."""
 
-    def __init__(self, pool: Pool, tools: HostedTools, config: uvicorn.Config) -> None:
+    def __init__(self, pool: Pool, extras: Extras, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._pool, self._tools = pool, tools
+        self._pool, self._extras = pool, extras
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._pool.events.close()
-        await self._tools.close()
+        await self._extras.close()
         closing = asyncio.create_task(self._close())
         await super().shutdown(sockets)
         closing.cancel()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.app.cli.flags import read_flags
-from headstart.app.cli.settings import settings_of
+from headstart.app.cli.settings import Setting, settings_of
 from headstart.config import option
 from headstart.types.errors import ConfigError
 
@@ -31,20 +31,24 @@ class RpcBuildOptions:
     )
 
 
+def settings() -> list[Setting]:
+    """What can be set."""
+    return list(settings_of(RpcBuildOptions))
+
+
 def run(argv: Sequence[str]) -> int:
     """Build it and say where it is; return the exit code."""
-    settings = list(settings_of(RpcBuildOptions))
-    resolved, print_config = read_flags("rpc-build", ABOUT, settings, argv)
+    resolved, print_config = read_flags("rpc-build", ABOUT, settings(), argv)
     options = resolved.own(RpcBuildOptions)
     if print_config:
         print(resolved.describe())
         return 0
 
-    from headstart.app import remote
+    from headstart.extras.rpc.plugin import build, plugin_folder
 
     with tempfile.TemporaryDirectory() as folder:
         source = Path(options.source) if options.source else _fetch(Path(folder))
-        print(f"built {remote.build_plugin(source)}")
+        print(f"built {build(source, plugin_folder())}")
     return 0
 
 
