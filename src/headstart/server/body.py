@@ -73,7 +73,6 @@ JSON_WORDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
 }
-SHORT_BODY = 1 << 16  # bytes; parsed faster than a thread takes over
 
 
 async def read_body(request: HttpRequest, schema: type[B]) -> B:
@@ -97,7 +96,7 @@ async def parse_off_loop(body: bytes, parse: Callable[[bytes], T], threads: Thre
     Raises:
         CapacityError: too many bodies wait.
     """
-    if len(body) <= SHORT_BODY:
+    if len(body) <= 1 << 16:  # parsed faster than a thread takes over
         return parse(body)
     return await threads.run(lambda: _parse_long(body, parse))
 

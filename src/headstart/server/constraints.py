@@ -16,8 +16,6 @@ from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import ConfigError, RequestError
 
 FORMATS = ("text", "json_object", "json_schema")
-# types of llama-server's grammar_triggers
-_TOKEN, _WORD = 0, 1
 
 
 def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
@@ -133,9 +131,9 @@ def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
     triggers = []
     for entry in entries:
         kind = entry.get("type") if isinstance(entry, dict) else None
-        if kind == _WORD and isinstance(entry.get("value"), str):
+        if kind == 1 and isinstance(entry.get("value"), str):
             triggers.append(entry["value"].encode())
-        elif kind == _TOKEN and _is_token(entry.get("token"), vocab):
+        elif kind == 0 and _is_token(entry.get("token"), vocab):
             triggers.append(vocab.token_text(entry["token"]))
         elif kind in (2, 3):
             raise not_supported(

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from headstart.server.body import Body, Int, read_body
 from headstart.server.errors import not_supported, shorten
 from headstart.server.event_stream import single_event
-from headstart.server.limits import MAX_INPUTS, MAX_VALUES, check_fits, check_length
+from headstart.server.limits import MAX_INPUTS, check_fits, check_length
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import is_id, tokenize_mixed
 from headstart.server.routing import Routes, json_response
@@ -25,8 +25,6 @@ from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
-
-LARGEST = 32760.0  # number of a vector with embd_normalize 0
 
 routes = Routes()
 
@@ -149,10 +147,11 @@ def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]
     check_length("input", entries, MAX_INPUTS, "texts")
     texts = [_read(f"input {i}", entry, vocab, info) for i, entry in enumerate(entries)]
     rows = sum(map(len, texts)) if info.pooling == "none" else len(texts)
-    if rows * info.size > MAX_VALUES:
+    max_numbers = 1 << 23  # some 100 MB of JSON
+    if rows * info.size > max_numbers:
         raise RequestError(
             f"the answer would have {rows} vectors of {info.size} numbers but at most "
-            f"{MAX_VALUES} numbers are sent; send fewer texts at once"
+            f"{max_numbers} numbers are sent; send fewer texts at once"
         )
     return texts
 
@@ -215,7 +214,7 @@ def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
         return vectors
     wide = np.abs(vectors.astype(np.float64))
     if kind == 0:
-        norms = wide.max(axis=1, keepdims=True) / LARGEST
+        norms = wide.max(axis=1, keepdims=True) / 32760.0
     else:
         norms = (wide**kind).sum(axis=1, keepdims=True) ** (1.0 / kind)
     factors = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)

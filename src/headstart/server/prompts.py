@@ -17,7 +17,6 @@ from headstart.types import Vocab
 from headstart.types.errors import ContextLengthError, RequestError
 
 TEMPLATE_SECONDS = 5.0  # for one conversation
-LONG_TEXT = 6  # characters per token of the limit; a longer text is counted first
 WINDOW = 1 << 16  # characters counted at once
 
 
@@ -114,7 +113,7 @@ def tokenize_within(
 
     check_fits(len(text), limit)
     with watched(watch):
-        if len(text) > LONG_TEXT * limit:
+        if len(text) > 6 * limit:  # probably too long
             _estimate(text, vocab)
         return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
