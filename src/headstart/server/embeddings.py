@@ -21,9 +21,9 @@ from starlette.responses import Response
 from headstart.server.body import Body, Int, read_body
 from headstart.server.errors import not_supported, shorten
 from headstart.server.event_stream import single_event
-from headstart.server.limits import MAX_INPUTS, check_fits, check_length
+from headstart.server.limits import MAX_INPUTS, check_fits, check_length, is_id
 from headstart.server.model import RerankForm, Service, service_of
-from headstart.server.prompts import is_id, tokenize_mixed
+from headstart.server.prompts import tokenize_mixed
 from headstart.server.routing import Routes, json_response
 from headstart.server.threads import unless_left
 from headstart.types import Vocab
