@@ -45,10 +45,7 @@ from headstart.control.cost import CostTable
 from headstart.control.graph_reuse import GraphReuse
 from headstart.control.values import BatchPlan, SlotDraft, Step
 
-# A draft must gain this share more than it costs, if on / if off, with 1, 2, ... slots: several win
-# less, and lose as much by a wrong estimate. In simulated time with steps that vary by a quarter,
-# eight slots and a draft model win 3 %.
-MARGINS = ((0.03, 0.08), (0.06, 0.11), (0.09, 0.14), (0.10, 0.16))
+MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong estimates
 # of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
 SPEEDUP_RATE, YOUNG = 0.05, 4
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
@@ -99,11 +96,6 @@ class SpeedupAverage:
             return reached
         return reached - self.model_share * max(0.0, reached - float(self.without_model))
 
-    def margin(self, num_slots: int) -> float:
-        """Of the speedup that a draft has to beat."""
-        if_on, if_off = MARGINS[min(num_slots, len(MARGINS)) - 1]
-        return 1.0 + (if_on if self.is_on else if_off)
-
 
 _SPEEDUP = Fields(
     MovingSpeedup, tokens=Number(0.01, 1000.0), time=Number(0.01, 1000.0), steps=Count()
@@ -126,15 +118,14 @@ class Budget:
         self.graphs = GraphReuse()
 
     def rate(self, num_slots: int, plain_ms: float, *, is_unread: bool = False) -> float:
-        """Tokens per millisecond that a draft has to beat, hysteresis included; `plain_ms` of a
-        step without drafts.
+        """Tokens per millisecond that a draft has to beat, margin included; `plain_ms` of a step
+        without drafts.
 
         is_unread: of a model that would have to read all of these texts first. Without it they do
         not go on at the speed that other texts reached with it.
         """
-        average = self._average(num_slots)
-        speedup = average.speedup(is_unread=is_unread) * average.margin(num_slots)
-        return speedup * num_slots / plain_ms
+        speedup = self._average(num_slots).speedup(is_unread=is_unread)
+        return speedup * (1.0 + MARGIN) * num_slots / plain_ms
 
     def speedup(self, num_slots: int) -> float:
         """What is reached where no model has read the text."""
