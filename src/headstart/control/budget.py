@@ -27,10 +27,8 @@ has steps, so every total is tried.
 The rate is kept as a speedup over the same slots without drafts, so that it does not depend on how
 busy the machine is, and never below 1: what does not pay against plain decoding is not drafted.
 
-Two errors would keep themselves alive, so each is paid for with a bounded share of the time. A
-number of rows never measured is tried when it would be best under an optimistic curve, out of
-savings of EXPLORE_SHARE. And the way not taken (drafting, or not) is measured again now and then:
-a gain of g plain steps allows that every g / REVISIT_SHARE steps.
+A number of rows never measured would stay so if it were thought too dear: it is tried when it would
+be best under an optimistic curve, out of savings of EXPLORE_SHARE of the time.
 """
 
 from __future__ import annotations
@@ -49,11 +47,9 @@ MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong 
 # of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
 SPEEDUP_RATE, YOUNG = 0.05, 4
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
-# drafting (or not) is tried again after so many steps, at this cost; a step is left unpadded at the
-# same, because what is padded is not timed and the warm-up may have been disturbed
-REVISIT_AFTER, REVISIT_SHARE = 12, 0.01
-# but drafting only if it is expected to lose no more than this share of a plain step
-NEAR_MISS = 0.15
+# a step is left unpadded at this cost, because what is padded is not timed and the warm-up may have
+# been disturbed
+UNPADDED_SHARE = 0.01
 EXPLORE_START = 1.0  # savings for that, in plain steps
 
 
@@ -85,7 +81,6 @@ class SpeedupAverage:
     without_model: MovingSpeedup = field(default_factory=MovingSpeedup)
     model_share: float = 0.0
     is_on: bool = False
-    repeats: int = 0  # decisions since both ways, drafting and not, were last taken
 
     def speedup(self, *, is_unread: bool = False) -> float:
         """What is reached, or what of it there is where the models that reached it would first
@@ -208,7 +203,7 @@ class Budget:
         elif width > num_rows:
             curve = self._cost.curve(width, step.context)
             padded = self._padded[num_rows] = self._padded.get(num_rows, 0) + 1
-            if padded * REVISIT_SHARE >= curve[num_rows] / curve[width] - 1.0:
+            if padded * UNPADDED_SHARE >= curve[num_rows] / curve[width] - 1.0:
                 self._padded[num_rows] = 0
                 return 0
         return max(0, width - num_rows)
@@ -222,15 +217,6 @@ class Budget:
         after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
         best, value = _search(offers, after_last, base, rate)
         average.is_on = value > 0.0
-        gain = value / step.num_slots
-        average.repeats += 1
-        if (
-            average.repeats >= REVISIT_AFTER
-            and average.repeats >= abs(gain) / REVISIT_SHARE
-            and gain > -NEAR_MISS
-        ):
-            average.repeats = 0
-            return 0 if average.is_on else best
         if not average.is_on:
             best, value = 0, 0.0
         self._savings += EXPLORE_SHARE * curve[base + best] / plain
