@@ -24,10 +24,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from headstart.control.calibration import LAST, NUM_POSITIONS, POSITIONS
 from headstart.control.codec import Fields, Number, Values, check_parts
 from headstart.control.values import Allowance
 
+# position in the draft -> bucket; later ones share the last
+POSITIONS = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7)
+NUM_POSITIONS = POSITIONS[-1] + 1
+LAST = len(POSITIONS) - 1
 THRESHOLDS = (0.0, 0.3, 0.5, 0.7, 0.85)
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WIDTHS = (1, *(b - a for a, b in pairwise(LENGTHS)))

@@ -17,7 +17,7 @@ from headstart.errors import ConfigError
 from headstart.structures.atomic import replace_file
 
 # Another meaning of a saved field, or counts in other buckets, need another version.
-VERSION = 3
+VERSION = 4
 LEARNED_FOR = "learned_for"  # key of the models: part -> [digest, name]
 NUM_PIECES, PIECE_BYTES = 64, 4096  # of a model file, to know it again
 

@@ -57,7 +57,7 @@ def test_saved_state_gives_the_same_decisions(tmp_path: Path) -> None:
         lambda state: state["cost"]["shape"].pop(),
         lambda state: state["acceptance"]["tables"]["text"].update(n=-1.0),
         lambda state: state["acceptance"]["tables"]["text"].update(m="many"),
-        lambda state: state["acceptance"]["tables"]["text"]["cell_m"].__setitem__(0, 1e6),
+        lambda state: state["acceptance"]["tables"]["text"]["bucket_m"].__setitem__(0, 1e6),
         lambda state: state.update(acceptance=[]),
         lambda state: state["speedup"].update({"1": {"tokens": 1.0}}),
         lambda state: state["draft_models"]["model"]["profile"]["passed"].__setitem__(0, 7e3),
