@@ -27,8 +27,8 @@ has steps, so every total is tried.
 The rate is kept as a speedup over the same slots without drafts, so that it does not depend on how
 busy the machine is, and never below 1: what does not pay against plain decoding is not drafted.
 
-A number of rows never measured would stay so if it were thought too dear: it is tried when it would
-be best under an optimistic curve, out of savings of EXPLORE_SHARE of the time.
+A number of rows never measured would stay so if it were thought too dear. A warm-up measures those
+that matter; without one, the most rows are verified that savings of EXPLORE_SHARE of the time pay.
 """
 
 from __future__ import annotations
@@ -211,25 +211,21 @@ class Budget:
     def _best_total(
         self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step
     ) -> int:
-        rows, plain = base + len(offers), curve[step.num_slots]
-        average = self._average(step.num_slots)
+        plain = curve[step.num_slots]
         rate = self.rate(step.num_slots, plain)
         after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
-        best, value = _search(offers, after_last, base, rate)
-        average.is_on = value > 0.0
-        if not average.is_on:
-            best, value = 0, 0.0
-        self._savings += EXPLORE_SHARE * curve[base + best] / plain
-        if self._savings <= 0.0 or self._cost.is_known(rows):
+        values = _values(offers, after_last, base, rate)
+        best = values.index(max(values))
+        self._average(step.num_slots).is_on = best > 0
+        if self._cost.is_known(base + len(offers)):
             return best
-        optimistic_curve = self._cost.curve(
-            rows, step.context, optimistic=True, can_fill=step.can_pad
-        )
-        stake = self._savings * rate * plain
-        other, expected = _explore(offers, (curve, optimistic_curve), base, rate, value - stake)
-        if other != best:
-            self._savings -= (value - expected) / (rate * plain)
-        return other
+        self._savings += EXPLORE_SHARE * curve[base + best] / plain
+        for count in range(len(offers), best, -1):
+            loss = (values[best] - values[count]) / (rate * plain)
+            if loss <= self._savings:
+                self._savings -= loss
+                return count
+        return best
 
     def _account(
         self,
@@ -285,38 +281,10 @@ def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], in
     return given, room
 
 
-def _search(
-    offers: Sequence[float], curve: Sequence[float], base: int, rate: float
-) -> tuple[int, float]:
-    """The number of rows (at least 1) with the highest value, and that value."""
+def _values(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> list[float]:
+    """Expected tokens above the price of the best 0, 1, ... of the offers."""
     totals = zip(accumulate(offers), curve[base + 1 :], strict=False)
-    values = [tokens - rate * milliseconds for tokens, milliseconds in totals]
-    best = max(values)
-    return values.index(best) + 1, best + rate * curve[base]
-
-
-def _explore(
-    offers: Sequence[float],
-    curves: tuple[Sequence[float], Sequence[float]],
-    base: int,
-    rate: float,
-    least: float,
-) -> tuple[int, float]:
-    """The number of rows that is best if hopes come true, among those expected to be worth `least`.
-
-    curves: (expected, hoped for). Returns the number and its expected value.
-    """
-    curve, optimistic_curve = curves
-    best, best_hope, best_value, tokens = 0, 0.0, 0.0, 0.0
-    plain, hoped_plain = curve[base], optimistic_curve[base]
-    for count, survival in enumerate(offers, 1):
-        tokens += survival
-        hoped = tokens - rate * (optimistic_curve[base + count] - hoped_plain)
-        if hoped > best_hope:
-            value = tokens - rate * (curve[base + count] - plain)
-            if value >= least:
-                best, best_hope, best_value = count, hoped, value
-    return best, best_value
+    return [0.0, *(tokens - rate * (ms - curve[base]) for tokens, ms in totals)]
 
 
 def _num_above(threshold: float, survival: Sequence[float]) -> int:

@@ -22,9 +22,8 @@ class Sample(NamedTuple):
     reference_ms: float  # of REFERENCE_ROWS right beside it, at the same context
 
 
-def attention_of(samples: Sequence[Sample]) -> tuple[float, float]:
-    """A row's attention to one token, in references at no context, and the variance of this
-    estimate.
+def attention_of(samples: Sequence[Sample]) -> float:
+    """A row's attention to one token, in references at no context.
 
     With r = ms / reference ms beside it, n rows, m reference rows and a context c, r (1 + a m c) =
     shape + a n c. Two samples of equal n give
@@ -52,14 +51,12 @@ def attention_of(samples: Sequence[Sample]) -> tuple[float, float]:
                     pairs.append(((other - ratio) / lever, (lever / max(ratio, other)) ** 2))
     prior, variance = ATTENTION / REFERENCE_ROWS, ATTENTION_VARIANCE / REFERENCE_ROWS**2
     if not pairs:
-        return prior, variance
+        return prior
     weights = sum(weight for _, weight in pairs)
     mean = sum(weight * attention for attention, weight in pairs) / weights
     spread = sum(weight * (attention - mean) ** 2 for attention, weight in pairs) / len(pairs)
     doubt = max(spread, RATIO_VARIANCE) / weights
-    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt)), variance * doubt / (
-        variance + doubt
-    )
+    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt))
 
 
 def widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:

@@ -4,8 +4,7 @@ All slots draft together. Of all numbers of slots, lengths and confidence limits
 that are worth most (`model_length`), nothing if none is worth its time. Only the limits next to the
 last one chosen are tried.
 
-A small share of the time pays for two kinds of drafts that are not expected to pay: ones that would
-under an optimistic cost of row counts never measured, and `probes`.
+A small share of the time pays for drafts that are not expected to pay (`probes`).
 """
 
 from __future__ import annotations
@@ -84,9 +83,6 @@ class ModelDraftPlanner:
         drafter.gain = choice.value / max(1, len(choice.slots))
         if choice.slots:
             drafter.probes.granted()
-        else:
-            choice = self._explore(speculator, asking, step)
-        if choice.slots:
             drafter.limit = choice.limit
             for j in choice.slots:
                 slot, can_skip = asking[j], choice.can_skip and asking[j].can_skip
@@ -214,30 +210,12 @@ class ModelDraftPlanner:
             if not name.endswith(GAP)
         }
 
-    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> Decision:
-        """What would be best if row counts never measured are cheap, while the probes' savings
-        last.
-        """
-        longest = max(slot.max_tokens for slot in slots)
-        if self._cost.is_known(step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)):
-            return NO_DECISION
-        choice = self._best(speculator, slots, step, optimistic=True)
-        drafter, plain = self._drafter(speculator), self._plain(step)
-        catch_up = sum(slots[i].catch_up for i in choice.slots)
-        rounds = choice.length + max((slots[i].lead for i in choice.slots), default=0)
-        price = drafter.cost.milliseconds(len(choice.slots), rounds, catch_up, plain) / plain
-        if not choice.slots or price > drafter.probes.savings:
-            return NO_DECISION
-        drafter.probes.is_charged = True
-        return choice
-
     def _best(
         self,
         speculator: str,
         slots: Sequence[ModelSlot],
         step: Step,
         *,
-        optimistic: bool = False,
         can_skip: bool = False,
     ) -> Decision:
         """The choice worth most; NO_DECISION if none pays."""
@@ -247,10 +225,8 @@ class ModelDraftPlanner:
         drafter, skips = self._drafter(speculator), [can_skip and slot.can_skip for slot in slots]
         states = [self._state(speculator, can_skip=skip) for skip in skips]
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
-        curve = self._cost.curve(
-            most_rows, step.context, optimistic=optimistic, can_fill=step.can_pad
-        )
-        plain = self._plain(step) if optimistic else curve[step.num_slots]
+        curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
+        plain = curve[step.num_slots]
         is_unread = not any(self._has_drafted(speculator, slot) for slot in slots)
         rate = self._budget.rate(step.num_slots, plain, is_unread=is_unread)
         token_price = rate * drafter.cost.token(plain)
@@ -321,13 +297,11 @@ class ModelDraftPlanner:
 
     def _saved_if_perfect(self, cost: DraftCost, step: Step) -> float:
         """Plain steps that each token would save over what is reached without this model if it
-        were always right, and row counts never measured as cheap as they may be.
+        were always right.
         """
         plain, base, num_slots = self._plain(step), step.num_base_rows, step.num_slots
         longest = min(LENGTHS[-1], step.max_draft_rows // num_slots)
-        curve = self._cost.curve(
-            base + num_slots * longest, step.context, optimistic=True, can_fill=step.can_pad
-        )
+        curve = self._cost.curve(base + num_slots * longest, step.context, can_fill=step.can_pad)
         round_ms = cost.round(num_slots, plain)
         times = (
             (k * round_ms + plain + curve[base + num_slots * k] - curve[base]) / (k + 1)

@@ -18,8 +18,6 @@ from math import exp, log
 MARGIN_DOUBT = 0.05
 LEAST_MARGIN = 0.3
 MARGIN_FADE = 0.98  # a step's share of what is remembered, the next step: some 50 steps
-# variance of the log of a width's price that follows from the others'; then it is seen itself
-WIDTH_DOUBT = 0.02
 
 
 class WarmUpPrices:
