@@ -34,7 +34,7 @@ from benchmarks.lib.measure import inflated_models
 from benchmarks.lib.serving import Answer, complete_all, running
 from benchmarks.lib.workloads import Prompt, make_prompts
 
-from headstart.assemble import Models, load_served_model
+from headstart.app.assemble import Models, load_served_model
 from headstart.config import Config
 from headstart.types import Vocab
 

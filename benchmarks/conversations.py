@@ -29,9 +29,9 @@ from typing import Any
 
 from tests.architectures import Settings, write_model
 
+from headstart.app.loading import fit_models
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
-from headstart.engine.memory import HOST
-from headstart.loading import fit_models
+from headstart.engine.footprint import HOST
 
 MODELS = {
     "qwen35": "recurrent layers with snapshots",

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headstart import demo
-from headstart.assemble import Models, build_scheduler
+from headstart.app import demo
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, TokenEvent, TokenLogprob
 from headstart.scheduler.scheduler import Scheduler
+from headstart.types.request import ErrorEvent, FinishEvent, Request, TokenEvent, TokenLogprob
 
 TEMPERATURES = (0.0, 0.8, 1.5)
 TYPES = ("draft-model", "ngram-simple", "ngram-simple,draft-model", "auto")

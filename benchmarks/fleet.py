@@ -33,10 +33,10 @@ from benchmarks.lib.serving import Answer, complete, running
 from benchmarks.lib.workloads import make_prompts
 
 from headstart.config import ServerConfig
-from headstart.fleet.app import create_app
-from headstart.fleet.fleet import Fleet, Ranking
-from headstart.fleet.policy import ranking
-from headstart.fleet.replica import Replica
+from headstart.gateway.balancer.app import create_app
+from headstart.gateway.balancer.balancer import Fleet, Ranking
+from headstart.gateway.balancer.policy import ranking
+from headstart.gateway.balancer.replica import Replica
 
 TOKENS = 25  # of an answer, for latency
 ROUNDS = 6  # how often each way is asked, in turn
@@ -99,15 +99,15 @@ def _ray_gateway(port: int) -> Iterator[int]:
     import os
     import socket
 
-    from headstart.cluster import deploy
+    from headstart.extras.cluster import deploy
 
     deploy.secure(os.environ)
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions
 
-    from headstart.cluster.gateway import GatewayActor, GatewaySettings, routing_limits
-    from headstart.cluster.replica import ReplicaSettings
+    from headstart.extras.cluster.gateway import GatewayActor, GatewaySettings, routing_limits
+    from headstart.extras.cluster.replica import ReplicaSettings
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

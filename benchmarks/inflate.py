@@ -38,7 +38,7 @@ from gguf import (
 )
 from numpy.typing import NDArray
 
-from headstart import demo
+from headstart.app import demo
 
 F32 = GGMLQuantizationType.F32
 RECIPE_KEY = "headstart.inflated.recipe"

@@ -30,15 +30,15 @@ from benchmarks.equality import Result, Setting, different, generate, open_setti
 from tests.architectures import ARCHITECTURES, write_model
 from tests.models import MERGES, OTHER_MERGES, SMALLER, tiny_llama
 
-from headstart.assemble import Models
+from headstart.app.assemble import Models
 from headstart.config import EngineConfig
-from headstart.engine.memory import HOST, measure, uses_of
+from headstart.engine.footprint import HOST, measure, uses_of
 from headstart.engine.parameters import Limits
-from headstart.errors import ConfigError, ModelError
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.errors import ConfigError, ModelError
+from headstart.types.request import Request
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 SPECULATORS = (
@@ -57,10 +57,10 @@ CONTEXT = 512
 SECONDS = 300.0  # for one architecture
 ONE_SLOT = "with --parallel 1 only"
 KINDS = {
-    MemoryKind.CUT: "attention",
-    MemoryKind.WINDOW: "attention with sliding windows",
-    MemoryKind.ROLLBACK: "recurrent layers, with snapshots",
-    MemoryKind.CHECKPOINT: "recurrent layers, without snapshots",
+    CacheKind.CUT: "attention",
+    CacheKind.WINDOW: "attention with sliding windows",
+    CacheKind.ROLLBACK: "recurrent layers, with snapshots",
+    CacheKind.CHECKPOINT: "recurrent layers, without snapshots",
 }
 
 
@@ -160,7 +160,7 @@ def _compare_speculators(row: Row, scheduler: Scheduler, plain: Setting, models:
             else:
                 row.equal += 1
             row.drafted += scheduler.drafting.stats.num_drafted
-            row.memory = scheduler.engine.memory.value
+            row.memory = scheduler.engine.cache_kind.value
             row.unusable = scheduler.drafting.describe()["unusable"]
 
 
@@ -265,7 +265,7 @@ def _line(row: Row) -> str:
         equal += f" ({sum(row.unequal.values())} texts differ)"
     if row.unusable:
         equal = "drafts are off"
-    kind = KINDS[MemoryKind(row.memory)]
+    kind = KINDS[CacheKind(row.memory)]
     turns = "" if row.turns_equal else ", text differs"
     end = "yes" if row.context_end else "no"
     estimate = f"{row.estimate:.3f}" if row.estimate else "not measured"

@@ -41,15 +41,15 @@ from benchmarks.lib.measure import Lab, Sampling, Setting
 from benchmarks.lib.serving import complete, running
 from benchmarks.lib.workloads import Prompt, make_prompts
 
+from headstart.app.speculation import AUTO_TYPES
 from headstart.engine.context import LlamaEngine
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api
-from headstart.sampling.params import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
-from headstart.speculation import AUTO_TYPES
 from headstart.testing import ByteVocab
 from headstart.types import LAST_STATE, Batch, Logits, Meanwhile
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 LIMITS_MS = {(1, 32_000, "greedy"): 0.2, (1, 32_000, "sampled"): 0.5}  # off, one slot
 SERVING_LIMIT = 0.97

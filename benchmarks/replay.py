@@ -30,8 +30,8 @@ from benchmarks.lib.measure import Lab, Sampling, Setting
 from benchmarks.lib.replay import Replay, Text, load_texts, save_texts
 from benchmarks.lib.workloads import make_prompts, parse_cells
 
-from headstart.demo import DRAFT, TARGET, path
-from headstart.errors import ConfigError
+from headstart.app.demo import DRAFT, TARGET, path
+from headstart.types.errors import ConfigError
 
 CURVE = "1:48,2:64,4:97,8:172,16:314,32:637"  # of the 1b-q8 target on two cores
 DRAFT_CURVE = "1:3.6,2:4.6,8:11,64:60"

@@ -32,10 +32,10 @@ from benchmarks.lib.measure import Lab, Sampling, Setting, compare, inflated_mod
 from benchmarks.lib.oracle import Guesses, Oracle, Recorder, learned_curve
 from benchmarks.lib.workloads import WORKLOADS, make_prompts, num_looping, parse_cells
 
-from headstart.errors import ConfigError
-from headstart.scheduler.request import Request
-from headstart.speculation import AUTO_TYPES
+from headstart.app.speculation import AUTO_TYPES
 from headstart.speculators import Speculator
+from headstart.types.errors import ConfigError
+from headstart.types.request import Request
 
 CHAIN = (*AUTO_TYPES, "draft-model")
 AUTO = Arm("auto", CHAIN, "auto")

@@ -22,7 +22,7 @@ from benchmarks.lib.arms import LONGEST_DRAFT
 from benchmarks.lib.curves import CostCurve, time_steps
 from benchmarks.lib.measure import Lab, Setting
 
-from headstart.errors import HeadstartError
+from headstart.types.errors import HeadstartError
 
 ROWS = "1,2,3,4,5,6,8,12,16,24,32"
 

@@ -11,18 +11,18 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from headstart import errors
-from headstart.cli import llama_server
-from headstart.cli.devices import DevicesOptions
-from headstart.cli.generate import GenerateOptions
-from headstart.cli.rpc_build import RpcBuildOptions
-from headstart.cli.rpc_worker import RpcWorkerOptions
-from headstart.cli.settings import Setting, all_settings, part_title, settings_of
-from headstart.cluster.options import ClusterOptions
-from headstart.fleet.options import RouterOptions
-from headstart.router.metrics import METRICS as ROUTER_METRICS
+from headstart.app.cli import llama_server
+from headstart.app.cli.devices import DevicesOptions
+from headstart.app.cli.generate import GenerateOptions
+from headstart.app.cli.rpc_build import RpcBuildOptions
+from headstart.app.cli.rpc_worker import RpcWorkerOptions
+from headstart.app.cli.settings import Setting, all_settings, part_title, settings_of
+from headstart.extras.cluster.options import ClusterOptions
+from headstart.gateway.balancer.options import RouterOptions
+from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS
+from headstart.types import errors
 
 FOLDER = Path(__file__).parent
 NOTE = "<!-- Made by docs/generate.py; do not edit. -->"
@@ -175,7 +175,9 @@ def errors_page() -> str:
         (f"`{name}`", meaning)
         for name, meaning in re.findall(r"^ +(\w+) {2,}(.+)$", errors.__doc__ or "", re.M)
     ]
-    raised = "What Headstart raises on purpose. All derive from `headstart.errors.HeadstartError`."
+    raised = (
+        "What Headstart raises on purpose. All derive from `headstart.types.errors.HeadstartError`."
+    )
     lines = [
         "# Errors",
         NOTE,

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.harness import SIZE, Model
 
-from headstart.structures.feature_batch import Blocks, FeatureBatch
 from headstart.types import Batch, Logits, Meanwhile
+from headstart.types.feature_batch import Blocks, FeatureBatch
 
 LAYERS = (0, 2)
 STATE_WIDTH = 4

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.app.speculation import make_speculator
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.sampling import SamplingParams
@@ -18,7 +19,13 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler.ask_timer import no_clock
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.request import (
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculators import Speculator
+from headstart.structures.token_log import VocabularyId
+from headstart.testing import ByteVocab, FakeEngine, FakeFilters
+from headstart.testing import RandomController as RandomController
+from headstart.types import CacheKind, Draft, DraftRequest
+from headstart.types.request import (
     ErrorEvent,
     Event,
     FinishEvent,
@@ -27,13 +34,6 @@ from headstart.scheduler.request import (
     TokenEvent,
     TokenLogprob,
 )
-from headstart.scheduler.scheduler import Scheduler
-from headstart.speculation import make_speculator
-from headstart.speculators import Speculator
-from headstart.structures.token_log import VocabularyId
-from headstart.testing import ByteVocab, FakeEngine, FakeFilters
-from headstart.testing import RandomController as RandomController
-from headstart.types import Draft, DraftRequest, MemoryKind
 
 SIZE, EOS = 32, 31
 SMALL_OPTIONS = {
@@ -67,7 +67,7 @@ class Model(FakeEngine):
         skew: float = 0.0,
         context_size: int = 512,
         num_cells: int | None = None,
-        memory: MemoryKind = MemoryKind.CUT,
+        cache_kind: CacheKind = CacheKind.CUT,
     ) -> None:
         # 8 sequences of a whole context each, unless a test is about too few cells
         super().__init__(
@@ -75,7 +75,7 @@ class Model(FakeEngine):
             order,
             context_size=context_size,
             num_cells=num_cells or 8 * context_size,
-            memory=memory,
+            cache_kind=cache_kind,
         )
         self.skew = skew
 

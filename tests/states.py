@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.harness import EOS, SIZE, Model
 
 from headstart.speculators import Speculator
-from headstart.structures.state_batch import StateBatch
+from headstart.speculators.state_batch import StateBatch
 from headstart.types import (
     LAST_STATE,
     Batch,

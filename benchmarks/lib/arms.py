@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headstart.assemble import WARM_UP_SECONDS
+from headstart.app.assemble import WARM_UP_SECONDS
+from headstart.app.speculation import make_speculator, needs_draft_model
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.errors import ConfigError, HeadstartError
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
-from headstart.speculation import make_speculator, needs_draft_model
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.structures.state_batch import HeadContext
+from headstart.speculators.state_batch import HeadContext
 from headstart.types import Engine, StepStats, Vocab
+from headstart.types.errors import ConfigError, HeadstartError
+from headstart.types.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
 
 DRAFT_MODEL = "draft-model"
 LONGEST_DRAFT = 32  # tokens that any arm may verify in a step and slot

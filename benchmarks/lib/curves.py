@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from headstart.errors import ConfigError
 from headstart.types import Batch, Engine
+from headstart.types.errors import ConfigError
 
 
 class CostCurve:

@@ -15,8 +15,8 @@ from random import Random
 import numpy as np
 from benchmarks.lib.curves import CostCurve
 
-from headstart.sampling.params import SamplingParams
-from headstart.types import Batch, Engine, Filters, Logits, Meanwhile, MemoryKind, SavedSequence
+from headstart.types import Batch, CacheKind, Engine, Filters, Logits, Meanwhile, SavedSequence
+from headstart.types.sampling_params import SamplingParams
 
 CERTAIN = 1e4  # added to a logit: no sampler leaves another token
 
@@ -31,7 +31,7 @@ class WrappedEngine:
         self.num_cells: int = engine.num_cells
         self.max_batch_tokens: int = engine.max_batch_tokens
         self.max_outputs: int = engine.max_outputs
-        self.memory: MemoryKind = engine.memory
+        self.cache_kind: CacheKind = engine.cache_kind
         self.max_rollback: int = engine.max_rollback
         self.can_shift: bool = engine.can_shift
         self.padding_sequence: int | None = engine.padding_sequence
@@ -165,7 +165,7 @@ class SilentEngine:
     context_size = 2**20
     num_cells = 2**30
     max_batch_tokens = 4096
-    memory = MemoryKind.CUT
+    cache_kind = CacheKind.CUT
     max_rollback = 2**30
     can_shift = True
     padding_sequence: int | None = 10_000

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.grammar.compiler import Compiled
-from headstart.grammar.constraint import Constraint, ConstraintKind
-from headstart.grammar.state import GrammarState
-from headstart.grammar.tokens import GrammarTokens
 from headstart.sampling import SamplingParams
+from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.state import GrammarState
+from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.sampling.sampler import Sampler
 from headstart.testing import FakeEngine
+from headstart.types.constraint import Constraint, ConstraintKind
 
 LIMIT_MS = 0.1
 PERSON = {

@@ -17,14 +17,14 @@ from benchmarks.lib.arms import LONGEST_DRAFT, OFF, Arm, ArmTotals, Machine, Run
 from benchmarks.lib.engines import ScriptedEngine
 from benchmarks.lib.workloads import Prompt
 
-from headstart.assemble import Models, build_scheduler
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
-from headstart.errors import ConfigError
-from headstart.sampling.params import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.types import Engine, Vocab
+from headstart.types.errors import ConfigError
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,11 @@ from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
 from benchmarks.lib.oracle import Guesses, Oracle, Recorder, most_rows
 
-from headstart.sampling.params import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.types import Engine, Vocab
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 WARM_UP_SECONDS = 30.0  # simulated, so every size is measured as often as it may be
 

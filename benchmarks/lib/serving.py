@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import HeadstartError
+from headstart.types.errors import HeadstartError
 
 START_SECONDS, ANSWER_SECONDS = 120.0, 600.0
 

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 SKIPPED = (
     "site-packages",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators import Speculator, register
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 
 class Followers:

@@ -9,9 +9,9 @@ import asyncio
 import sys
 from typing import Any
 
-from headstart.cli.main import main
-from headstart.router.child import ChildProcess
-from headstart.router.proxy import Proxy
+from headstart.app.cli.main import main
+from headstart.gateway.router.child import ChildProcess
+from headstart.gateway.router.proxy import Proxy
 
 SECONDS = 2.0
 _make, _open = ChildProcess._make, Proxy.open

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headstart.cluster import deploy
+from headstart.extras.cluster import deploy
 
 STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB
 

@@ -18,9 +18,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from headstart.cluster import deploy
-from headstart.cluster.options import ClusterOptions
 from headstart.config import ServerConfig
+from headstart.extras.cluster import deploy
+from headstart.extras.cluster.options import ClusterOptions
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(300)]
 

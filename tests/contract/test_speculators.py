@@ -23,11 +23,11 @@ from tests.harness import (
 )
 from tests.states import FakeHeads
 
-from headstart.scheduler.request import Request
-from headstart.speculation import make_speculator
+from headstart.app.speculation import make_speculator
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.structures.token_log import VocabularyId
 from headstart.testing import CONTRACT
+from headstart.types.request import Request
 
 every = pytest.mark.parametrize("name", sorted(SPECULATORS))
 every_pair = pytest.mark.parametrize(

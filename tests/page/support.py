@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from tests.server.fake_worker import HOLD, STATS, FakeWorker
 from tests.server.server_process import until
 
-from headstart.scheduler.request import (
+from headstart.types.request import (
     Event,
     FinishEvent,
     Request,

@@ -11,7 +11,7 @@ import httpx2
 from tests.page.support import Window
 from tests.server.server_process import Server
 
-from headstart import demo
+from headstart.app import demo
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route

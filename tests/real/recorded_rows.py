@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.request import Request
 from headstart.types import Batch, Logits, Meanwhile
+from headstart.types.request import Request
 
 ROUNDING = 0.01  # most that a logit changes with the width of a batch, their deviation being 1
 # Share of rows to which that applies. In the others a choice inside the model falls the other way:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from benchmarks.equality import make_requests
 
-from headstart.assemble import Models
+from headstart.app.assemble import Models
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.scheduler.request import Request
+from headstart.types.request import Request
 
 
 def engine_of(path: Path, *, deterministic: bool = False) -> LlamaEngine:

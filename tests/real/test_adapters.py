@@ -14,8 +14,8 @@ from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.errors import ModelError
 from headstart.types import Batch
+from headstart.types.errors import ModelError
 
 RANK = 2
 

@@ -17,13 +17,13 @@ from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.errors import ConfigError
-from headstart.types import Batch, MemoryKind
+from headstart.types import Batch, CacheKind
+from headstart.types.errors import ConfigError
 
 MEMORY = {
-    MemoryKind.WINDOW: "gemma2 gemma3 gemma3n gemma4 gpt-oss cohere2 olmo2 mimo2 step35",
-    MemoryKind.ROLLBACK: "qwen35 qwen35moe nemotron_h",
-    MemoryKind.CHECKPOINT: "qwen3next granitehybrid falcon-h1 jamba kimi-linear mamba mamba2 "
+    CacheKind.WINDOW: "gemma2 gemma3 gemma3n gemma4 gpt-oss cohere2 olmo2 mimo2 step35",
+    CacheKind.ROLLBACK: "qwen35 qwen35moe nemotron_h",
+    CacheKind.CHECKPOINT: "qwen3next granitehybrid falcon-h1 jamba kimi-linear mamba mamba2 "
     "rwkv6 rwkv7 lfm2 lfm2moe",
 }
 KINDS = {name: kind for kind, names in MEMORY.items() for name in names.split()}
@@ -49,8 +49,8 @@ class Probe:
     """
 
     def __init__(self, path: Path) -> None:
-        self.kind = KINDS.get(path.stem, MemoryKind.CUT)
-        self.is_exact = self.kind in (MemoryKind.CUT, MemoryKind.WINDOW)
+        self.kind = KINDS.get(path.stem, CacheKind.CUT)
+        self.is_exact = self.kind in (CacheKind.CUT, CacheKind.WINDOW)
         settings = EngineConfig(
             context=256,
             batch=128,
@@ -90,14 +90,14 @@ class Probe:
 
 def test_the_kind_of_memory_is_recognised(model_file: Path) -> None:
     probe = Probe(model_file)
-    assert probe.engine.memory is probe.kind
+    assert probe.engine.cache_kind is probe.kind
 
 
 def test_rejected_drafts_leave_no_trace_far_beyond_the_window(model_file: Path) -> None:
     probe = Probe(model_file)
     text = list(TEXT)
     probe.decode(text, 0)
-    for turn in range(0 if probe.kind is MemoryKind.CHECKPOINT else WINDOW // 2):
+    for turn in range(0 if probe.kind is CacheKind.CHECKPOINT else WINDOW // 2):
         probe.decode([turn, 101, 102, 103], len(text))
         text.append(turn)
         assert probe.engine.rewind(0, len(text)) == len(text)
@@ -113,7 +113,7 @@ def test_a_draft_is_cut_off_or_taken_back_to_the_state_before_it(model_file: Pat
         probe.decode([turn, 101, 102, 103], len(text))
         text += [turn, 101]
         length = probe.engine.rewind(0, len(text))
-        assert length == len(text) - 2 * (probe.kind is MemoryKind.CHECKPOINT)
+        assert length == len(text) - 2 * (probe.kind is CacheKind.CHECKPOINT)
         if length < len(text):
             probe.decode(text[length:], length)
     assert probe.is_as_fresh(0, text)
@@ -125,7 +125,7 @@ def test_sequences_in_one_batch_do_not_touch_each_other(model_file: Path, seed: 
     probe = Probe(model_file)
     random = np.random.default_rng(seed)
     texts: dict[int, list[int]] = {}
-    longest = 0 if probe.kind is MemoryKind.CHECKPOINT else min(4, probe.engine.max_rollback)
+    longest = 0 if probe.kind is CacheKind.CHECKPOINT else min(4, probe.engine.max_rollback)
     for _ in range(16):
         batch, last_kept, kept = Batch(128), list[int](), list[int]()
         for seq_id in range(FRESH):
@@ -214,6 +214,6 @@ def test_a_saved_sequence_comes_back_with_its_checkpoints(model_file: Path) -> N
     data = probe.engine.save_sequence(0)
     probe.engine.clear(0)
     assert probe.engine.restore_sequence(1, data)
-    if probe.kind is not MemoryKind.CUT:
+    if probe.kind is not CacheKind.CUT:
         assert probe.engine.reusable(1, 40) == 40
     assert probe.is_as_fresh(1, TEXT)

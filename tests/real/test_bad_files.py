@@ -15,11 +15,11 @@ from tests.models import (
     tiny_llama,
 )
 
-from headstart import demo
-from headstart.assemble import Models, find_models
+from headstart.app import demo
+from headstart.app.assemble import Models, find_models
 from headstart.config import Config, EngineConfig, ModelConfig
 from headstart.engine.model import Model
-from headstart.errors import HeadstartError, ModelError
+from headstart.types.errors import HeadstartError, ModelError
 
 
 @pytest.mark.parametrize("kind", BROKEN_KINDS)

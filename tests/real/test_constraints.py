@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from benchmarks.equality import Setting, compare, generate, make_requests, open_setting
 
-from headstart.grammar.constraint import Constraint, ConstraintKind
-from headstart.scheduler.request import Request
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.request import Request
 
 PERSON = {
     "type": "object",

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from benchmarks.equality import Setting, make_requests
 
-from headstart import demo
-from headstart.assemble import Models, build_scheduler
+from headstart.app import demo
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.scheduler.request import FinishEvent, Request, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch
+from headstart.types.request import FinishEvent, Request, TokenEvent
 
 CONTEXT = 160
 PAIR = Models(demo.path(demo.TARGET), demo.path(demo.DRAFT), is_demo=True)

@@ -17,8 +17,8 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.structures.feature_batch import FeatureBatch
 from headstart.types import Batch
+from headstart.types.feature_batch import FeatureBatch
 
 CONFIG = EngineConfig(
     context=256,

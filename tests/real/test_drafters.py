@@ -18,8 +18,8 @@ from headstart.engine import extension
 from headstart.engine.drafters import speculator_for, state_layers, why_not
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.model import Model
-from headstart.errors import ModelError
 from headstart.types import LAST_STATE
+from headstart.types.errors import ModelError
 
 CONFIG = EngineConfig(context=256, gpu_layers=0)
 Write = Callable[[Path], Path]

@@ -14,8 +14,8 @@ from tests.real.support import byte_requests, without_draft
 from tests.real.test_state_drafters import RANDOM, RIGHT, ask, prompt_of, text_after
 from tests.unit.scheduler.test_heads_behind_texts import Continuing, num_behind_texts
 
-from headstart import saved_control
-from headstart.assemble import Models, build_scheduler
+from headstart.app import saved_control
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config
 from headstart.scheduler.scheduler import Scheduler
 

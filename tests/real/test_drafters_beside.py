@@ -10,9 +10,9 @@ from tests.drafters import eagle3, target
 from tests.heads import only_heads, with_heads
 from tests.unit.hub.fake_hub import FakeHub
 
-from headstart.assemble import build_scheduler, check, find_models
+from headstart.app.assemble import build_scheduler, check, find_models
 from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
-from headstart.errors import ConfigError, ModelError
+from headstart.types.errors import ConfigError, ModelError
 
 REPO = "someone/Model-GGUF"
 

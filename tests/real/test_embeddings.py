@@ -14,7 +14,7 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.errors import ConfigError, ModelError
+from headstart.types.errors import ConfigError, ModelError
 
 TEXTS = [[1, 2, 3], [4, 5], [9] * 20, [7]]
 WRITERS: dict[str, Callable[[Path], Path]] = {

@@ -18,9 +18,9 @@ from benchmarks.equality import (
     open_setting,
 )
 
-from headstart import demo
-from headstart.assemble import Models
-from headstart.scheduler.request import RequestStats, SpeculativeParams
+from headstart.app import demo
+from headstart.app.assemble import Models
+from headstart.types.request import RequestStats, SpeculativeParams
 
 SAMPLE = (
     Setting("off", 0, 4),

@@ -14,8 +14,8 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.library import api
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.errors import ModelError
 from headstart.types import Batch
+from headstart.types.errors import ModelError
 
 EVERYTHING = {*extension.HEADS, *extension.TARGET_LAYERS}
 CONFIG = EngineConfig(context=256, batch=64, ubatch=16, threads=1, gpu_layers=0)

@@ -12,15 +12,15 @@ from tests.real.support import engine_of
 from tests.server.serving import serving
 from tests.server.test_infill import FIELDS, LLAMA_VIM
 
-from headstart import demo
-from headstart.assemble import Models, build_scheduler, load_served_model
+from headstart.app import demo
+from headstart.app.assemble import Models, build_scheduler, load_served_model
 from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
-from headstart.errors import NotSupportedError
-from headstart.sampling.params import SamplingParams
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.client import WorkerClient
-from headstart.scheduler.transport import ThreadTransport
+from headstart.types.errors import NotSupportedError
+from headstart.types.sampling_params import SamplingParams
+from headstart.worker.client import WorkerClient
+from headstart.worker.transport import ThreadTransport
 
 CODE = {
     "input_prefix": "class Stack:\n    def __init__(self):\n        self.items = []\n\n",

@@ -9,14 +9,14 @@ from benchmarks.conversations import our_memory
 from tests.architectures import write_model
 from tests.models import tiny_hybrid, tiny_llama
 
-from headstart.assemble import Models, build_scheduler
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
-from headstart.engine.memory import HOST, can_measure, measure, uses_of
+from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.errors import ConfigError, ModelError
 from headstart.types import Batch
+from headstart.types.errors import ConfigError, ModelError
 
 needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
 LIMITS = Limits(4, 4 * 17, 16)

@@ -20,23 +20,23 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Held
-from headstart.errors import ConfigError
-from headstart.types import Batch, ContextFullError, MemoryKind
+from headstart.types import Batch, CacheKind, ContextFullError
+from headstart.types.errors import ConfigError
 
 # Not the deterministic mode, which recurrent models cannot have; F32 weights leave no near ties
 # here.
 PLAIN = Setting(deterministic=False)
 KINDS = {
-    tiny_llama: MemoryKind.CUT,
-    tiny_hybrid: MemoryKind.ROLLBACK,
-    tiny_recurrent: MemoryKind.CHECKPOINT,
+    tiny_llama: CacheKind.CUT,
+    tiny_hybrid: CacheKind.ROLLBACK,
+    tiny_recurrent: CacheKind.CHECKPOINT,
 }
 
 
 @pytest.fixture(scope="module", params=list(KINDS), ids=lambda write: write.__name__)
 def kind_and_path(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[MemoryKind, Path]:
+) -> tuple[CacheKind, Path]:
     return KINDS[request.param], request.param(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
@@ -48,17 +48,17 @@ def decode(
     return engine.decode(batch).copy()
 
 
-def test_the_memory_kind_is_recognised(kind_and_path: tuple[MemoryKind, Path]) -> None:
+def test_the_memory_kind_is_recognised(kind_and_path: tuple[CacheKind, Path]) -> None:
     kind, path = kind_and_path
-    assert engine_of(path).memory is kind
+    assert engine_of(path).cache_kind is kind
 
 
-def test_a_rolled_back_draft_leaves_no_trace(kind_and_path: tuple[MemoryKind, Path]) -> None:
+def test_a_rolled_back_draft_leaves_no_trace(kind_and_path: tuple[CacheKind, Path]) -> None:
     kind, path = kind_and_path
     engine, fresh = engine_of(path), engine_of(path)
     decode(engine, [1, 2, 3, 4, 5, 6], 0)
     decode(engine, [7, 100, 101, 102], 6, 4)
-    if kind is MemoryKind.CHECKPOINT:
+    if kind is CacheKind.CHECKPOINT:
         assert not engine.truncate(0, 7)
         return
     assert engine.truncate(0, 7)
@@ -68,20 +68,20 @@ def test_a_rolled_back_draft_leaves_no_trace(kind_and_path: tuple[MemoryKind, Pa
 
 
 def test_a_rollback_that_would_corrupt_the_state_is_refused(
-    kind_and_path: tuple[MemoryKind, Path],
+    kind_and_path: tuple[CacheKind, Path],
 ) -> None:
     kind, path = kind_and_path
     engine = engine_of(path)
     decode(engine, list(range(40)), 0)
     decode(engine, [1, 2, 3], 40, 3)
-    assert engine.truncate(0, 20) is (kind is MemoryKind.CUT)
-    if kind is not MemoryKind.CUT:
+    assert engine.truncate(0, 20) is (kind is CacheKind.CUT)
+    if kind is not CacheKind.CUT:
         assert engine.truncate(0, 0)  # all of it can always go
         np.testing.assert_array_equal(decode(engine, [1, 2], 0), decode(engine_of(path), [1, 2], 0))
 
 
 def test_a_saved_sequence_continues_in_another_place(
-    kind_and_path: tuple[MemoryKind, Path],
+    kind_and_path: tuple[CacheKind, Path],
 ) -> None:
     _, path = kind_and_path
     engine, fresh = engine_of(path), engine_of(path)
@@ -95,7 +95,7 @@ def test_a_saved_sequence_continues_in_another_place(
 
 
 def test_what_cannot_be_restored_leaves_an_empty_sequence(
-    kind_and_path: tuple[MemoryKind, Path],
+    kind_and_path: tuple[CacheKind, Path],
 ) -> None:
     _, path = kind_and_path
     engine = engine_of(path)
@@ -108,7 +108,7 @@ def test_what_cannot_be_restored_leaves_an_empty_sequence(
 
 
 def test_text_is_the_same_alone_among_others_and_with_drafts(
-    kind_and_path: tuple[MemoryKind, Path], caplog
+    kind_and_path: tuple[CacheKind, Path], caplog
 ) -> None:
     _, path = kind_and_path
     requests = byte_requests(6)
@@ -122,7 +122,7 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
     assert not [r.message for r in caplog.records if "speculation is off" in r.message]
 
 
-def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[MemoryKind, Path]) -> None:
+def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKind, Path]) -> None:
     _, path = kind_and_path
     scheduler = open_setting(
         replace(PLAIN, types="recycling", length=4, num_slots=2), without_draft(path)
@@ -143,10 +143,10 @@ def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[MemoryKi
 
 
 def test_deterministic_mode_refuses_a_recurrent_state(
-    kind_and_path: tuple[MemoryKind, Path],
+    kind_and_path: tuple[CacheKind, Path],
 ) -> None:
     kind, path = kind_and_path
-    if kind is MemoryKind.CUT:
+    if kind is CacheKind.CUT:
         assert engine_of(path, deterministic=True).deterministic
     else:
         with pytest.raises(ConfigError, match=r"--deterministic needs a model with attention only"):

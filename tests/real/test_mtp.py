@@ -25,14 +25,14 @@ from tests.models import tiny_llama
 from tests.real.recorded_rows import NOT_DISCRETE, ROUNDING, RecordedRows
 from tests.real.support import byte_requests, without_draft
 
-from headstart.assemble import Models, build_scheduler
+from headstart.app.assemble import Models, build_scheduler
+from headstart.app.loading import find_heads, fit_models
 from headstart.config import Config, EngineConfig, SpeculationConfig
-from headstart.engine.memory import HOST, can_measure
-from headstart.errors import ConfigError, ModelError
-from headstart.loading import find_heads, fit_models
+from headstart.engine.footprint import HOST, can_measure
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
+from headstart.types.errors import ConfigError, ModelError
+from headstart.types.request import Request
 
 
 class Setting(BaseSetting):

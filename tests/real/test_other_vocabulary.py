@@ -16,15 +16,15 @@ from gguf import TokenType
 from tests import models
 from tests.models import MERGES, OTHER_MERGES, SMALLER, Merges, Writer, tiny_llama
 
-from headstart import demo
-from headstart.assemble import Models, build_scheduler
-from headstart.cli.flags import read_flags
-from headstart.cli.settings import all_settings
+from headstart.app import demo
+from headstart.app.assemble import Models, build_scheduler
+from headstart.app.cli.flags import read_flags
+from headstart.app.cli.settings import all_settings
 from headstart.config import Config
-from headstart.errors import ModelError
-from headstart.scheduler.report import WorkerInfo
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.types.errors import ModelError
+from headstart.types.report import WorkerInfo
 
 OTHER = Models(demo.path(demo.TARGET), demo.path(demo.DRAFT_OTHER), is_demo=True)
 SETTINGS = (

@@ -10,15 +10,15 @@ from benchmarks.equality import Setting, different, generate, open_setting
 from tests.architectures import write_model
 from tests.models import MERGES, OTHER_MERGES, Merges, tiny_llama
 
-from headstart.assemble import Models
+from headstart.app.assemble import Models
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.types import DraftRequest, MemoryKind
+from headstart.types import CacheKind, DraftRequest
+from headstart.types.request import Request
 
 ARCHITECTURES = ("mamba2", "rwkv7", "qwen35", "granitehybrid", "lfm2", "falcon-h1")
 SETTINGS = (Setting("draft-model", 5, 1), Setting("draft-model", 3, 4), Setting("auto", 8, 3))
@@ -46,7 +46,7 @@ def test_after_rejections_it_drafts_what_it_would_have_drafted_had_it_read_the_t
     config = EngineConfig(context=512, threads=1, gpu_layers=0, ctx_checkpoints=8)
     path = write_model(tmp_path / "draft.gguf", architecture)
     engine = LlamaEngine(Model(path, config), config, Limits(2, 2, 0))
-    assert engine.memory is MemoryKind.CHECKPOINT
+    assert engine.cache_kind is CacheKind.CHECKPOINT
     drafter = DraftModelSpeculator(engine, DraftModelSpeculator.Options("argmax"))
     random = np.random.default_rng(2)
     texts = {seq_id: random.integers(0, SIZE, 20 + 60 * seq_id).tolist() for seq_id in range(2)}

@@ -14,8 +14,8 @@ from tests.real.support import engine_of
 
 from headstart.engine.context import LlamaEngine
 from headstart.engine.library import api
-from headstart.errors import InvalidParameterError
-from headstart.types import Batch, ContextFullError, MemoryKind, SavedSequence
+from headstart.types import Batch, CacheKind, ContextFullError, SavedSequence
+from headstart.types.errors import InvalidParameterError
 
 TEXT = [*range(3, 40)]
 WRITERS = [tiny_llama, tiny_hybrid, tiny_recurrent]
@@ -67,7 +67,7 @@ def test_what_finds_no_cells_is_not_called_damaged(engine: LlamaEngine, tmp_path
     engine.clear(1)
     decode(engine, 0, 0, TEXT)
     engine.write_sequence(0, tmp_path / "a.bin", TEXT, len(TEXT))
-    if engine.memory is MemoryKind.CUT:
+    if engine.cache_kind is CacheKind.CUT:
         decode(engine, 0, len(TEXT), [5] * (engine.num_cells - len(TEXT) - 30))
         with pytest.raises(ContextFullError):
             engine.read_sequence(1, tmp_path / "a.bin")
@@ -115,7 +115,7 @@ def test_a_list_of_tokens_that_cannot_be_is_refused(
 
 
 def test_two_sequences_that_begin_alike_share_cells_afterwards(engine: LlamaEngine) -> None:
-    if engine.memory is not MemoryKind.CUT:
+    if engine.cache_kind is not CacheKind.CUT:
         return
     engine.clear(0)
     engine.clear(1)

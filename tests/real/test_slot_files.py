@@ -10,8 +10,8 @@ import httpx2
 import pytest
 from tests.server.serving import serving
 
-from headstart import demo
-from headstart.assemble import Models, build_scheduler, load_served_model
+from headstart.app import demo
+from headstart.app.assemble import Models, build_scheduler, load_served_model
 from headstart.config import (
     Config,
     EngineConfig,
@@ -19,8 +19,8 @@ from headstart.config import (
     ServerConfig,
     SpeculationConfig,
 )
-from headstart.scheduler.client import WorkerClient
-from headstart.scheduler.transport import ThreadTransport
+from headstart.worker.client import WorkerClient
+from headstart.worker.transport import ThreadTransport
 
 PROMPT = (
     "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n" * 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.server.serving import serving_models
 
-from headstart.assemble import build_scheduler, find_models
+from headstart.app.assemble import build_scheduler, find_models
+from headstart.app.loading import most_tokens
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
-from headstart.errors import ConfigError
-from headstart.loading import most_tokens
+from headstart.types.errors import ConfigError
 
 OFF = SpeculationConfig(spec="off")
 

@@ -19,12 +19,12 @@ from tests.models import tiny_llama
 from tests.real.recorded_rows import NOT_DISCRETE, ROUNDING, RecordedRows
 from tests.real.support import byte_requests
 
-from headstart.assemble import Models, build_scheduler
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SpeculationConfig
-from headstart.errors import ConfigError, ModelError
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
+from headstart.types.errors import ConfigError, ModelError
+from headstart.types.request import Request
 
 PLAIN = Setting(deterministic=False)
 _GEMMA = {"embedding_length": WIDTH, "attention.key_length": 64, "attention.value_length": 64}

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.models import SMALLER, tiny_llama
 
-from headstart.assemble import Models, build_scheduler
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.control.state import VERSION
-from headstart.errors import ConfigError, ModelError
-from headstart.scheduler.report import WorkerInfo
+from headstart.types.errors import ConfigError, ModelError
+from headstart.types.report import WorkerInfo
 
 
 @pytest.fixture(scope="module")

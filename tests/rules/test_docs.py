@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from tests.rules.source import ROOT
 
-from headstart import errors
-from headstart.cli.settings import all_settings
-from headstart.router.metrics import METRICS as ROUTER_METRICS
+from headstart.app.cli.settings import all_settings
+from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.app import endpoints
 from headstart.server.metrics import METRICS
 from headstart.speculators import SPECULATORS
+from headstart.types import errors
 
 DOCS = ROOT / "docs"
 PAGES: dict[str, str] = runpy.run_path(str(DOCS / "generate.py"))["pages"]()

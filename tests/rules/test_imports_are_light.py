@@ -26,10 +26,10 @@ HEAVY = (
     "statement",
     [
         "import headstart",
-        "import headstart.cli.main",
+        "import headstart.app.cli.main",
         "import headstart.testing",
         "import headstart.speculators",
-        "from headstart.cli.main import main; main(['serve', '--help'])",
+        "from headstart.app.cli.main import main; main(['serve', '--help'])",
     ],
 )
 def test_an_import_is_light(statement: str) -> None:

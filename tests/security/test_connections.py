@@ -12,9 +12,9 @@ from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError
 from headstart.server import connections
 from headstart.server.connections import MAX_HEAD_BYTES, ConnectionLimits
+from headstart.types.errors import ConfigError
 
 
 @contextmanager

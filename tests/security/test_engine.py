@@ -19,22 +19,22 @@ from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.server_process import Server
 from tests.server.serving import serving
 
-from headstart.errors import (
+from headstart.server import event_stream
+from headstart.testing import FakeEngine
+from headstart.types.errors import (
     CapacityError,
     EngineError,
     RpcWorkerError,
     UnavailableError,
     WorkerDeadError,
 )
-from headstart.scheduler import client as client_module
-from headstart.scheduler.client import WorkerClient
-from headstart.scheduler.loop import run_loop
-from headstart.scheduler.messages import Cancel, Message
-from headstart.scheduler.request import FinishEvent, Request, RequestStats
-from headstart.scheduler.sender import MAX_REQUESTS, Sender
-from headstart.scheduler.transport import ProcessTransport
-from headstart.server import event_stream
-from headstart.testing import FakeEngine
+from headstart.types.request import FinishEvent, Request, RequestStats
+from headstart.worker import client as client_module
+from headstart.worker.client import WorkerClient
+from headstart.worker.loop import run_loop
+from headstart.worker.messages import Cancel, Message
+from headstart.worker.sender import MAX_REQUESTS, Sender
+from headstart.worker.transport import ProcessTransport
 
 REQUEST = Request(request_id="r", prompt=(1, 2, 3))
 

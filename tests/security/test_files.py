@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from headstart.app.hub import resolve_model
 from headstart.config import ModelConfig
-from headstart.errors import ConfigError, ModelError
-from headstart.hub import resolve_model
 from headstart.structures.corpus import SuffixCorpus
 from headstart.structures.token_log import Record, TokenLog, VocabularyId
+from headstart.types.errors import ConfigError, ModelError
 
 VOCABULARY = VocabularyId(100, bytes(16))
 

@@ -9,7 +9,7 @@ import pytest
 from tests.models import MERGES, tiny_llama
 from tests.unit.vocabulary import real
 
-from headstart import demo
+from headstart.app import demo
 from headstart.config import EngineConfig
 from headstart.engine import long_text, vocab
 from headstart.engine.model import Model

@@ -18,14 +18,14 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
 from headstart.engine.filters import LlamaFilters
-from headstart.errors import InvalidParameterError
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.request import Request
 from headstart.speculators.base import Speculator
 from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import InvalidParameterError
+from headstart.types.request import Request
 
 ROOT = Path(__file__).parents[2]
 WINDOWS = """

@@ -13,7 +13,6 @@ import pytest
 from tests.server.fake_worker import INFO, FakeWorker
 from tests.server.serving import served_model, serving
 
-from headstart.errors import CapacityError, ModelError
 from headstart.server import prompts
 from headstart.server.infill import infill_prompt
 from headstart.server.model import ServedModel
@@ -24,6 +23,7 @@ from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types import FimTokens
+from headstart.types.errors import CapacityError, ModelError
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 FOR_LONG_CHATS = "{{ messages[0].content }}{% if messages | length > 9 %}" + ENDLESS + "{% endif %}"

@@ -15,10 +15,11 @@ from headstart.control.counterfactual import (
     WrittenText,
     counterfactual,
 )
-from headstart.errors import HeadstartError
-from headstart.scheduler.counters import Counters
-from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
-from headstart.scheduler.request import (
+from headstart.types import ModelInfo
+from headstart.types.counters import Counters
+from headstart.types.errors import HeadstartError
+from headstart.types.report import SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
+from headstart.types.request import (
     EmbeddingEvent,
     Event,
     FinishEvent,
@@ -28,9 +29,8 @@ from headstart.scheduler.request import (
     TokenEvent,
     TokenLogprob,
 )
-from headstart.scheduler.speculation_stats import SpeculationStats
-from headstart.scheduler.worker import Deliver
-from headstart.types import ModelInfo
+from headstart.types.speculation_stats import SpeculationStats
+from headstart.types.worker import Deliver
 
 HOLD = "hold"
 Script = Callable[[Request], Sequence[Event | HeadstartError | str]]

@@ -16,7 +16,7 @@ from tests.server.server_process import environment
 
 from headstart.engine import rpc_plugin
 from headstart.engine.library import api
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 COMMAND = (sys.executable, "-m", "headstart", "rpc-worker")
 SOURCE = "LLAMA_CPP_SOURCE"

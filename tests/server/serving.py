@@ -10,17 +10,17 @@ import httpx2
 import uvicorn
 from tests.server.fake_worker import FakeWorker
 
-from headstart.assemble import build_scheduler, find_models, load_served_model
+from headstart.app.assemble import build_scheduler, find_models, load_served_model
 from headstart.config import Config, ServerConfig
-from headstart.scheduler.client import WorkerClient
-from headstart.scheduler.transport import ThreadTransport
-from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
 from headstart.server.extras import Extras
 from headstart.server.listen import address_of, take_port, uvicorn_config
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
+from headstart.types.worker import Worker
+from headstart.worker.client import WorkerClient
+from headstart.worker.transport import ThreadTransport
 
 
 def served_model(template: str | None = None) -> ServedModel:

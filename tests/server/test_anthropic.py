@@ -13,9 +13,9 @@ import pytest
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
-from headstart.errors import EngineError
 from headstart.server.anthropic_body import MessagesBody, chat_body
 from headstart.server.errors import ApiError
+from headstart.types.errors import EngineError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"name": "look", "description": "Look.", "input_schema": {"type": "object"}}]

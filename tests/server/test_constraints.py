@@ -10,11 +10,11 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import SamplingConfig
-from headstart.errors import ConfigError
-from headstart.grammar.constraint import Constraint, ConstraintKind
 from headstart.server.constraints import default_constraint
 from headstart.server.defaults import request_defaults
 from headstart.server.model import RequestDefaults
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.errors import ConfigError
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))

@@ -13,8 +13,8 @@ from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.errors import EngineError
-from headstart.scheduler.request import ProgressEvent
+from headstart.types.errors import EngineError
+from headstart.types.request import ProgressEvent
 
 
 def queued(request):

@@ -16,9 +16,9 @@ from tests.server.fake_worker import INFO, FakeWorker
 from tests.server.serving import serving, serving_models
 
 from headstart.config import Config, EmbeddingConfig, EngineConfig, ModelConfig
-from headstart.scheduler.report import EmbeddingInfo
-from headstart.scheduler.request import EmbeddingEvent, EmbeddingRequest
 from headstart.server.embeddings import normalize
+from headstart.types.report import EmbeddingInfo
+from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
 TEXTS = ["the hill", "x and y", "an other text"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.server.fake_worker import FakeWorker
 
-from headstart.errors import EngineError
-from headstart.scheduler.request import FinishEvent, Request, RequestStats, TokenEvent
 from headstart.server.event_stream import MOST_AT_ONCE, EventStream
 from headstart.server.threads import ClientGoneError
+from headstart.types.errors import EngineError
+from headstart.types.request import FinishEvent, Request, RequestStats, TokenEvent
 
 REQUESTS = [Request(request_id=name, prompt=(1,)) for name in "ab"]
 

@@ -12,10 +12,10 @@ from tests.server.fake_worker import REPORT, TOLD, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.scheduler.memory import resident_bytes
-from headstart.scheduler.report import SlotReport, WorkerReport
-from headstart.scheduler.request import Request, TokenEvent, VerifiedDraft
 from headstart.server.events import SPEED_SECONDS, _Speed, num_tokens
+from headstart.structures.rss import resident_bytes
+from headstart.types.report import SlotReport, WorkerReport
+from headstart.types.request import Request, TokenEvent, VerifiedDraft
 
 
 def states(client: httpx2.Client, count: int) -> list[dict]:

@@ -10,10 +10,10 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError, ModelError
 from headstart.server.app import create_app
 from headstart.server.guard import load_keys
 from headstart.server.model import ServedModel
+from headstart.types.errors import ConfigError, ModelError
 
 BODY = {"prompt": "a"}
 

@@ -8,12 +8,12 @@ import pytest
 from tests.server.fake_worker import INFO, FakeWorker
 from tests.server.serving import served_model, serving
 
-from headstart.scheduler.report import WorkerInfo
 from headstart.server.infill import infill_prompt
 from headstart.server.model import ServedModel
 from headstart.server.schemas import InfillBody, InfillExtra
 from headstart.testing import ByteVocab
 from headstart.types import FimTokens
+from headstart.types.report import WorkerInfo
 
 PRE, SUF, MID, REPO, FILE, BOS = 258, 259, 260, 261, 262, 257
 FIELDS = [

@@ -10,9 +10,9 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError, ModelError
 from headstart.server.listen import address_of, serve, take_port
 from headstart.server.model import ServedModel
+from headstart.types.errors import ConfigError, ModelError
 
 
 def test_a_port_in_use_is_named_with_the_remedy():

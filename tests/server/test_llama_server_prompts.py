@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
 
-from headstart.errors import RequestError
 from headstart.server.conversation import ChatDefaults, render_chat
 from headstart.server.errors import ApiError
 from headstart.server.schemas import ChatBody
 from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.chat_template import ChatTemplate
+from headstart.types.errors import RequestError
 
 BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of the demo model, which lent them to the recording
 REFUSED = "the template refuses"

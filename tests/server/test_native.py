@@ -14,7 +14,7 @@ from headstart.server.conversation import chat_defaults
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
-from headstart.types import SequenceMode
+from headstart.types import DraftMode
 
 
 def events_of(response):
@@ -202,7 +202,7 @@ def test_values_that_switch_a_feature_off_which_is_not_built_are_taken(client, w
 def test_speculation_can_be_switched_off(client, worker):
     for body in ({"speculative": {"mode": "off"}}, {"speculative.type": "none"}):
         client.post("/completion", json={"prompt": "a"} | body)
-    assert [request.speculative.mode for request in worker.requests] == [SequenceMode.OFF] * 2
+    assert [request.speculative.mode for request in worker.requests] == [DraftMode.OFF] * 2
     assert worker.requests[1].speculative.types is None
 
 

@@ -18,10 +18,10 @@ from tests.server.test_embeddings import settings
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import EmbeddingConfig
-from headstart.errors import EngineError
-from headstart.scheduler.request import Request
 from headstart.server.errors import ApiError
 from headstart.server.ollama_body import OllamaChatBody, chat_body
+from headstart.types.errors import EngineError
+from headstart.types.request import Request
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

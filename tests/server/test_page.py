@@ -13,8 +13,8 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError
 from headstart.server.page import OUR_PAGE, page_files
+from headstart.types.errors import ConfigError
 
 LIBRARIES = json.loads((OUR_PAGE / "vendor/libraries.json").read_text("utf-8"))
 SCRIPTS = sorted((OUR_PAGE / "js").glob("*.js"))

@@ -15,11 +15,11 @@ from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
-from headstart.errors import EngineError
-from headstart.scheduler.request import Request
 from headstart.server.errors import ApiError
 from headstart.server.response_store import ResponseStore, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
+from headstart.types.errors import EngineError
+from headstart.types.request import Request
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
 

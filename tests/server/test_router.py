@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from tests.server.server_process import Server, until
 
-from headstart import demo
+from headstart.app import demo
 
 TARGET = demo.path(demo.TARGET)
 PRESET = f"""

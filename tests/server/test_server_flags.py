@@ -12,13 +12,13 @@ import pytest
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
-from headstart.cli.settings import all_settings
+from headstart.app.cli.settings import all_settings
 from headstart.config import SamplingConfig, ServerConfig
-from headstart.errors import ConfigError
-from headstart.sampling.params import SamplingParams
 from headstart.server.defaults import SETTINGS, request_defaults
 from headstart.server.listen import serve
 from headstart.server.model import ServedModel
+from headstart.types.errors import ConfigError
+from headstart.types.sampling_params import SamplingParams
 
 
 def test_paths_begin_with_the_prefix():

@@ -12,10 +12,10 @@ from tests.server.fake_worker import DRAFTED, REPORT, FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
-from headstart.scheduler.report import WorkerReport
-from headstart.scheduler.request import RequestStats
 from headstart.server.metrics import METRICS, render
 from headstart.server.results import speculative_metrics, sum_stats
+from headstart.types.report import WorkerReport
+from headstart.types.request import RequestStats
 
 
 def samples(text):

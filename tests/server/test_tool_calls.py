@@ -11,10 +11,10 @@ from tests.server.serving import serving
 from tests.server.test_wrong_input import error_of
 from tests.templates.conversations import TOOLS
 
-from headstart.grammar import ConstraintKind, ThoughtMarks
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
+from headstart.types.constraint import ConstraintKind, ThoughtMarks
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = """\

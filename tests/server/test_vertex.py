@@ -8,10 +8,10 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError
 from headstart.server.app import create_app
 from headstart.server.extras import Extras
 from headstart.server.vertex import PATHS, VertexRoutes
+from headstart.types.errors import ConfigError
 
 ENVIRONMENT = {"AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "9001", "AIP_HEALTH_ROUTE": "ping"}
 CHAT = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "content": "a"}]}

@@ -12,14 +12,14 @@ from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
-from headstart.errors import (
+from headstart.types.errors import (
     CapacityError,
     ContextLengthError,
     EngineError,
     InvalidParameterError,
     WorkerDeadError,
 )
-from headstart.scheduler.request import Request
+from headstart.types.request import Request
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

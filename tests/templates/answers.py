@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.templates.conversations import TOOLS
 
-from headstart.errors import InvalidParameterError
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.chat_template import ChatTemplate
+from headstart.types.errors import InvalidParameterError
 
 PARSES = Path(__file__).parent / "llama_server_parses.json.xz"
 QUESTION = {"role": "user", "content": "How is the weather in Paris?"}

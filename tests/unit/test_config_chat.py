@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.config import ChatConfig
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 
 def test_flags_for_single_variables_become_template_arguments_and_the_json_goes_before_them():

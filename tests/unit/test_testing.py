@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from headstart.extras.testing import lossless
 from headstart.speculators import Speculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
-from headstart.testing import CONTRACT, LetterVocab, assert_lossless, check_speculator, lossless
+from headstart.testing import CONTRACT, LetterVocab, assert_lossless, check_speculator
 from headstart.types import Draft, DraftRequest
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headstart import demo
-from headstart.assemble import Models, build_scheduler
+from headstart.app import demo
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SpeculationConfig
 
 ROOT = Path(__file__).parents[2]

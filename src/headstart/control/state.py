@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import ConfigError
 from headstart.structures.atomic import replace_file
+from headstart.types.errors import ConfigError
 
 # Another meaning of a saved field, or counts in other buckets, need another version.
 VERSION = 4

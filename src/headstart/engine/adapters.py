@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine.gguf_header import InitParams
 from headstart.engine.library import api, ggml_base_library, prototype, take_errors
-from headstart.errors import ConfigError, ModelError
+from headstart.types.errors import ConfigError, ModelError
 
 _F32 = 0  # ggml's number of the type
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.engine.library import api
-from headstart.structures.feature_batch import FeatureBatch
 from headstart.types import Batch
+from headstart.types.feature_batch import FeatureBatch
 
 
 def c_batch(batch: Batch) -> tuple[Any, Any]:

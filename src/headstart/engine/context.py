@@ -29,18 +29,18 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
 from headstart.engine.runs import Run, groups_of, runs_of
 from headstart.engine.sequences import CacheRules, Sequences
-from headstart.errors import EngineError, InvalidParameterError, ModelError
-from headstart.sampling.params import SamplingParams
 from headstart.structures.checkpoints import Checkpoints
 from headstart.types import (
     Batch,
+    CacheKind,
     ContextFullError,
     Filters,
     Logits,
     Meanwhile,
-    MemoryKind,
     SavedSequence,
 )
+from headstart.types.errors import EngineError, InvalidParameterError, ModelError
+from headstart.types.sampling_params import SamplingParams
 
 _UNLIMITED = 2**30
 
@@ -80,16 +80,16 @@ class LlamaEngine:
             limits.num_sequences if self.deterministic else 1
         )
         rules = self._rules(config)
-        self.memory, self.max_rollback = rules.kind, rules.max_rollback
-        if rules.kind is MemoryKind.CHECKPOINT and config.ctx_checkpoints:
+        self.cache_kind, self.max_rollback = rules.kind, rules.max_rollback
+        if rules.kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
             self.max_rollback = _UNLIMITED  # `keep_for_draft` makes it possible
-        self.can_shift = rules.kind is MemoryKind.CUT and bool(
+        self.can_shift = rules.kind is CacheKind.CUT and bool(
             api.llama_memory_can_shift(self._memory)
         )
-        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is MemoryKind.CUT
+        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is CacheKind.CUT
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self.sends_graphs = config.rpc is not None
-        self.attention_tile = attention_tile(config) if rules.kind is MemoryKind.CUT else 1
+        self.attention_tile = attention_tile(config) if rules.kind is CacheKind.CUT else 1
         self._sequences = Sequences(
             self.handle,
             rules,
@@ -101,7 +101,7 @@ class LlamaEngine:
         self._asynchrony = Asynchrony()
         if self.deterministic:
             use_reference_kernels(self.handle)
-        if self.deterministic or rules.kind is MemoryKind.ROLLBACK:
+        if self.deterministic or rules.kind is CacheKind.ROLLBACK:
             self._staging = Batch(self.max_batch_tokens)
 
     def _adjust(self, params: Any) -> None:
@@ -111,13 +111,13 @@ class LlamaEngine:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
         window = self._window(config)
         num_snapshots = int(api.llama_n_rs_seq(self.handle))
-        kind, max_rollback = MemoryKind.CUT, _UNLIMITED
+        kind, max_rollback = CacheKind.CUT, _UNLIMITED
         if num_snapshots:
-            kind, max_rollback = MemoryKind.ROLLBACK, num_snapshots
+            kind, max_rollback = CacheKind.ROLLBACK, num_snapshots
         elif self.model.facts.is_recurrent:
-            kind, max_rollback = MemoryKind.CHECKPOINT, 0
+            kind, max_rollback = CacheKind.CHECKPOINT, 0
         elif window:
-            kind = MemoryKind.WINDOW
+            kind = CacheKind.WINDOW
         return CacheRules(kind, max_rollback, window, is_split=self.deterministic)
 
     def _window(self, config: EngineConfig) -> int:
@@ -148,8 +148,8 @@ class LlamaEngine:
                 "limits "
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
-        runs = runs_of(batch) if self.memory is not MemoryKind.CUT else []
-        if self.memory is MemoryKind.ROLLBACK and len(runs) > 1:
+        runs = runs_of(batch) if self.cache_kind is not CacheKind.CUT else []
+        if self.cache_kind is CacheKind.ROLLBACK and len(runs) > 1:
             return self._decode_evenly(batch, runs, meanwhile)
         self._settle(batch, runs)
         if self.deterministic:
@@ -161,7 +161,7 @@ class LlamaEngine:
         return logits
 
     def _settle(self, batch: Batch, runs: Sequence[Run]) -> None:
-        if self.memory is MemoryKind.ROLLBACK:
+        if self.cache_kind is CacheKind.ROLLBACK:
             for start, _, _ in runs:  # rows that a decode before was padded with
                 self._sequences.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
             rows = {int(batch.seq_ids[start]): end - start for start, end, _ in runs}

@@ -9,7 +9,7 @@ from typing import Any
 
 from headstart.config import EngineConfig
 from headstart.engine.library import ggml_base_library, ggml_library, prototype, start
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 _TILE = 64  # GGML_FA_TILE_Q of ggml-cpu
 _KINDS = {0: "CPU", 1: "GPU", 2: "integrated GPU", 3: "accelerator", 4: "meta"}

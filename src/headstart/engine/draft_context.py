@@ -22,9 +22,9 @@ from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import CacheRules
-from headstart.errors import EngineError
-from headstart.structures.feature_batch import Blocks, FeatureBatch
-from headstart.types import Batch, Logits, Meanwhile, MemoryKind
+from headstart.types import Batch, CacheKind, Logits, Meanwhile
+from headstart.types.errors import EngineError
+from headstart.types.feature_batch import Blocks, FeatureBatch
 
 _HEADS = 1  # libllama's kind of context for multi-token heads
 _ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
@@ -86,7 +86,7 @@ class LlamaDraftContext(LlamaEngine):
 
     def _rules(self, config: EngineConfig) -> CacheRules:
         """Heads of hybrid models too have attention only; windows are kept whole."""
-        return CacheRules(MemoryKind.CUT, _UNLIMITED)
+        return CacheRules(CacheKind.CUT, _UNLIMITED)
 
     @property
     def engine(self) -> LlamaEngine:

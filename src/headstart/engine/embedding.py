@@ -21,8 +21,8 @@ from headstart.engine.c_batch import c_batch
 from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
-from headstart.errors import EngineError, ModelError
 from headstart.types import Batch
+from headstart.types.errors import EngineError, ModelError
 
 _MAX_TEXTS = 64  # of one decode
 _MAX_CELLS = 8192  # where nobody says how long a text may be

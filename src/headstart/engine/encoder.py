@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.errors import EngineError, ModelError, NotSupportedError
-from headstart.sampling.params import SamplingParams
-from headstart.types import Batch, Filters, Logits, Meanwhile, MemoryKind, SavedSequence
+from headstart.types import Batch, CacheKind, Filters, Logits, Meanwhile, SavedSequence
+from headstart.types.errors import EngineError, ModelError, NotSupportedError
+from headstart.types.sampling_params import SamplingParams
 
 
 class EncoderEngine:
@@ -21,7 +21,7 @@ class EncoderEngine:
     padding_sequence: int | None = None
     sends_graphs = is_asynchronous = False
     attention_tile = 1
-    memory = MemoryKind.CUT
+    cache_kind = CacheKind.CUT
     max_rollback = 0
     can_shift = False
     max_outputs = 1

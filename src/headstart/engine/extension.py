@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.engine.library import api, prototype
-from headstart.errors import ModelError
+from headstart.types.errors import ModelError
 
 _IDS = POINTER(c_int32)
 # name: (its symbols with Itanium's and with Microsoft's rules, result, arguments)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from headstart.engine.library import api
 from headstart.engine.vocab import LlamaVocab
-from headstart.errors import NotSupportedError
-from headstart.sampling.params import SamplingParams
+from headstart.types.errors import NotSupportedError
+from headstart.types.sampling_params import SamplingParams
 
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 # XTC's own coin is never thrown: the sampler decides per position whether it applies

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from headstart.config import EngineConfig
 from headstart.engine.devices import list_devices
+from headstart.engine.footprint import HOST, Measured, Use, Uses, measure
 from headstart.engine.machine import available_memory
-from headstart.engine.memory import HOST, Measured, Use, Uses, measure
 from headstart.engine.parameters import Limits
-from headstart.errors import MemoryFullError
+from headstart.types.errors import MemoryFullError
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.engine.library import ggml_base_library, prototype
-from headstart.errors import ModelError
+from headstart.types.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
 _I64 = 27  # of ggml's types

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from headstart.engine import extension
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts
-from headstart.errors import ModelError
 from headstart.types import LAST_STATE
+from headstart.types.errors import ModelError
 
 _WITH_LAST_STATE = frozenset(
     (

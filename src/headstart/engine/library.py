@@ -25,7 +25,7 @@ if not os.environ.get("OMP_WAIT_POLICY"):
 
 import llama_cpp.llama_cpp as api  # after the variables, which it reads when it loads
 
-from headstart.errors import ModelError
+from headstart.types.errors import ModelError
 
 log = logging.getLogger("headstart.libllama")
 

@@ -12,8 +12,8 @@ from headstart.engine import library
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts, model_params
 from headstart.engine.vocab import LlamaVocab
-from headstart.errors import ModelError
 from headstart.types import ModelInfo
+from headstart.types.errors import ModelError
 
 _GGUF_MAGIC = b"GGUF"
 

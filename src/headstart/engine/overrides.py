@@ -10,7 +10,7 @@ from typing import Any
 from headstart.config import EngineConfig
 from headstart.engine.devices import list_devices
 from headstart.engine.library import api, ggml_base_library, prototype
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 _OUTPUT = r"^(output|token_embd)\.weight$"
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"

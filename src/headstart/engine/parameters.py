@@ -11,7 +11,7 @@ from headstart.engine.devices import device_array
 from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.engine.overrides import kv_overrides, tensor_overrides
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))

@@ -21,7 +21,7 @@ from headstart.engine.devices import Device
 from headstart.engine.library import ggml_base_library, ggml_library, prototype
 from headstart.engine.rpc_handshake import shake_hands, why_exposed
 from headstart.engine.rpc_plugin import plugin_file
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 
 from headstart.config import rpc_endpoints
-from headstart.errors import RpcWorkerError
+from headstart.types.errors import RpcWorkerError
 
 VERSION = (7, 0, 0)  # of the libggml that the pinned llama-cpp-python brings
 HANDSHAKE_SECONDS = 5.0

@@ -15,7 +15,7 @@ from ctypes import c_char_p
 from pathlib import Path
 
 from headstart.engine.library import ggml_base_library, prototype
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 _FILES = ("ggml-rpc.cpp", "transport.cpp")
 _DEFINES = ("GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.engine.library import api
-from headstart.errors import EngineError, InvalidParameterError
 from headstart.structures.atomic import replace_file
 from headstart.types import SavedSequence
+from headstart.types.errors import EngineError, InvalidParameterError
 
 _HEADER = struct.Struct("<III")
 _IN_MEMORY = struct.Struct("<Ii")

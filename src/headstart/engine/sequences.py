@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from headstart.engine.c_batch import c_batch
 from headstart.engine.library import api, take_errors
-from headstart.errors import EngineError
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
-from headstart.types import Batch, MemoryKind
+from headstart.types import Batch, CacheKind
+from headstart.types.errors import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ Held = tuple[int, Data]
 class CacheRules:
     """What kind of cache a context has."""
 
-    kind: MemoryKind
+    kind: CacheKind
     max_rollback: int  # tokens of one decode that ROLLBACK can drop
     window: int = 0  # tokens that sliding windows see, where they are not kept whole; 0: none
     is_split: bool = False  # each sequence has a cache of its own
 
     @property
     def is_recurrent(self) -> bool:
-        return self.kind in (MemoryKind.ROLLBACK, MemoryKind.CHECKPOINT)
+        return self.kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
 
 
 class Sequences:
@@ -121,10 +121,10 @@ class Sequences:
             return False
         if not api.llama_memory_seq_rm(self._memory, seq_id, length, -1):
             return False
-        if self.rules.kind is not MemoryKind.CUT:
+        if self.rules.kind is not CacheKind.CUT:
             if self._lengths.get(seq_id, 0) > length > 0:
                 self._last_rows[seq_id] = 0  # the same decode cannot be rolled back twice
-                if self.rules.kind is MemoryKind.ROLLBACK:
+                if self.rules.kind is CacheKind.ROLLBACK:
                     self._rolled_back.add(seq_id)
             self._set_length(seq_id, min(length, self._lengths.get(seq_id, 0)))
         return True
@@ -158,7 +158,7 @@ class Sequences:
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         """Make `target` (emptied first) hold the first `length` tokens of `source`."""
         self.clear(target)
-        if self.rules.kind is MemoryKind.CUT:
+        if self.rules.kind is CacheKind.CUT:
             self._copy(source, target, length)
             return True
         if self.rules.is_split:
@@ -175,7 +175,7 @@ class Sequences:
 
     def share_prefix(self, source: int, target: int, length: int) -> None:
         """Let `target` use the cells of `source` for the first tokens, which both hold."""
-        if self.rules.kind is MemoryKind.CUT and not self.rules.is_split:
+        if self.rules.kind is CacheKind.CUT and not self.rules.is_split:
             api.llama_memory_seq_rm(self._memory, target, 0, length)
             self._copy(source, target, length)
 
@@ -192,7 +192,7 @@ class Sequences:
         """Make it possible to rewind the sequence to the length that it has now."""
         length = self._lengths.get(seq_id, 0)
         if (
-            self.rules.kind is MemoryKind.CUT
+            self.rules.kind is CacheKind.CUT
             or not length
             or not self.checkpoints.per_sequence
             or self.checkpoints.has(seq_id, length)
@@ -210,8 +210,8 @@ class Sequences:
         cannot be.
         """
         length = self._lengths.get(seq_id, 0)
-        if self.rules.kind is not MemoryKind.CHECKPOINT or not length:
-            return self.rules.kind is not MemoryKind.CHECKPOINT
+        if self.rules.kind is not CacheKind.CHECKPOINT or not length:
+            return self.rules.kind is not CacheKind.CHECKPOINT
         last = self.checkpoints.take_brief(seq_id)
         try:
             data = self._get(seq_id, _PARTIAL, last.data if last else b"")
@@ -258,7 +258,7 @@ class Sequences:
 
     def _can_cut(self, seq_id: int, length: int) -> bool:
         dropped = self._lengths.get(seq_id, 0) - length
-        if self.rules.kind is MemoryKind.CUT or length == 0 or dropped <= 0:
+        if self.rules.kind is CacheKind.CUT or length == 0 or dropped <= 0:
             return True
         if self.rules.is_recurrent:
             last_rows = self._last_rows.get(seq_id, 0)

@@ -1,5 +1,5 @@
 """The sampling rule: which token stands at which position, given logits, parameters and seed."""
 
-from headstart.sampling.params import DEFAULT_SAMPLERS, SamplingParams
+from headstart.types.sampling_params import DEFAULT_SAMPLERS, SamplingParams
 
 __all__ = ["DEFAULT_SAMPLERS", "SamplingParams"]

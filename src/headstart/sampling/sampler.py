@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling.noise import gumbel, uniform
-from headstart.sampling.params import SamplingParams
 from headstart.sampling.thoughts import ThoughtCounter
 from headstart.structures.topk import top_k
 from headstart.types import Engine, Filters, Legality, TokenChoice
+from headstart.types.errors import EngineError, InvalidParameterError
+from headstart.types.sampling_params import SamplingParams
 
 _XTC_SALT = 1
 _FEW_LEGAL = 1024  # up to so many legal tokens all are sorted

@@ -9,23 +9,10 @@ Source: llama.cpp's common/reasoning-budget.cpp, for what counts and when the en
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from headstart.types.thought_limit import ThoughtLimit
 
 NO_LIMIT = 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThoughtLimit:
-    """How long the thoughts of an answer may be, and how they are marked."""
-
-    max_tokens: int  # of each thought; the marks are not counted
-    start: (
-        bytes  # what thoughts begin with, control tokens spelled out; empty: they only begin once
-    )
-    end: bytes
-    closing: tuple[int, ...]  # the tokens that end them; at least one
-    is_thinking: bool  # whether the prompt has opened them
-    further_ends: tuple[bytes, ...] = ()  # other marks with which they may end
 
 
 class ThoughtCounter:

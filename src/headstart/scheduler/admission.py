@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headstart.errors import CapacityError, ContextLengthError, InvalidParameterError
 from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
-from headstart.scheduler.request import Request
 from headstart.scheduler.slot import ALL_EXACT, ActiveRequest, Slot
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import Engine, MemoryKind
+from headstart.types import CacheKind, Engine
+from headstart.types.errors import CapacityError, ContextLengthError, InvalidParameterError
+from headstart.types.request import Request
 
 LEAST_SHARED = 32  # tokens worth waiting for while another request reads them
 
@@ -174,7 +174,7 @@ def find_leader(
     `running` holds requests in the order of their admission, without `active`: so none waits for
     one that waits for it.
     """
-    if not active.request.cache_prompt or engine.memory is not MemoryKind.CUT:
+    if not active.request.cache_prompt or engine.cache_kind is not CacheKind.CUT:
         return None  # where prefixes cannot be cut anywhere, waiting might be in vain
     best, most = None, active.num_decoded + LEAST_SHARED - 1
     for other in running:

@@ -10,7 +10,7 @@ from headstart.scheduler.deferred import DeferredCalls
 from headstart.scheduler.draft_plan import DraftPlan
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.slot import ActiveRequest
-from headstart.types import SequenceMode
+from headstart.types import DraftMode
 
 
 def no_clock() -> float:
@@ -41,7 +41,7 @@ class AskTimer:
             return False
         for active in generating:
             policy = active.policy
-            if policy is None or policy.reason or policy.mode is not SequenceMode.AUTO:
+            if policy is None or policy.reason or policy.mode is not DraftMode.AUTO:
                 return False
             if active.legality is not None:  # it says tokens itself
                 return False

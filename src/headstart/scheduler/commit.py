@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.errors import EngineError, HeadstartError, InvalidParameterError
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.verify import Note, emit, emit_unverified
 from headstart.scheduler.checkpoints import note_chunk
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_scores import score_prompt
-from headstart.scheduler.request import Event, TokenEvent, TokenLogprob, VerifiedDraft
 from headstart.scheduler.slot import ActiveRequest, Verified
-from headstart.types import Engine, Logits, MemoryKind, Vocab
+from headstart.types import CacheKind, Engine, Logits, Vocab
+from headstart.types.errors import EngineError, HeadstartError, InvalidParameterError
+from headstart.types.request import Event, TokenEvent, TokenLogprob, VerifiedDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Committer:
         memory cannot take back so little, read more again.
         """
         active.num_decoded = len(active.tokens) - 1
-        if active.num_decoded < num_in_cache or self._engine.memory is MemoryKind.ROLLBACK:
+        if active.num_decoded < num_in_cache or self._engine.cache_kind is CacheKind.ROLLBACK:
             active.num_decoded = self._engine.rewind(active.slot_id, active.num_decoded)
 
     def _eog(self, active: ActiveRequest) -> frozenset[int]:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from headstart.errors import HeadstartError, InvalidParameterError, NotSupportedError
 from headstart.scheduler.slot import ActiveRequest
+from headstart.types.errors import HeadstartError, InvalidParameterError, NotSupportedError
 
 if TYPE_CHECKING:
-    from headstart.grammar.compiler import Compiled, GrammarCompiler
+    from headstart.sampling.grammar.compiler import Compiled, GrammarCompiler
 
 COMPILE_SECONDS = 10.0  # before a request is refused; waiting for other constraints included
 _POLL_SECONDS = 0.005  # a step that has nothing else to do waits so long

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.request import CorpusEvent, CorpusQuestion
+from headstart.types.request import CorpusEvent, CorpusQuestion
 
 
 def read_corpus(speculators: Iterable[GuardedSpeculator], question: CorpusQuestion) -> CorpusEvent:

@@ -9,8 +9,8 @@ from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.proposal import Proposal
 from headstart.scheduler.slot import ActiveRequest
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import Draft
+from headstart.types.speculation_stats import SpeculationStats
 
 
 class DraftCounts:

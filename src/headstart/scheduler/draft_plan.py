@@ -15,13 +15,13 @@ from headstart.control.values import (
     SlotDraft,
     with_gap,
 )
-from headstart.grammar.draft_legality import MatcherLegality
+from headstart.sampling.grammar.draft_legality import MatcherLegality
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name, splice
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.proposal import NO_PROPOSAL, Proposal
 from headstart.scheduler.slot import ActiveRequest
 from headstart.scheduler.speculation_policy import SpeculationPolicy
-from headstart.types import Draft, DraftRequest, SequenceMode
+from headstart.types import Draft, DraftMode, DraftRequest
 
 BELOW_BREAK_EVEN = "below break-even"
 _OUTBID = "outbid"
@@ -51,7 +51,7 @@ class DraftPlan:
 
     @property
     def is_fixed(self) -> bool:
-        return self.policy.mode is SequenceMode.FIXED
+        return self.policy.mode is DraftMode.FIXED
 
     def wants(self, speculator: GuardedSpeculator) -> bool:
         """Whether this speculator should be asked; with fixed lengths the first in order that has a

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headstart.cache.prompt_store import Data
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
@@ -29,14 +28,15 @@ from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.guess_log import GuessLogs
+from headstart.scheduler.host_cache import Data
 from headstart.scheduler.model_drafting import ILLEGAL, ModelDrafting
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
-from headstart.scheduler.report import SpeculatorReport
-from headstart.scheduler.request import CorpusEvent, CorpusQuestion, SpeculativeParams
 from headstart.scheduler.slot import ActiveRequest, Verified
 from headstart.scheduler.speculation_policy import SpeculationPolicy, check_wishes, make_policy
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.types import NO_DRAFT, Decoded, Draft
+from headstart.types.report import SpeculatorReport
+from headstart.types.request import CorpusEvent, CorpusQuestion, SpeculativeParams
+from headstart.types.speculation_stats import SpeculationStats
 
 log = logging.getLogger(__name__)
 

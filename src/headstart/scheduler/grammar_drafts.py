@@ -15,7 +15,7 @@ from headstart.types import Draft
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headstart.grammar.state import GrammarState, Lookahead
+    from headstart.sampling.grammar.state import GrammarState, Lookahead
 
 GRAMMAR = "grammar"  # whose drafts the forced tokens are
 

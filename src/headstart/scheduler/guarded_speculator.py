@@ -14,11 +14,11 @@ import numpy as np
 import orjson
 
 from headstart.scheduler.draft_faults import explained, listed
-from headstart.scheduler.report import SpeculatorReport
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.speculators.base import Speculator
 from headstart.structures.corpus import CorpusPart
 from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
+from headstart.types.report import SpeculatorReport
+from headstart.types.speculation_stats import SpeculationStats
 
 log = logging.getLogger(__name__)
 

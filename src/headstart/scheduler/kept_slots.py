@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headstart.errors import EngineError, InvalidParameterError
 from headstart.scheduler.prompt_memory import LEAST_TOKENS
 from headstart.scheduler.slot import Slot
 from headstart.structures.atomic import replace_file
 from headstart.types import ContextFullError, Engine
+from headstart.types.errors import EngineError, InvalidParameterError
 
 if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.sampling.params import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.types import (
     Batch,
@@ -25,6 +24,7 @@ from headstart.types import (
     Meanwhile,
     SavedSequence,
 )
+from headstart.types.sampling_params import SamplingParams
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
@@ -53,7 +53,7 @@ class ObservedEngine:
         self.padding_sequence = engine.padding_sequence
         self.sends_graphs = engine.sends_graphs
         self.attention_tile = engine.attention_tile
-        self.memory = engine.memory
+        self.cache_kind = engine.cache_kind
         self.max_rollback = engine.max_rollback
         self.can_shift = False  # what readers have of the tokens that move cannot be moved
 

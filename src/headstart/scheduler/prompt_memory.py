@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headstart.cache.prompt_store import Data, PromptStore, StoredPrompt
-from headstart.errors import CapacityError, EngineError
 from headstart.scheduler.admission import Placement, find_slot, is_another, num_shared
-from headstart.scheduler.counters import Counters
+from headstart.scheduler.host_cache import Data, PromptStore, StoredPrompt
 from headstart.scheduler.slot import ActiveRequest, Slot
 from headstart.structures.checkpoints import unpack
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import Engine, MemoryKind
+from headstart.types import CacheKind, Engine
+from headstart.types.counters import Counters
+from headstart.types.errors import CapacityError, EngineError
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,10 @@ class PromptMemory:
 
     def _is_end_worth_it(self, slot: Slot, num_kept: int) -> bool:
         """Whether to copy another conversation's prompt, which will be cut to so many tokens."""
-        if not is_another(num_kept, slot.num_prompt) or self._engine.memory is not MemoryKind.CUT:
+        if (
+            not is_another(num_kept, slot.num_prompt)
+            or self._engine.cache_kind is not CacheKind.CUT
+        ):
             return False
         copying = len(slot.kept) * self._bytes_per_token * self._seconds_per_byte
         reading = self._reading_seconds(len(slot.kept) - num_kept)
@@ -245,7 +248,7 @@ class PromptMemory:
 
     def _usable(self, stored: StoredPrompt, length: int) -> int:
         """Of its first `length` tokens, those that are still there after a restore and a cut."""
-        if self._engine.memory in (MemoryKind.CUT, MemoryKind.WINDOW):
+        if self._engine.cache_kind in (CacheKind.CUT, CacheKind.WINDOW):
             return length
         if length == len(stored.tokens) or (parts := unpack(stored.data[TARGET])) is None:
             return length

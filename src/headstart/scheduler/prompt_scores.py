@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headstart.sampling.logprobs import token_logprobs
-from headstart.scheduler.request import PromptEvent, TokenLogprob
 from headstart.scheduler.slot import ActiveRequest
 from headstart.types import Logits
+from headstart.types.request import PromptEvent, TokenLogprob
 
 
 def score_prompt(

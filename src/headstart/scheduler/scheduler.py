@@ -9,21 +9,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headstart.cache.prompt_store import PromptStore
 from headstart.config import SchedulerConfig
-from headstart.errors import EngineError, HeadstartError
 from headstart.scheduler import admission, batching, slot_actions
 from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, Ending
 from headstart.scheduler.constraint_queue import ConstraintQueue
-from headstart.scheduler.counters import Counters
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.host_cache import PromptStore
 from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_memory import PromptMemory
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.scheduler.request import (
+from headstart.scheduler.rollback import keep_states
+from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
+from headstart.scheduler.turns import Turns
+from headstart.scheduler.warm_up import WarmUp
+from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, StepStats, Vocab
+from headstart.types.counters import Counters
+from headstart.types.errors import EngineError, HeadstartError
+from headstart.types.request import (
     Event,
     FinishEvent,
     Request,
@@ -32,15 +37,10 @@ from headstart.scheduler.request import (
     TokenEvent,
     error_event,
 )
-from headstart.scheduler.rollback import keep_states
-from headstart.scheduler.slot import ALL_EXACT, NO_SLOT, ActiveRequest, Slot
-from headstart.scheduler.turns import Turns
-from headstart.scheduler.warm_up import WarmUp
-from headstart.types import Batch, ContextFullError, Engine, Logits, MemoryKind, StepStats, Vocab
 
 if TYPE_CHECKING:
-    from headstart.grammar.compiler import GrammarCompiler
-    from headstart.scheduler.embedding import EmbeddingQueue
+    from headstart.sampling.grammar.compiler import GrammarCompiler
+    from headstart.worker.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class Scheduler:
             admission.admit(placement, active, self.engine)
             if active.admitted is None:
                 active.admitted = self.clock()
-            if self.engine.memory is not MemoryKind.CUT:
+            if self.engine.cache_kind is not CacheKind.CUT:
                 is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
                 active.pauses = choose_pauses(active.tokens, active.num_decoded, is_control, step)
             active.leader = admission.find_leader(self.running, active, self.engine)
@@ -238,7 +238,7 @@ class Scheduler:
         self._num_padding = self.drafting.propose(
             generating, limits, num_prompt_rows, batch_limits, can_pad=can_pad
         )
-        if self.engine.memory is MemoryKind.CHECKPOINT:
+        if self.engine.cache_kind is CacheKind.CHECKPOINT:
             keep_states(generating, self.engine, self.drafting, self.clock)
         if not self.engine.is_asynchronous:  # what drafting leaves over is no time of the decode
             self.drafting.deferred.run()

@@ -11,16 +11,16 @@ from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
 from headstart.scheduler.owned_tokens import OwnedTokens
 from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
-from headstart.scheduler.request import ProgressEvent, Request, RequestStats, TokenLogprob
 from headstart.scheduler.speculation_policy import SpeculationPolicy
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
 from headstart.types import Engine, Vocab
+from headstart.types.request import ProgressEvent, Request, RequestStats, TokenLogprob
+from headstart.types.speculation_stats import SpeculationStats
 
 if TYPE_CHECKING:
-    from headstart.grammar.compiler import Compiled
-    from headstart.grammar.state import GrammarState
+    from headstart.sampling.grammar.compiler import Compiled
+    from headstart.sampling.grammar.state import GrammarState
     from headstart.scheduler.guess_log import GuessLog
 
 NO_SLOT = -1

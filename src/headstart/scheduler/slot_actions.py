@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headstart.errors import CapacityError, InvalidParameterError
 from headstart.scheduler.prompt_memory import PromptMemory
-from headstart.scheduler.request import SlotAction, SlotEvent
 from headstart.scheduler.slot import Slot
 from headstart.types import ContextFullError, Engine
+from headstart.types.errors import CapacityError, InvalidParameterError
+from headstart.types.request import SlotAction, SlotEvent
 
 
 def perform(

@@ -6,16 +6,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from headstart.config import SpeculationConfig
-from headstart.errors import InvalidParameterError
-from headstart.scheduler.request import SpeculativeParams
-from headstart.types import SequenceMode
+from headstart.types import DraftMode
+from headstart.types.errors import InvalidParameterError
+from headstart.types.request import SpeculativeParams
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPolicy:
     """Who may draft for one request, and how much."""
 
-    mode: SequenceMode
+    mode: DraftMode
     types: tuple[str, ...]  # speculators that may draft, in order of preference
     n_max: int
     n_min: int
@@ -44,14 +44,14 @@ def make_policy(
         unusable: why no draft can be verified, if so.
     """
     mode = params.mode or config.mode
-    if params.mode is None and params.n_max and mode is SequenceMode.OFF:
-        mode = SequenceMode.AUTO  # the server drafts only on request, and this is one
-    limit = config.longest_draft(SequenceMode.AUTO)  # the batch and the cache are made for no more
+    if params.mode is None and params.n_max and mode is DraftMode.OFF:
+        mode = DraftMode.AUTO  # the server drafts only on request, and this is one
+    limit = config.longest_draft(DraftMode.AUTO)  # the batch and the cache are made for no more
     n_max = min(limit, config.longest_draft(mode) if params.n_max is None else params.n_max)
     wanted = loaded if params.types is None else params.types
     types = tuple(dict.fromkeys(name for name in wanted if name in loaded))
     reason = unusable or ("" if loaded else "no speculator is loaded")
-    if not reason and (mode is SequenceMode.OFF or n_max == 0 or not types):
+    if not reason and (mode is DraftMode.OFF or n_max == 0 or not types):
         is_default = params == SpeculativeParams() or not limit
         reason = "off" if is_default else "disabled by request"
     return SpeculationPolicy(
@@ -86,12 +86,12 @@ def check_wishes(
 
 def _check_off(params: SpeculativeParams, config: SpeculationConfig) -> None:
     wish = f"speculative.types names {params.types[0]!r}" if params.types else ""
-    if params.mode is not None and params.mode is not SequenceMode.OFF:
+    if params.mode is not None and params.mode is not DraftMode.OFF:
         wish = f"speculative.mode is {params.mode.value}"
     if not wish:
         return
     started, remedy = "--spec off", "with --spec auto"
-    if config.mode is not SequenceMode.OFF:
+    if config.mode is not DraftMode.OFF:
         started, remedy = "--spec-type none", "without it"
     raise InvalidParameterError(
         f"{wish} but this server was started with {started}; start it {remedy}, or leave the "

@@ -11,7 +11,7 @@ from statistics import median
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.slot import Slot
-from headstart.types import Batch, ContextFullError, Engine, MemoryKind
+from headstart.types import Batch, CacheKind, ContextFullError, Engine
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Timer:
         self._sequences = sequences
         self._lengths = [0] * len(sequences)  # tokens in the cache, by sequence
         # a hybrid model's sequences get rows of one number, one more at most than was dealt
-        self._spare = len(self._lengths) * (engine.memory is MemoryKind.ROLLBACK)
+        self._spare = len(self._lengths) * (engine.cache_kind is CacheKind.ROLLBACK)
 
     def fits(self, rows: int) -> bool:
         """Whether so many rows can be decoded twice, and whether a step can have so many."""

@@ -12,15 +12,15 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.scheduler.report import WorkerInfo
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
 from headstart.server.model import service_of
-from headstart.server.routing import Router, get, post
+from headstart.server.routing import Routes, get, post
+from headstart.types.report import WorkerInfo
 
 Scales = tuple[float, ...]
 
-router = Router()
+router = Routes()
 
 
 class AdapterScale(BaseModel):

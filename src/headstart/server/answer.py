@@ -11,13 +11,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from headstart.scheduler.request import (
-    Event,
-    FinishEvent,
-    ProgressEvent,
-    PromptEvent,
-    TokenEvent,
-)
 from headstart.server import sse
 from headstart.server.dialect import Choice, Dialect
 from headstart.server.errors import CLIENT_GONE, ApiError, error_body, log_failure
@@ -26,6 +19,13 @@ from headstart.server.model import Service
 from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.threads import ClientGoneError, unless_left
+from headstart.types.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    PromptEvent,
+    TokenEvent,
+)
 
 FEW_PROBABILITIES = 2000  # in an answer that is written sooner than a thread takes over
 

@@ -17,15 +17,15 @@ from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Choice, Dialect, Piece
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.schemas import ChatBody
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
-from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
-router = Router()
+router = Routes()
 
 
 @post(

@@ -15,7 +15,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from headstart.config import ServerConfig
-from headstart.scheduler.worker import Worker
 from headstart.server import (
     adapters,
     anthropic,
@@ -45,6 +44,7 @@ from headstart.server.openapi import describe, page
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Endpoint, Prefixed
 from headstart.server.sleeping import IdleTimer, Waking
+from headstart.types.worker import Worker
 
 logger = logging.getLogger(__name__)
 

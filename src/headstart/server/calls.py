@@ -6,12 +6,12 @@ import secrets
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.errors import NotSupportedError
 from headstart.server.dialect import Choice
 from headstart.server.model import Service
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call, make_requests
+from headstart.types.errors import NotSupportedError
 
 
 def new_call(

@@ -16,15 +16,15 @@ from headstart.server.dialect import Choice, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.schemas import ChatBody
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, check_num_logprobs
-from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's
 
-router = Router()
+router = Routes()
 
 
 @post(

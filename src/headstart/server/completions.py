@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.scheduler.request import TokenLogprob
 from headstart.server.answer import answer
 from headstart.server.body import read_body
 from headstart.server.calls import make_choices, new_call
@@ -18,11 +17,12 @@ from headstart.server.infill import fill_in
 from headstart.server.model import service_of
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.schemas import CompletionBody
 from headstart.server.translate import Call, check_num_logprobs
+from headstart.types.request import TokenLogprob
 
-router = Router()
+router = Routes()
 
 
 @post(

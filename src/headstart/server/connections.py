@@ -17,8 +17,8 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError
 from headstart.server.errors import ApiError, error_body
+from headstart.types.errors import ConfigError
 
 if sys.platform != "win32":
     import resource

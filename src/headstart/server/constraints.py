@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 
 from headstart.config import SamplingConfig
-from headstart.errors import ConfigError, InvalidParameterError
-from headstart.grammar.constraint import Constraint, ConstraintKind
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.errors import ConfigError, InvalidParameterError
 
 FORMATS = ("text", "json_object", "json_schema")
 # numbers of llama-server's grammar_triggers

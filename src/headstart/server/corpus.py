@@ -14,18 +14,18 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.scheduler.request import CorpusEvent, CorpusQuestion
 from headstart.server.model import service_of
-from headstart.server.routing import Router, get
+from headstart.server.routing import Routes, get
 from headstart.server.single_event import single_event
 from headstart.structures.passages import PassageSet
 from headstart.structures.suffix_index import SEPARATOR
 from headstart.types import Vocab
+from headstart.types.request import CorpusEvent, CorpusQuestion
 
 MAX_TOKENS = 32_768  # of one question: some milliseconds of text
 MAX_QUESTIONS = 4  # of one request; what is left comes with the next
 
-router = Router()
+router = Routes()
 
 
 @get(router, "/corpus/digest", answer="`passages`: sorted hashes, base64; `window`, `shift`")

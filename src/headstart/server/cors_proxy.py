@@ -14,17 +14,17 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
+from headstart.extras.tools.switches import has_proxy
 from headstart.server.body import Body
 from headstart.server.errors import CLIENT_GONE, ApiError, shorten
-from headstart.server.routing import Router, get, post
+from headstart.server.routing import Routes, get, post
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.server.tools import hosted
-from headstart.tools.switches import has_proxy
 
 if TYPE_CHECKING:
     import httpx2
 
-router = Router()
+router = Routes()
 
 PREFIX = "x-llama-server-proxy-header-"  # of a header that is passed on without it
 SECONDS = 600.0  # of silence

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headstart.config import SamplingConfig
-from headstart.errors import ConfigError, InvalidParameterError
-from headstart.sampling.params import SAMPLER_ALIASES, SAMPLERS, SamplingParams
 from headstart.server.constraints import default_constraint
 from headstart.server.model import RequestDefaults
+from headstart.types.errors import ConfigError, InvalidParameterError
+from headstart.types.sampling_params import SAMPLER_ALIASES, SAMPLERS, SamplingParams
 
 # field of a request -> setting, where their names differ
 SETTINGS = {

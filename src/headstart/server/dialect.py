@@ -10,14 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from headstart.scheduler.request import (
-    FinishEvent,
-    ProgressEvent,
-    Request,
-    RequestStats,
-    TokenEvent,
-    TokenLogprob,
-)
 from headstart.server import sse
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
@@ -34,9 +26,17 @@ from headstart.server.results import (
 )
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
+from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin
+from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.utf8 import Utf8Decoder
-from headstart.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin
-from headstart.toolcalls.parser import AnswerParser
+from headstart.types.request import (
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    RequestStats,
+    TokenEvent,
+    TokenLogprob,
+)
 
 FINISH_REASONS = {"eos": "stop", "word": "stop", "length": "length", "cancelled": "stop"}
 

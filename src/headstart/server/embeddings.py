@@ -14,22 +14,22 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.errors import NotSupportedError
-from headstart.scheduler.report import EmbeddingInfo
-from headstart.scheduler.request import EmbeddingEvent, EmbeddingRequest
 from headstart.server.body import Body, Int, read_body
 from headstart.server.errors import CLIENT_GONE, ApiError, not_supported, shorten
 from headstart.server.limits import MAX_INPUTS, MAX_VALUES, check_fits, check_length
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import is_id, tokenize_mixed
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.single_event import single_event
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.types import Vocab
+from headstart.types.errors import NotSupportedError
+from headstart.types.report import EmbeddingInfo
+from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
 LARGEST = 32760.0  # number of a vector that is scaled with embd_normalize 0
 
-router = Router()
+router = Routes()
 
 
 class EmbeddingBody(Body):

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.errors import (
+from headstart.types.errors import (
     BackendError,
     CapacityError,
     ContextLengthError,

@@ -14,10 +14,10 @@ from types import TracebackType
 
 from starlette.types import Receive
 
-from headstart.errors import CapacityError, HeadstartError
-from headstart.scheduler.request import Event, FinishEvent, PromptEvent, Request, TokenEvent
-from headstart.scheduler.worker import Worker
 from headstart.server.threads import ClientGoneError
+from headstart.types.errors import CapacityError, HeadstartError
+from headstart.types.request import Event, FinishEvent, PromptEvent, Request, TokenEvent
+from headstart.types.worker import Worker
 
 # Tokens and alternatives that wait for a client that does not read; some 40 MB.
 MAX_UNREAD = 1 << 18

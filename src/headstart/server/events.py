@@ -11,18 +11,18 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from headstart.scheduler.memory import resident_bytes
-from headstart.scheduler.report import WorkerReport
 from headstart.server import sse
 from headstart.server.model import Service, service_of
-from headstart.server.routing import Router, get
+from headstart.server.routing import Routes, get
 from headstart.server.status import slot_state, speculation_state
+from headstart.structures.rss import resident_bytes
+from headstart.types.report import WorkerReport
 
 POLL_SECONDS = 0.2  # between two looks for a new report; so at most five states a second
 REPEAT_SECONDS = 1.0  # a state that stays the same is sent again, because its speed falls to 0
 SPEED_SECONDS = 1.0  # tokens a second are a mean over so long
 
-router = Router()
+router = Routes()
 
 
 @get(router, "/events", answer="server-sent events, one state each")

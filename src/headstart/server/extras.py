@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from headstart.config import ServerConfig, ToolsConfig
+from headstart.extras.tools.switches import limit_origins
 from headstart.server.vertex import VertexRoutes
-from headstart.tools.switches import limit_origins
 
 
 @dataclass(frozen=True, slots=True)

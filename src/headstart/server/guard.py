@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError
 from headstart.server.errors import ApiError, error_response
 from headstart.server.websites import ANY, WebsitePolicy
+from headstart.types.errors import ConfigError
 
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 # bodies up to this multiple of the limit are read (and dropped) so that the client sees the 413

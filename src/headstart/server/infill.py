@@ -20,8 +20,6 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.errors import NotSupportedError
-from headstart.scheduler.report import WorkerInfo
 from headstart.server.answer import answer
 from headstart.server.body import read_body
 from headstart.server.calls import make_choices, new_call
@@ -30,14 +28,16 @@ from headstart.server.limits import BYTES_PER_TOKEN
 from headstart.server.model import service_of
 from headstart.server.native import NativeDialect, num_logprobs
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.schemas import InfillBody, InfillExtra
 from headstart.types import Vocab
+from headstart.types.errors import NotSupportedError
+from headstart.types.report import WorkerInfo
 
 REPOSITORY, FILE = "myproject\n", "filename\n"  # llama-server's; the request does not say
 SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for vocabularies without a marker
 
-router = Router()
+router = Routes()
 
 
 @post(router, "/infill", body=InfillBody, answer="as `/completion`")

@@ -22,14 +22,14 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError
-from headstart.scheduler.worker import Worker
 from headstart.server.app import create_app
 from headstart.server.connections import ConnectionLimits, LimitedProtocol
 from headstart.server.extras import Extras
 from headstart.server.header_names import HeaderNames
 from headstart.server.model import ServedModel, Service
 from headstart.server.tools import hosted
+from headstart.types.errors import ConfigError
+from headstart.types.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.scheduler.report import SpeculatorReport, WorkerReport
 from headstart.server.errors import ApiError
 from headstart.server.metric import Metric, Sample
 from headstart.server.model import service_of
-from headstart.server.routing import Router, get
+from headstart.server.routing import Routes, get
+from headstart.types.report import SpeculatorReport, WorkerReport
 
-router = Router()
+router = Routes()
 
 
 @get(router, "/metrics", answer="counters and gauges in Prometheus' text format")

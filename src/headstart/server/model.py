@@ -12,18 +12,18 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import ServerConfig
-from headstart.grammar.constraint import Constraint
-from headstart.sampling.params import SamplingParams
-from headstart.scheduler.report import WorkerInfo
-from headstart.scheduler.worker import Worker
 from headstart.server.conversation import ChatDefaults
 from headstart.server.kept_passages import CorpusReader
 from headstart.server.response_store import ResponseStore
 from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
-from headstart.toolcalls.answer_format import AnswerFormat
-from headstart.toolcalls.find import find_format
+from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.find import find_format
 from headstart.types import Vocab
+from headstart.types.constraint import Constraint
+from headstart.types.report import WorkerInfo
+from headstart.types.sampling_params import SamplingParams
+from headstart.types.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.model import service_of
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import read_prompts
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.schemas import NativeBody
 from headstart.server.translate import Call, check_num_logprobs
 from headstart.types import Vocab
 
-router = Router()
+router = Routes()
 
 
 @post(

@@ -13,9 +13,6 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.errors import HeadstartError
-from headstart.scheduler.report import EmbeddingInfo
-from headstart.scheduler.request import EmbeddingEvent
 from headstart.server.answer import answer
 from headstart.server.body import make_body, read_body
 from headstart.server.calls import make_choices, new_call
@@ -50,14 +47,17 @@ from headstart.server.ollama_models import (
     written_time,
 )
 from headstart.server.prompts import Prompt, read_chat, read_prompts, render_messages
-from headstart.server.routing import Handler, Router, get, post
+from headstart.server.routing import Handler, Routes, get, post
 from headstart.server.schemas import ChatBody, NativeBody
 from headstart.server.threads import ClientGoneError
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
 from headstart.types import Vocab
+from headstart.types.errors import HeadstartError
+from headstart.types.report import EmbeddingInfo
+from headstart.types.request import EmbeddingEvent
 
-router = Router()
+router = Routes()
 
 
 def _in_its_form(handler: Handler) -> Handler:

@@ -12,7 +12,7 @@ import orjson
 from headstart.server.dialect import Choice, Dialect, Piece
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
-from headstart.toolcalls.events import AnswerEvent, CallBegin, Content, Thoughts, ToolCall
+from headstart.text.toolcalls.events import AnswerEvent, CallBegin, Content, Thoughts, ToolCall
 
 Line = dict[str, Any]
 

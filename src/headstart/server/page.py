@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 OUR_PAGE = Path(__file__).parents[1] / "web"
 # Only files of this server run or load; model text cannot call anybody, not even with an image.

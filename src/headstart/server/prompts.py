@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.errors import ContextLengthError
 from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import MAX_PROMPTS, check_fits, check_length
@@ -15,6 +14,7 @@ from headstart.server.schemas import ChatBody
 from headstart.structures.interruption import progress, watched
 from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types import Vocab
+from headstart.types.errors import ContextLengthError
 
 TEMPLATE_SECONDS = 5.0  # for one conversation
 LONG_TEXT = 6  # characters per token from which on a text is counted before it is tokenized

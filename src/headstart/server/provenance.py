@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.scheduler.request import TokenEvent
 from headstart.text.utf8 import text_or_bytes
 from headstart.types import Vocab
+from headstart.types.request import TokenEvent
 
 
 @dataclass(frozen=True, slots=True)

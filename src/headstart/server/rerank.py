@@ -13,19 +13,19 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.errors import NotSupportedError
-from headstart.scheduler.report import EmbeddingInfo
-from headstart.scheduler.request import EmbeddingEvent
 from headstart.server.body import Body, Int, read_body
 from headstart.server.embeddings import check_size, embed, tokenize_text
 from headstart.server.errors import CLIENT_GONE, ApiError, shorten
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import RerankForm, service_of
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.threads import ClientGoneError
 from headstart.types import Vocab
+from headstart.types.errors import NotSupportedError
+from headstart.types.report import EmbeddingInfo
+from headstart.types.request import EmbeddingEvent
 
-router = Router()
+router = Routes()
 
 
 class RerankBody(Body):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.scheduler.request import ProgressEvent
 from headstart.server import sse
 from headstart.server.dialect import Choice, Dialect, Piece
 from headstart.server.response_store import ResponseStore, StoredResponse
@@ -15,7 +14,8 @@ from headstart.server.responses_body import ResponsesBody
 from headstart.server.results import counterfactual, speculative_metrics, timings
 from headstart.server.schemas import ChatBody
 from headstart.server.translate import Call
-from headstart.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.types.request import ProgressEvent
 
 Item = dict[str, Any]
 Event = dict[str, Any]

@@ -21,11 +21,11 @@ from headstart.server.prompts import read_chat, render_messages
 from headstart.server.response_dialect import ResponseInput, ResponsesDialect
 from headstart.server.response_store import StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
-from headstart.server.routing import Router, delete, get, post
+from headstart.server.routing import Routes, delete, get, post
 from headstart.server.schemas import ChatBody
 from headstart.server.tool_use import prepare_reading
 
-router = Router()
+router = Routes()
 
 
 @post(

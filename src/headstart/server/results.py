@@ -9,10 +9,10 @@ from functools import reduce
 from operator import iadd
 from typing import Any
 
-from headstart.scheduler.request import ProgressEvent, RequestStats, TokenLogprob
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.text.utf8 import text_or_bytes
 from headstart.types import Vocab
+from headstart.types.request import ProgressEvent, RequestStats, TokenLogprob
+from headstart.types.speculation_stats import SpeculationStats
 
 LOWEST = -3.4028234663852886e38  # float32's; JSON has no -infinity
 

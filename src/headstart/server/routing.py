@@ -47,7 +47,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class Routes:
     """The endpoints of one API family, in order."""
 
     endpoints: list[Endpoint] = field(default_factory=list)
@@ -59,25 +59,25 @@ class Router:
                 yield Route(path, endpoint.handler, methods=[endpoint.method])
 
 
-def get(router: Router, *paths: str, answer: str) -> Callable[[Handler], Handler]:
+def get(router: Routes, *paths: str, answer: str) -> Callable[[Handler], Handler]:
     """Decorator: serve GET on these paths."""
     return _declare(router, "GET", paths, None, answer)
 
 
 def post(
-    router: Router, *paths: str, body: type[BaseModel], answer: str
+    router: Routes, *paths: str, body: type[BaseModel], answer: str
 ) -> Callable[[Handler], Handler]:
     """Decorator: serve POST on these paths; the handler reads the body with `read_body`."""
     return _declare(router, "POST", paths, body, answer)
 
 
-def delete(router: Router, *paths: str, answer: str) -> Callable[[Handler], Handler]:
+def delete(router: Routes, *paths: str, answer: str) -> Callable[[Handler], Handler]:
     """Decorator: serve DELETE on these paths."""
     return _declare(router, "DELETE", paths, None, answer)
 
 
 def _declare(
-    router: Router, method: str, paths: tuple[str, ...], body: type[BaseModel] | None, answer: str
+    router: Routes, method: str, paths: tuple[str, ...], body: type[BaseModel] | None, answer: str
 ) -> Callable[[Handler], Handler]:
     def declare(handler: Handler) -> Handler:
         router.endpoints.append(Endpoint(method, paths, handler, body, answer))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from headstart.errors import HeadstartError
-from headstart.scheduler.request import Event, Work
-from headstart.scheduler.worker import Worker
+from headstart.types.errors import HeadstartError
+from headstart.types.request import Event, Work
+from headstart.types.worker import Worker
 
 
 async def single_event(worker: Worker, command: Work) -> Event:

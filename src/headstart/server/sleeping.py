@@ -10,9 +10,9 @@ import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headstart.errors import HeadstartError
-from headstart.scheduler.worker import Worker
 from headstart.server.errors import error_response
+from headstart.types.errors import HeadstartError
+from headstart.types.worker import Worker
 
 
 class IdleTimer:

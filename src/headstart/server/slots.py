@@ -11,19 +11,19 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.scheduler.request import SlotAction, SlotEvent
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import read_body
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.schemas import SlotBody
 from headstart.server.single_event import single_event
+from headstart.types.request import SlotAction, SlotEvent
 
 ACTIONS = ("save", "restore", "erase")
 _NAME = re.compile(r"[\w. +@-]{1,200}")
 
-router = Router()
+router = Routes()
 
 
 @post(router, "/slots/{id_slot:int}", body=SlotBody, answer="what was saved, restored or erased")

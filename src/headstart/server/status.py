@@ -10,18 +10,18 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.scheduler.report import SlotReport, SpeculatorReport, WorkerReport
-from headstart.scheduler.request import Request
 from headstart.server.body import Body
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
 from headstart.server.results import draft_counts
-from headstart.server.routing import Router, get, post
+from headstart.server.routing import Routes, get, post
 from headstart.server.tool_use import describe
 from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo
+from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
+from headstart.types.request import Request
 
-router = Router()
+router = Routes()
 
 
 @get(router, "/health", "/v1/health", answer="`status`: ok")

@@ -19,12 +19,12 @@ from headstart.server.prompts import (
     tokenize_mixed,
     tokens_text,
 )
-from headstart.server.routing import Router, post
+from headstart.server.routing import Routes, post
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.text.utf8 import text_or_bytes
 
-router = Router()
+router = Routes()
 
 
 @post(router, "/tokenize", body=TokenizeBody, answer="`tokens`: ids, or `id` and `piece`")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headstart.sampling.thoughts import ThoughtLimit
 from headstart.server.conversation import reasoning_budget
 from headstart.server.errors import ApiError
 from headstart.server.limits import check_length
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody, GenerationBody
+from headstart.types.thought_limit import ThoughtLimit
 
 MAX_TAG = 256  # characters
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from headstart.errors import CapacityError
 from headstart.server.errors import ApiError
 from headstart.structures.interruption import watched
+from headstart.types.errors import CapacityError
 
 T = TypeVar("T")
 

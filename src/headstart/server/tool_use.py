@@ -6,24 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.grammar import Constraint, ThoughtMarks
-from headstart.sampling.thoughts import ThoughtLimit
 from headstart.server.conversation import RenderedChat, read_tools, reasoning_budget
 from headstart.server.dialect import Choice
 from headstart.server.errors import ApiError, shorten
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
-from headstart.toolcalls.answer_format import AnswerFormat, ReadOptions
-from headstart.toolcalls.constraint import (
+from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.text.toolcalls.constraint import (
     CallRules,
     before_rules,
     calls_at_a_trigger,
     required_calls,
 )
-from headstart.toolcalls.formats import JsonCall, MarkedCalls
-from headstart.toolcalls.parser import AnswerParser
-from headstart.toolcalls.tools import Tools
+from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
+from headstart.text.toolcalls.parser import AnswerParser
+from headstart.text.toolcalls.tools import Tools
 from headstart.types import Vocab
+from headstart.types.constraint import Constraint, ThoughtMarks
+from headstart.types.thought_limit import ThoughtLimit
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 # for calls that a body requires of a model whose own form cannot be demanded, or that has none

@@ -17,19 +17,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from headstart.config import ServerConfig, ToolsConfig
+from headstart.extras.tools.switches import risks, runs_tools
 from headstart.server import sse
 from headstart.server.body import Body, parse_body
 from headstart.server.errors import CLIENT_GONE, ApiError, error_body, shorten
-from headstart.server.routing import Router, get, post
+from headstart.server.routing import Routes, get, post
 from headstart.server.threads import ClientGoneError, unless_left
-from headstart.tools.switches import risks, runs_tools
 
 if TYPE_CHECKING:
-    from headstart.tools.tool import Tool
-    from headstart.tools.toolbox import CallPlace, Toolbox
+    from headstart.extras.tools.tool import Tool
+    from headstart.extras.tools.toolbox import CallPlace, Toolbox
 
 log = logging.getLogger(__name__)
-router = Router()
+router = Routes()
 
 HERE_ONLY = ("127.0.0.1", "::1", "localhost")
 
@@ -55,7 +55,9 @@ class HostedTools:
 
     def __post_init__(self) -> None:
         if runs_tools(self.config):
-            from headstart.tools.toolbox import Toolbox  # a server without tools starts sooner
+            from headstart.extras.tools.toolbox import (
+                Toolbox,  # a server without tools starts sooner
+            )
 
             self.toolbox = Toolbox(self.config)
 
@@ -132,7 +134,7 @@ async def call_tool(http: HttpRequest) -> Response:
     # where a call works is the client's choice, never the model's
     reserved = ("cwd", "runtime", "resp_type") if own else ()
     arguments = {name: value for name, value in body.params.items() if name not in reserved}
-    from headstart.tools.toolbox import CallPlace
+    from headstart.extras.tools.toolbox import CallPlace
 
     place = CallPlace(
         folder=http.headers.get("x-tool-cwd", ""),

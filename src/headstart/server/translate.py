@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.config import SPECULATOR_ALIASES
-from headstart.grammar.constraint import Constraint
-from headstart.sampling.params import MAX_SEED, SamplingParams
-from headstart.scheduler.report import WorkerInfo
-from headstart.scheduler.request import Request, SpeculativeParams
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
 from headstart.server.defaults import sampler_letters, sampler_names, soften
@@ -35,7 +31,11 @@ from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
 from headstart.server.thought_tags import tagged_thoughts
-from headstart.types import SequenceMode, Vocab
+from headstart.types import DraftMode, Vocab
+from headstart.types.constraint import Constraint
+from headstart.types.report import WorkerInfo
+from headstart.types.request import Request, SpeculativeParams
+from headstart.types.sampling_params import MAX_SEED, SamplingParams
 
 RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
 _PLAIN_FIELDS = tuple(
@@ -168,20 +168,20 @@ def _seed(seed: int | None) -> int:
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     """What the body says about speculation; `type: "none"` is llama-server's word for off."""
     mode, types = body.mode, _types(body)
-    modes = tuple(known.value for known in SequenceMode)
+    modes = tuple(known.value for known in DraftMode)
     if mode is not None and mode not in modes:
         raise ApiError(
             400, f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}"
         )
     if types == ("none",):
-        if mode not in (None, SequenceMode.OFF.value):
+        if mode not in (None, DraftMode.OFF.value):
             raise ApiError(
                 400,
                 f"speculative.mode is {mode} but speculative.types is none; leave out one of them",
             )
-        mode, types = SequenceMode.OFF.value, None
+        mode, types = DraftMode.OFF.value, None
     return SpeculativeParams(
-        mode=None if mode is None else SequenceMode(mode),
+        mode=None if mode is None else DraftMode(mode),
         types=types,
         n_max=body.n_max,
         n_min=body.n_min,

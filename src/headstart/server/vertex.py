@@ -23,8 +23,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headstart.errors import ConfigError
 from headstart.server.errors import ApiError, error_body, log_failure, shorten
+from headstart.types.errors import ConfigError
 
 MAX_INSTANCES = 128
 FORMAT = "@requestFormat"

@@ -9,8 +9,8 @@ import importlib
 import pkgutil
 from importlib.metadata import entry_points
 
-from headstart.errors import ConfigError
 from headstart.speculators.base import SPECULATORS, Speculator, register
+from headstart.types.errors import ConfigError
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

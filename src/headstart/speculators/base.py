@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
-from headstart.errors import ConfigError
 from headstart.structures.corpus import CorpusPart
 from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 SPECULATORS: dict[str, type[Speculator]] = {}
 S = TypeVar("S", bound="type[Speculator]")

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator
-from headstart.structures.followed_caches import CONTEXT_FULL, FollowedCaches
-from headstart.structures.state_batch import MERGED_ROWS
-from headstart.structures.target_states import TargetStates
+from headstart.speculators.followed_caches import CONTEXT_FULL, FollowedCaches
+from headstart.speculators.state_batch import MERGED_ROWS
+from headstart.speculators.target_states import TargetStates
+from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, make_draft_tokenizer
 from headstart.types import (
     NO_DRAFT,
     Capability,
@@ -29,7 +29,7 @@ from headstart.types import (
     Draft,
     DraftRequest,
 )
-from headstart.vocabulary.draft_tokenizer import DraftBuilder, make_draft_tokenizer
+from headstart.types.errors import ConfigError
 
 _READING = 256  # rows read in one call before a draft, so that others do not wait
 _SAMPLE, _SAMPLES = 64, 2  # rows read to time reading, and how often

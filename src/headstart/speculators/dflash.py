@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateDraft, StateSpeculator
-from headstart.structures.feature_batch import Blocks, DraftContext
-from headstart.structures.feature_caches import InjectedCaches
+from headstart.speculators.feature_caches import InjectedCaches
 from headstart.types import Batch
+from headstart.types.feature_batch import Blocks, DraftContext
 
 
 @register

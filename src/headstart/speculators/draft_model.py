@@ -22,21 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
 from headstart.speculators.draft_model_times import time_decodes
 from headstart.structures.prefix import common_prefix_length
+from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
+from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import (
     Batch,
+    CacheKind,
     ContextFullError,
     Draft,
     DraftRequest,
     Engine,
-    MemoryKind,
 )
-from headstart.vocabulary.draft_tokenizer import make_draft_tokenizer
-from headstart.vocabulary.vocabulary_translator import VocabularyTranslator
+from headstart.types.errors import ConfigError
 
 # of memory that takes nothing back: most settled tokens that are read again rather than decoded
 # apart to keep the state behind them; the fewest that are worth a checkpoint, and how many of them
@@ -86,7 +86,7 @@ class DraftModelSpeculator(Speculator):
         self._translator = translator
         self._make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
         self._sequences: dict[int, CachedSequence] = {}
-        self._keeps_states = engine.memory is not MemoryKind.CUT
+        self._keeps_states = engine.cache_kind is not CacheKind.CUT
         self._num_calls = 0
         self._batch = Batch(engine.max_batch_tokens)
 

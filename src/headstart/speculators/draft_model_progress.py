@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.prefix import common_prefix_length
+from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
 from headstart.types import NO_DRAFT, Draft, DraftRequest
-from headstart.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
 
 # of a text whose middle is left out, at least so many at its beginning are read: models rely on
 # them whatever they say (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)

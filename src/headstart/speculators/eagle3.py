@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateSpeculator
-from headstart.structures.feature_batch import DraftContext
-from headstart.structures.feature_caches import EncodedCaches
+from headstart.speculators.feature_caches import EncodedCaches
+from headstart.types.feature_batch import DraftContext
 
 
 @register

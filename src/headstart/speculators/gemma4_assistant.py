@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateDraft, StateSpeculator
-from headstart.structures.feature_batch import DraftContext
-from headstart.structures.feature_caches import BorrowedCaches
+from headstart.speculators.feature_caches import BorrowedCaches
 from headstart.types import LAST_STATE
+from headstart.types.feature_batch import DraftContext
 
 
 @register

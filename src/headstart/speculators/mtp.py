@@ -14,8 +14,8 @@ from typing import Any
 
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateSpeculator
-from headstart.structures.followed_caches import FollowedCaches
-from headstart.structures.state_batch import HeadContext
+from headstart.speculators.followed_caches import FollowedCaches
+from headstart.speculators.state_batch import HeadContext
 from headstart.types import LAST_STATE
 
 

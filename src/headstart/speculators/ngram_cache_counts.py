@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.errors import ModelError
 from headstart.structures.atomic import replace_file
 from headstart.structures.token_log import VocabularyId
+from headstart.types.errors import ModelError
 
 MAX_NGRAM = 4
 _WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1

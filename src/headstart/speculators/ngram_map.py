@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.ngram_map_adaptive_length import AdaptiveLength
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 _MAX_PLACES = 8  # of a key that are compared, newest first
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.ngram_mod_table import NgramTable
 from headstart.structures.rolling import key_of, leaving_factor, salt_of, slide
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 
 @register

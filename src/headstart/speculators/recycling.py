@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.recycling_table import NextTokenTable
 from headstart.types import Capability, Decoded, Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 _MAX_NAMESPACES = 16
 

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, CorpusPart, KeptText, SuffixCorpus
@@ -41,8 +40,9 @@ from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.structures.token_log import VocabularyId
+from headstart.text.vocabulary.variants import Variants
 from headstart.types import Draft, DraftRequest, Vocab
-from headstart.vocabulary.variants import Variants
+from headstart.types.errors import ConfigError
 
 _Prompt = tuple[str, bytes]
 """Namespace and digest of a prompt."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from headstart.config import option
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator, register
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 
 @register

@@ -17,10 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from headstart.errors import ConfigError
 from headstart.structures.rolling import namespace_id
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 from headstart.structures.token_log import Record, TokenLog, VocabularyId
+from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

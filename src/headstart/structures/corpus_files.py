@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headstart.errors import ConfigError
 from headstart.structures.corpus import SuffixCorpus
+from headstart.types.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
 # and those that begin with a dot

@@ -27,9 +27,9 @@ from itertools import count as count_from
 from pathlib import Path
 from zlib import crc32
 
-from headstart.errors import ConfigError, ModelError
 from headstart.structures.atomic import replace_file, sync_folder
 from headstart.types import Vocab
+from headstart.types.errors import ConfigError, ModelError
 
 if sys.platform != "win32":
     import fcntl

@@ -13,7 +13,6 @@ import jinja2
 from jinja2 import meta
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError, InvalidParameterError, ModelError
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.capabilities import (
@@ -27,6 +26,7 @@ from headstart.text.messages import Message, adapt_messages, adapt_tools
 from headstart.text.quirks import answer_opening, find_quirk, finish_prompt, patch_source
 from headstart.text.thinking import Thinking, find_thinking
 from headstart.text.time_limit import TimeLimitError, run_within
+from headstart.types.errors import ConfigError, InvalidParameterError, ModelError
 
 CHATML = BUILT_IN_TEMPLATES["chatml"]
 PROBE_SECONDS = 10.0  # for all that is tried with a template before it is used

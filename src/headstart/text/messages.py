@@ -15,8 +15,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headstart.errors import InvalidParameterError
 from headstart.text.capabilities import Capabilities
+from headstart.types.errors import InvalidParameterError
 
 Message = Mapping[str, Any]
 """role, content (text, or a list of {"type": "text", "text": ...}), and for assistants

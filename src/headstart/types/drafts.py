@@ -29,7 +29,7 @@ LAST_STATE = -1
 """Among numbers of layers: the state that a model's own multi-token heads continue."""
 
 
-class SequenceMode(Enum):
+class DraftMode(Enum):
     """How a request wants to be speculated; `AUTO` lets control decide."""
 
     AUTO = "auto"

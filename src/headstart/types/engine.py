@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from headstart.sampling.params import SamplingParams
+    from headstart.types.sampling_params import SamplingParams
 
 Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
@@ -22,7 +22,7 @@ Meanwhile = Callable[[], None]
 """What is done while a device computes."""
 
 
-class MemoryKind(Enum):
+class CacheKind(Enum):
     """What a model's memory allows after a draft was rejected."""
 
     CUT = "cut"  # attention: any tail can be dropped
@@ -148,7 +148,7 @@ class Engine(Protocol):
     sends_graphs: bool
     # rows that attention computes together, over all cells that any of them sees; 1: each by itself
     attention_tile: int
-    memory: MemoryKind
+    cache_kind: CacheKind
     # draft tokens of one decode that can be taken back; huge for attention only, and where
     # `keep_for_draft` makes it possible
     max_rollback: int

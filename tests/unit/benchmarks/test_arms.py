@@ -9,13 +9,13 @@ import pytest
 from benchmarks.lib.arms import OFF, Arm, ArmTotals, Machine, Run, answer, parse_arm
 from benchmarks.lib.workloads import parse_cells
 
-from headstart.errors import ConfigError, HeadstartError
-from headstart.sampling.params import SamplingParams
-from headstart.scheduler.request import Request, RequestStats
-from headstart.scheduler.speculation_stats import SpeculationStats
 from headstart.speculators import Speculator
 from headstart.testing import ByteVocab, FakeEngine
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import ConfigError, HeadstartError
+from headstart.types.request import Request, RequestStats
+from headstart.types.sampling_params import SamplingParams
+from headstart.types.speculation_stats import SpeculationStats
 
 
 @pytest.mark.parametrize(

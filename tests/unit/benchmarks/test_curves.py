@@ -6,9 +6,9 @@ import pytest
 from benchmarks.lib.curves import CostCurve, time_steps
 from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
 
-from headstart.errors import ConfigError
 from headstart.testing import FakeEngine, FakeFilters
-from headstart.types import Batch, MemoryKind
+from headstart.types import Batch, CacheKind
+from headstart.types.errors import ConfigError
 
 CURVE = CostCurve.parse("1:10,2:14,8:20,16:60")
 
@@ -34,9 +34,9 @@ def test_what_is_no_curve_is_refused(text: str) -> None:
         CostCurve.parse(text)
 
 
-@pytest.mark.parametrize("memory", list(MemoryKind))
-def test_timed_steps_give_back_the_curve_of_a_priced_engine(memory: MemoryKind) -> None:
-    clock, fake = Clock(), FakeEngine(memory=memory)
+@pytest.mark.parametrize("cache_kind", list(CacheKind))
+def test_timed_steps_give_back_the_curve_of_a_priced_engine(cache_kind: CacheKind) -> None:
+    clock, fake = Clock(), FakeEngine(cache_kind=cache_kind)
     engine = PricedEngine(fake, CURVE, clock)
     times = time_steps(engine, [1, 2, 8, 16], context=300, num_repeats=3, clock=clock)
     assert list(times) == [1, 2, 8, 16]

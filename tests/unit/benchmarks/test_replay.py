@@ -11,7 +11,7 @@ from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.replay import load_texts, save_texts
 from tests.unit.benchmarks.texts import CPU, DRAFT, make_replay, make_texts
 
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 ARMS = (
     "off",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from headstart.cache.prompt_store import PromptStore, StoredPrompt
+from headstart.scheduler.host_cache import PromptStore, StoredPrompt
 
 
 def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headstart.assemble import check
-from headstart.cli.flags import read_flags
-from headstart.cli.settings import all_settings
+from headstart.app.assemble import check
+from headstart.app.cli.flags import read_flags
+from headstart.app.cli.settings import all_settings
 from headstart.config import Config
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 SETTINGS = all_settings()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.cli.environment import check_environment
-from headstart.cli.flags import read_flags
-from headstart.cli.settings import Setting, all_settings
-from headstart.errors import ConfigError
+from headstart.app.cli.environment import check_environment
+from headstart.app.cli.flags import read_flags
+from headstart.app.cli.settings import Setting, all_settings
+from headstart.types.errors import ConfigError
 
 SERVE = all_settings()
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from headstart.cli.generate import most_drafted, show, summary
+from headstart.app.cli.generate import most_drafted, show, summary
 from headstart.config import SpeculationConfig
 from headstart.control.counterfactual import (
     Guess,
@@ -18,8 +18,8 @@ from headstart.control.counterfactual import (
     WrittenText,
     counterfactual,
 )
-from headstart.errors import EngineError
-from headstart.scheduler.request import (
+from headstart.types.errors import EngineError
+from headstart.types.request import (
     ErrorEvent,
     Event,
     FinishEvent,
@@ -27,7 +27,7 @@ from headstart.scheduler.request import (
     TokenEvent,
     VerifiedDraft,
 )
-from headstart.scheduler.speculation_stats import SpeculationStats
+from headstart.types.speculation_stats import SpeculationStats
 
 PIECES = {1: b"one ", 2: b"two ", 3: b"\xe2\x82", 4: b"\xac!", 5: b"STOP", 6: b"[red]"}
 STATS = RequestStats(

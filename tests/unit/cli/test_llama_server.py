@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headstart.cli import llama_server
-from headstart.cli.flags import HelpRequested, read_flags
-from headstart.cli.resolve import Resolved
-from headstart.cli.settings import Setting, all_settings
-from headstart.errors import ConfigError
+from headstart.app.cli import llama_server
+from headstart.app.cli.flags import HelpRequested, read_flags
+from headstart.app.cli.resolve import Resolved
+from headstart.app.cli.settings import Setting, all_settings
+from headstart.types.errors import ConfigError
 
 SETTINGS = all_settings()
 # what `llama-server --help` lists, spelling by spelling

@@ -7,17 +7,17 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from headstart.cli.main import COMMANDS, main
+from headstart.app.cli.main import COMMANDS, main
 from headstart.config import Config
-from headstart.errors import ConfigError, EngineError, InvalidParameterError, ModelError
+from headstart.types.errors import ConfigError, EngineError, InvalidParameterError, ModelError
 
 
 @pytest.fixture
 def assemble(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A stand-in for the module that loads models."""
-    module = ModuleType("headstart.assemble")
-    monkeypatch.setitem(sys.modules, "headstart.assemble", module)
-    monkeypatch.setattr("headstart.assemble", module, raising=False)
+    module = ModuleType("headstart.app.assemble")
+    monkeypatch.setitem(sys.modules, "headstart.app.assemble", module)
+    monkeypatch.setattr("headstart.app.assemble", module, raising=False)
     return module
 
 

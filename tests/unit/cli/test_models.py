@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli.flags import read_flags
-from headstart.cli.models import is_router, read_models
-from headstart.cli.resolve import Resolved
-from headstart.cli.settings import all_settings
-from headstart.errors import ConfigError
-from headstart.router.presets import CACHE, FOLDER, PRESET, ModelPreset
+from headstart.app.cli.flags import read_flags
+from headstart.app.cli.models import is_router, read_models
+from headstart.app.cli.resolve import Resolved
+from headstart.app.cli.settings import all_settings
+from headstart.gateway.router.presets import CACHE, FOLDER, PRESET, ModelPreset
+from headstart.types.errors import ConfigError
 
 
 @pytest.fixture

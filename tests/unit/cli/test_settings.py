@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli.flags import HelpRequested, read_flags
-from headstart.cli.resolve import Resolved, resolve
-from headstart.cli.settings import all_settings
+from headstart.app.cli.flags import HelpRequested, read_flags
+from headstart.app.cli.resolve import Resolved, resolve
+from headstart.app.cli.settings import all_settings
 from headstart.config import Config
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 SETTINGS = all_settings()
 

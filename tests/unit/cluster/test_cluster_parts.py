@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli import cluster
-from headstart.cli.flags import HelpRequested
-from headstart.cluster import deploy
-from headstart.cluster.child import ServerChild
-from headstart.cluster.control_states import (
+from headstart.app.cli import cluster
+from headstart.app.cli.flags import HelpRequested
+from headstart.extras.cluster import deploy
+from headstart.extras.cluster.child import ServerChild
+from headstart.extras.cluster.control_states import (
     MAX_BYTES,
     MAX_STATES,
     ControlStates,
     hardware,
     state_key,
 )
-from headstart.cluster.options import ClusterOptions
-from headstart.cluster.scaling import RUNNING, WAITING, ScalingPolicy, wanted_replicas
-from headstart.errors import ConfigError, ModelError
+from headstart.extras.cluster.options import ClusterOptions
+from headstart.extras.cluster.scaling import RUNNING, WAITING, ScalingPolicy, wanted_replicas
+from headstart.types.errors import ConfigError, ModelError
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_server_that_cannot_start_says_why():
 
 def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path):
     code = (
-        "from headstart.cluster.child import ServerChild\n"
+        "from headstart.extras.cluster.child import ServerChild\n"
         "import os\n"
         "child = ServerChild(['--context', '512'], host='127.0.0.1', key='key')\n"
         "child.wait()\n"

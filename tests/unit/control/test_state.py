@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from headstart.app.speculation import wanted_types
 from headstart.config import SpeculationConfig
 from headstart.control import Controller
 from headstart.control.state import ModelId, claim_state, read_state, why_unusable, write_state
-from headstart.errors import ConfigError
-from headstart.speculation import wanted_types
+from headstart.types.errors import ConfigError
 
 SMALL, BIG, DRAFT = (
     ModelId("11", "small.gguf"),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from headstart import demo
-from headstart.errors import ModelError
+from headstart.app import demo
+from headstart.types.errors import ModelError
 
 MAX_BYTES = 25_000_000
 

@@ -8,7 +8,7 @@ from benchmarks.inflate import PRESETS, Preset, Shape, Source, build
 from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 
-from headstart import demo
+from headstart.app import demo
 
 Floats = NDArray[np.float32]
 

@@ -9,9 +9,9 @@ import pytest
 
 from headstart.config import EngineConfig
 from headstart.engine.fit import Fitted, Part, fit
-from headstart.engine.memory import HOST, Measured, Use
+from headstart.engine.footprint import HOST, Measured, Use
 from headstart.engine.parameters import Facts, Limits
-from headstart.errors import ConfigError
+from headstart.types.errors import ConfigError
 
 GIB, MIB = 2**30, 2**20
 LAYERS = 10

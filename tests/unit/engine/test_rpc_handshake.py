@@ -12,7 +12,7 @@ import pytest
 
 from headstart.config import EngineConfig, rpc_endpoints
 from headstart.engine.rpc_handshake import VERSION, shake_hands, why_exposed
-from headstart.errors import ConfigError, RpcWorkerError
+from headstart.types.errors import ConfigError, RpcWorkerError
 
 Serve = Callable[[bytes], str]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from headstart.fleet.conversation import AnswerText, read
+from headstart.gateway.balancer.conversation import AnswerText, read
 
 
 def asked(**fields):

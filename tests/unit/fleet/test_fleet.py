@@ -6,10 +6,17 @@ from collections import Counter, deque
 
 import orjson
 
-from headstart.fleet.conversation import Asked, read
-from headstart.fleet.fleet import Fleet
-from headstart.fleet.learned import Learned, Line, Mean, Timings, better_capacity, shared_prices
-from headstart.fleet.replica import TREE_BYTES, Replica, Reported
+from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.conversation import Asked, read
+from headstart.gateway.balancer.learned import (
+    Learned,
+    Line,
+    Mean,
+    Timings,
+    better_capacity,
+    shared_prices,
+)
+from headstart.gateway.balancer.replica import TREE_BYTES, Replica, Reported
 from headstart.structures.passages import PassageSet
 
 

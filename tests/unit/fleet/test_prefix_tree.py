@@ -8,7 +8,7 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.fleet.prefix_tree import NODE_BYTES, PrefixTree
+from headstart.gateway.balancer.prefix_tree import NODE_BYTES, PrefixTree
 
 TEXTS = st.lists(st.binary(max_size=12).map(lambda b: bytes(one % 3 for one in b)), max_size=30)
 

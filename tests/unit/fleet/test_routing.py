@@ -12,12 +12,12 @@ import pytest
 from tests.unit.router.backends import running
 
 from headstart.config import ServerConfig
-from headstart.fleet.app import create_app
-from headstart.fleet.conversation import read
-from headstart.fleet.fleet import Fleet
-from headstart.fleet.replica import Replica
-from headstart.fleet.routing import RoutingLimits
-from headstart.router.proxy import read_body
+from headstart.gateway.balancer.app import create_app
+from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.conversation import read
+from headstart.gateway.balancer.replica import Replica
+from headstart.gateway.balancer.routing import RoutingLimits
+from headstart.gateway.router.proxy import read_body
 from headstart.structures.passages import Digest, PassageSet
 
 CHAT = "/v1/chat/completions"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from tests.unit.grammar.test_state import TOKENS, begin, constraint
 
-from headstart.errors import InvalidParameterError
-from headstart.grammar import compiler
-from headstart.grammar.compiler import MAX_CACHED, Compiled, GrammarCompiler
-from headstart.grammar.constraint import Constraint
-from headstart.grammar.source import grammar_text
+from headstart.sampling.grammar import compiler
+from headstart.sampling.grammar.compiler import MAX_CACHED, Compiled, GrammarCompiler
+from headstart.sampling.grammar.source import grammar_text
 from headstart.testing import ByteVocab
+from headstart.types.constraint import Constraint
+from headstart.types.errors import InvalidParameterError
 
 
 def nested(depth: int) -> str:

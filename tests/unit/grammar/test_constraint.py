@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from headstart.errors import InvalidParameterError
-from headstart.grammar.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
-from headstart.sampling.params import SamplingParams
-from headstart.scheduler.request import Request
+from headstart.types.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
+from headstart.types.errors import InvalidParameterError
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 
 def test_a_request_with_a_constraint_crosses_the_process_border() -> None:

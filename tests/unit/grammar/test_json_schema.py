@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from tests.unit.grammar.test_state import EOS, TOKENS, begin, constraint
 from tests.unit.sampling.test_rule import softmax, total_variation
 
-from headstart.errors import InvalidParameterError
-from headstart.grammar.compiler import Compiled
 from headstart.sampling import SamplingParams
+from headstart.sampling.grammar.compiler import Compiled
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
+from headstart.types.errors import InvalidParameterError
 
 DOCS = Path(__file__).parents[3] / "docs" / "structured-output.md"
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from llguidance import LLParserLimits
 
-from headstart.errors import InvalidParameterError
-from headstart.grammar import compiler
-from headstart.grammar.compiler import Compiled
-from headstart.grammar.constraint import Constraint, ConstraintKind, ThoughtMarks
-from headstart.grammar.state import GrammarState
-from headstart.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar import compiler
+from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.state import GrammarState
+from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.testing import ByteVocab
+from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
+from headstart.types.errors import InvalidParameterError
 
 EOS = 256
 TOKENS = GrammarTokens(ByteVocab())

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from headstart.app.hub import ModelPaths, resolve_model
 from headstart.config import ModelConfig
-from headstart.hub import ModelPaths, resolve_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.hub.fake_hub import COMMIT, Client, FakeHub
 
+from headstart.app.hub import resolve_model
 from headstart.config import ModelConfig
-from headstart.errors import ConfigError, ModelError
-from headstart.hub import resolve_model
+from headstart.types.errors import ConfigError, ModelError
 
 REPO = "someone/Model-1B-GGUF"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from headstart.app.hub import Hub, cache_directory
+from headstart.app.hub_files import choose_drafter, choose_file, parse_reference
 from headstart.config import ModelConfig
-from headstart.hub import Hub, cache_directory
-from headstart.hub_files import choose_drafter, choose_file, parse_reference
 
 
 @pytest.mark.parametrize(

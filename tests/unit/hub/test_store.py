@@ -9,9 +9,9 @@ import subprocess
 import pytest
 from tests.unit.hub.fake_hub import Client, FakeHub
 
+from headstart.app.hub_store import HubStore
 from headstart.config import ModelConfig
-from headstart.errors import ConfigError, ModelError
-from headstart.hub_store import HubStore
+from headstart.types.errors import ConfigError, ModelError
 
 NAME = "org/model:F16"
 PARTS = ("big-Q8_0-00001-of-00002.gguf", "big-Q8_0-00002-of-00002.gguf")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from headstart.router.child import Listener
-from headstart.router.memory import Estimate, Room
-from headstart.router.pool import Pool
-from headstart.router.pooled_model import LOADED, PooledModel
-from headstart.router.presets import ModelPreset
+from headstart.gateway.router.child import Listener
+from headstart.gateway.router.eviction import Estimate, Room
+from headstart.gateway.router.pool import Pool
+from headstart.gateway.router.pooled_model import LOADED, PooledModel
+from headstart.gateway.router.presets import ModelPreset
 
 
 def preset(name: str, **more) -> ModelPreset:

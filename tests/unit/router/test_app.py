@@ -12,7 +12,7 @@ from tests.unit.router.backends import running
 from tests.unit.router.fakes import FakeChildren, loaded, pool_of, preset, use
 
 from headstart.config import Config, RouterConfig, ServerConfig
-from headstart.router.app import create_app
+from headstart.gateway.router.app import create_app
 
 PROMPT = {"prompt": "a"}
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from tests.unit.router.fakes import preset
 
-from headstart.router import child
-from headstart.router.child import ChildProcess
+from headstart.gateway.router import child
+from headstart.gateway.router.child import ChildProcess
 
 HELLO = """
 import os, signal, sys, time
-from headstart.parent import Parent
+from headstart.app.parent import Parent
 parent = Parent.of(os.environ)
 assert "HEADSTART_ROUTER" not in os.environ
 print("hello from", os.environ["HEADSTART_API_KEY"][:0] + "a child", flush=True)

@@ -10,9 +10,9 @@ import sys
 from tests.unit.router.fakes import loaded, preset, use
 from tests.unit.router.test_app import router
 
-from headstart.errors import ModelError
-from headstart.router import downloads
-from headstart.router.presets import CACHE, ModelPreset
+from headstart.gateway.router import downloads
+from headstart.gateway.router.presets import CACHE, ModelPreset
+from headstart.types.errors import ModelError
 
 NAME = "org/model:F16"
 

@@ -5,11 +5,11 @@ import os
 import pytest
 from tests.unit.router.fakes import preset
 
-from headstart import demo
-from headstart.errors import ModelError
-from headstart.router.estimate import MIB, Estimator, read_estimate
-from headstart.router.memory import MAIN, PROCESS_BYTES
-from headstart.router.presets import ModelPreset
+from headstart.app import demo
+from headstart.gateway.router.estimate import MIB, Estimator, read_estimate
+from headstart.gateway.router.eviction import MAIN, PROCESS_BYTES
+from headstart.gateway.router.presets import ModelPreset
+from headstart.types.errors import ModelError
 
 SETTINGS = {"context": 4096, "gpu_layers": 20, "n_cpu_moe": 0}
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headstart.errors import ConfigError
-from headstart.router.memory import MAIN, Room, may_stay, parse_memory
+from headstart.gateway.router.eviction import MAIN, Room, may_stay, parse_memory
+from headstart.types.errors import ConfigError
 
 MIB = 2**20
 

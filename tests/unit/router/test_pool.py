@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from tests.unit.router.fakes import FakeChildren, estimates, loaded, pool_of, preset, use
 
-from headstart.errors import BackendError, ModelError, UnavailableError
-from headstart.router.pooled_model import LOADED, SLEEPING, UNLOADED
+from headstart.gateway.router.pooled_model import LOADED, SLEEPING, UNLOADED
+from headstart.types.errors import BackendError, ModelError, UnavailableError
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_a_model_that_never_comes_to_rest_gives_way_at_last(children, monk
     await settle()
     await pool.acquire(a)  # nobody has waited for long
     pool.release(a)
-    monkeypatch.setattr("headstart.router.pool.PATIENCE", 0.0)
+    monkeypatch.setattr("headstart.gateway.router.pool.PATIENCE", 0.0)
     pool._advance()
     late = asyncio.create_task(use(pool, "a"))
     await settle()
@@ -73,7 +73,7 @@ async def test_a_model_that_never_comes_to_rest_gives_way_at_last(children, monk
 
 
 async def test_who_gives_up_waiting_gives_the_model_back(children, monkeypatch) -> None:
-    monkeypatch.setattr("headstart.router.pool.PATIENCE", 0.0)
+    monkeypatch.setattr("headstart.gateway.router.pool.PATIENCE", 0.0)
     pool = pool_of(children, "a", "b", max_models=1)
     await pool.acquire(pool.models["a"])
     waiting = asyncio.create_task(use(pool, "b"))

@@ -8,8 +8,7 @@ import httpx2
 import pytest
 from tests.unit.router.backends import running
 
-from headstart.errors import BackendError
-from headstart.router.proxy import (
+from headstart.gateway.router.proxy import (
     Backend,
     ProxiedRequest,
     Proxy,
@@ -21,6 +20,7 @@ from headstart.router.proxy import (
 )
 from headstart.server.errors import ApiError, error_response
 from headstart.server.threads import ClientGoneError
+from headstart.types.errors import BackendError
 
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.router.fakes import preset
 
 from headstart.config import Config, RouterConfig
-from headstart.errors import ConfigError
-from headstart.router.serve import serve
+from headstart.gateway.router.serve import serve
+from headstart.types.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from headstart.router.upstream import (
+from headstart.gateway.router.upstream import (
     MAX_BUFFERED,
     BrokenConnectionError,
     Connections,

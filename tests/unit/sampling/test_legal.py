@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 from tests.unit.sampling.test_rule import LOGITS, NUM_DRAWS, SIZE, softmax, total_variation
 
-from headstart.errors import InvalidParameterError
 from headstart.sampling import SamplingParams
 from headstart.sampling.noise import gumbel
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
+from headstart.types.errors import InvalidParameterError
 
 
 class Legal:

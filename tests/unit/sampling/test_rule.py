@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headstart.errors import InvalidParameterError
 from headstart.sampling import SamplingParams
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
+from headstart.types.errors import InvalidParameterError
 
 SIZE, NUM_DRAWS = 8, 20_000
 LOGITS = np.random.default_rng(3).normal(0.0, 1.5, SIZE).astype(np.float32)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter, ThoughtLimit
+from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
+from headstart.types.thought_limit import ThoughtLimit
 
 CLOSING = tuple(b"!</t>")
 

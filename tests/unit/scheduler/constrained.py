@@ -10,18 +10,18 @@ from tests.harness import Answer, Clock, fixed, play
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.grammar.compiler import Compiled, GrammarCompiler
-from headstart.grammar.constraint import Constraint, ConstraintKind, ThoughtMarks
-from headstart.grammar.tokens import GrammarTokens
 from headstart.sampling import SamplingParams
+from headstart.sampling.grammar.compiler import Compiled, GrammarCompiler
+from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.ask_timer import no_clock
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.testing import ByteVocab, FakeEngine
+from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
+from headstart.types.request import Request
 
 EOS = 256
 VOCAB = ByteVocab()

@@ -8,8 +8,8 @@ from random import Random
 from tests.harness import EOS, Model, check, make_scheduler, run
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
+from headstart.types.request import Request
 
 
 def conversation(number: int, turn: int = 0, **fields: object) -> Request:

@@ -26,21 +26,21 @@ from tests.harness import (
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.values import BatchPlan, SlotDraft, Step
-from headstart.errors import EngineError, InvalidParameterError
 from headstart.sampling import SamplingParams
-from headstart.scheduler.client import WorkerClient
-from headstart.scheduler.loop import make_report
-from headstart.scheduler.messages import Message
-from headstart.scheduler.request import (
+from headstart.scheduler.scheduler import Scheduler
+from headstart.types import DraftMode
+from headstart.types.errors import EngineError, InvalidParameterError
+from headstart.types.request import (
     FinishEvent,
     Request,
     RequestStats,
     SpeculativeParams,
     error_event,
 )
-from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.speculation_stats import SpeculationStats
-from headstart.types import SequenceMode
+from headstart.types.speculation_stats import SpeculationStats
+from headstart.worker.client import WorkerClient
+from headstart.worker.loop import make_report
+from headstart.worker.messages import Message
 
 CHAIN = ("suffix", "ngram-simple", "recycling", "draft-model")
 
@@ -65,8 +65,8 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(
     wishes = (
         SpeculativeParams(),
         SpeculativeParams(types=("draft-model", "suffix")),
-        SpeculativeParams(mode=SequenceMode.FIXED),
-        SpeculativeParams(mode=SequenceMode.OFF),
+        SpeculativeParams(mode=DraftMode.FIXED),
+        SpeculativeParams(mode=DraftMode.OFF),
     )
     requests = [replace(r, speculative=wishes[i % 4]) for i, r in enumerate(make_requests(12))]
     engine = Model(2)
@@ -75,7 +75,7 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(
     check(engine, requests, answers)
     for request in requests:
         stats, wish = answers[request.request_id].finish.stats, request.speculative
-        allowed = () if wish.mode is SequenceMode.OFF else wish.types or CHAIN
+        allowed = () if wish.mode is DraftMode.OFF else wish.types or CHAIN
         assert list(stats.by_speculator) == list(allowed if stats.num_steps > 1 else ())
         for counts in stats.by_speculator.values():
             assert counts.num_drafts + counts.reasons.total() == stats.num_steps - 1
@@ -183,7 +183,7 @@ def test_positions_are_counted_from_the_first_token_of_the_step() -> None:
 def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
     client = WorkerClient(lambda: None)  # type: ignore[return-value]  # never started
     caplog.clear()
-    with caplog.at_level(logging.INFO, "headstart.scheduler.request_log"):
+    with caplog.at_level(logging.INFO, "headstart.worker.request_log"):
         client._on_message(Message(events))
     return [record.getMessage() for record in caplog.records]
 

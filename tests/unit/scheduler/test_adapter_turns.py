@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.scheduler.adapter_turns import STEPS, AdapterTurns, Scales
-from headstart.scheduler.request import Request
 from headstart.scheduler.slot import ActiveRequest
+from headstart.types.request import Request
 
 
 @dataclass

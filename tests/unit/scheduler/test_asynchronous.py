@@ -23,12 +23,12 @@ from tests.harness import (
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.values import ModelDraftCall, Step
-from headstart.errors import EngineError
-from headstart.scheduler.loop import run_loop
-from headstart.scheduler.messages import Cancel, Command, Message, Stop
-from headstart.scheduler.request import ErrorEvent, FinishEvent, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types import Batch, Logits, Meanwhile, MemoryKind
+from headstart.types import Batch, CacheKind, Logits, Meanwhile
+from headstart.types.errors import EngineError
+from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
+from headstart.worker.loop import run_loop
+from headstart.worker.messages import Cancel, Command, Message, Stop
 
 CHAIN = ("ngram-simple", "suffix", "draft-model")
 
@@ -66,12 +66,12 @@ def counted(scheduler: Scheduler, answers: dict[str, Answer]) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.ROLLBACK])
-def test_texts_and_counts_are_those_of_a_device_that_is_waited_for(memory: MemoryKind) -> None:
+@pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])
+def test_texts_and_counts_are_those_of_a_device_that_is_waited_for(cache_kind: CacheKind) -> None:
     requests = make_requests(12)
     found = []
     for is_asynchronous in (False, True):
-        engine = Device(memory=memory)
+        engine = Device(cache_kind=cache_kind)
         engine.is_asynchronous = is_asynchronous
         scheduler = drafting_scheduler(engine, fixed(4))
         answers = run(scheduler, requests)

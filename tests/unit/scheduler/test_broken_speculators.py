@@ -28,10 +28,10 @@ from tests.harness import (
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.loop import make_report
 from headstart.speculators import Speculator
 from headstart.testing import assert_lossless
 from headstart.types import Batch, Capability, Decoded, Draft, DraftRequest, Logits, Meanwhile
+from headstart.worker.loop import make_report
 
 
 class Careless(Speculator):

@@ -23,8 +23,8 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
-from headstart.types import Batch, Logits, Meanwhile, MemoryKind
+from headstart.types import Batch, CacheKind, Logits, Meanwhile
+from headstart.types.request import Request
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 
@@ -151,11 +151,11 @@ def test_a_request_may_ask_not_to_reuse() -> None:
     check(engine, [renamed(first, "again")], answers)
 
 
-@pytest.mark.parametrize("memory", list(MemoryKind))
-def test_reuse_never_changes_the_text(memory: MemoryKind) -> None:
+@pytest.mark.parametrize("cache_kind", list(CacheKind))
+def test_reuse_never_changes_the_text(cache_kind: CacheKind) -> None:
     """Turns, branches, repeats and slot wishes in random order, on few slots."""
     random = np.random.default_rng(9)
-    engine = Watched(2, memory=memory)
+    engine = Watched(2, cache_kind=cache_kind)
     drafters = make_speculators(["suffix", "draft-model"], lambda: Model(2, skew=0.3))
     scheduler = make_scheduler(engine, drafters, AUTO, parallel=3)
     histories: list[list[int]] = [[1, 2, 3]]

@@ -9,12 +9,12 @@ from tests.harness import Model, check, make_scheduler, run
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.checkpoints import choose_pauses
-from headstart.scheduler.request import Request
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.request import Request
 
 MARKER = 99
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
-UNCUTTABLE = [m for m in MemoryKind if m is not MemoryKind.CUT]
+UNCUTTABLE = [m for m in CacheKind if m is not CacheKind.CUT]
 
 
 def pauses_of(tokens: Sequence[int], num_cached: int = 0, min_step: int = 1000) -> list[int]:
@@ -46,10 +46,10 @@ def test_what_is_cached_and_what_is_short_get_none() -> None:
     assert pauses_of([1] * 15) == []
 
 
-@pytest.mark.parametrize("memory", UNCUTTABLE)
-def test_a_shortened_history_is_read_from_the_last_checkpoint(memory: MemoryKind) -> None:
+@pytest.mark.parametrize("cache_kind", UNCUTTABLE)
+def test_a_shortened_history_is_read_from_the_last_checkpoint(cache_kind: CacheKind) -> None:
     """A turn's thoughts are left out of the next prompt, as chat templates do."""
-    engine = Model(2, memory=memory)
+    engine = Model(2, cache_kind=cache_kind)
     scheduler = make_scheduler(engine, parallel=2)
     history = [i % 20 for i in range(60)]
     for turn in range(4):
@@ -62,9 +62,9 @@ def test_a_shortened_history_is_read_from_the_last_checkpoint(memory: MemoryKind
         history = [*history, *answers[request.request_id].tokens[-10:], *range(10)]
 
 
-@pytest.mark.parametrize("memory", UNCUTTABLE)
-def test_a_checkpoint_serves_conversations_that_begin_alike(memory: MemoryKind) -> None:
-    engine = Model(2, memory=memory)
+@pytest.mark.parametrize("cache_kind", UNCUTTABLE)
+def test_a_checkpoint_serves_conversations_that_begin_alike(cache_kind: CacheKind) -> None:
+    engine = Model(2, cache_kind=cache_kind)
     scheduler = make_scheduler(engine, parallel=3, checkpoint_min_step=20)
     start = [i % 20 for i in range(40)]
     for number in range(3):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from tests.harness import Model, Oracle, check, fixed, make_requests, make_scheduler, run
 
-from headstart.errors import EngineError
 from headstart.sampling.sampler import Sampler
+from headstart.types.errors import EngineError
 
 
 def test_all_rows_of_a_step_are_read_before_speculators_are_told(

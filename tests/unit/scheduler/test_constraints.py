@@ -19,22 +19,22 @@ from tests.unit.scheduler.constrained import (
     run,
 )
 
+from headstart.app.speculation import make_speculator
 from headstart.config import SchedulerConfig
 from headstart.control.controller import Controller
-from headstart.errors import CapacityError, NotSupportedError
-from headstart.grammar import compiler
-from headstart.grammar.compiler import Compiled, GrammarCompiler
-from headstart.grammar.constraint import Constraint, ConstraintKind
+from headstart.sampling.grammar import compiler
+from headstart.sampling.grammar.compiler import Compiled, GrammarCompiler
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.request import TokenEvent
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.slot import ActiveRequest
-from headstart.speculation import make_speculator
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.structures.token_log import VocabularyId
 from headstart.testing import ByteVocab
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.errors import CapacityError, NotSupportedError
+from headstart.types.request import TokenEvent
 
 VALID = sorted(name for name, cls in SPECULATORS.items() if not cls.skips_verification)
 every_kind = pytest.mark.parametrize("kind", list(CONSTRAINTS))
@@ -110,11 +110,11 @@ def test_a_text_that_is_complete_ends_at_once() -> None:
     assert answer.reason == "eos"
 
 
-@pytest.mark.parametrize("memory", list(MemoryKind))
-def test_a_preempted_request_goes_on_where_its_constraint_stood(memory: MemoryKind) -> None:
+@pytest.mark.parametrize("cache_kind", list(CacheKind))
+def test_a_preempted_request_goes_on_where_its_constraint_stood(cache_kind: CacheKind) -> None:
     lines = Constraint(kind=ConstraintKind.REGEX, text="([a-f]{2},){40}")
     requests = make_constrained(4, lines, 0.8, max_tokens=80)
-    engine = bytes_engine(num_cells=300, memory=memory)
+    engine = bytes_engine(num_cells=300, cache_kind=cache_kind)
     scheduler = make_scheduler(engine, speculators("suffix"))
     answers = run(scheduler, requests)
     assert scheduler.counters.preemptions > 0

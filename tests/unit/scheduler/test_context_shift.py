@@ -25,8 +25,8 @@ from tests.harness import (
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.context_shift import find_chunks
-from headstart.scheduler.request import Request
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.request import Request
 
 CONTEXT = 48
 
@@ -104,9 +104,9 @@ def test_the_log_of_a_shifted_request_counts_all_of_its_tokens() -> None:
     assert (stats.num_prompt, stats.num_emitted) == (len(request.prompt), 150)
 
 
-@pytest.mark.parametrize("memory", list(MemoryKind))
-def test_a_cache_that_cannot_be_moved_is_read_again(memory: MemoryKind) -> None:
-    engine = Model(context_size=CONTEXT, memory=memory)
+@pytest.mark.parametrize("cache_kind", list(CacheKind))
+def test_a_cache_that_cannot_be_moved_is_read_again(cache_kind: CacheKind) -> None:
+    engine = Model(context_size=CONTEXT, cache_kind=cache_kind)
     engine.can_shift = False
     drafts = make_speculators(("draft-model",), lambda: Model(skew=0.3, context_size=CONTEXT))
     requests = long_requests(0.8)

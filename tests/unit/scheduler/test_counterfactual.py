@@ -19,7 +19,7 @@ from tests.harness import (
 
 from headstart.config import SpeculationConfig
 from headstart.scheduler.guess_log import SAMPLE_EVERY
-from headstart.scheduler.request import RequestStats
+from headstart.types.request import RequestStats
 
 CHAIN = ("suffix", "ngram-simple", "draft-model")
 

@@ -21,14 +21,14 @@ from tests.harness import (
 from headstart.control.values import Outcome, with_gap
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.draft_model_progress import FIRST, CachedSequence, WithoutGap
-from headstart.types import Draft, DraftRequest, MemoryKind
+from headstart.types import CacheKind, Draft, DraftRequest
 
 TEXT = [(7 * i + i // 31) % EOS for i in range(100)]
 
 
-def make_drafter(catch_up: int = 16, memory: MemoryKind = MemoryKind.CUT) -> DraftModelSpeculator:
+def make_drafter(catch_up: int = 16, cache_kind: CacheKind = CacheKind.CUT) -> DraftModelSpeculator:
     options = DraftModelSpeculator.Options("argmax", catch_up)
-    return DraftModelSpeculator(Model(skew=0.3, memory=memory), options)
+    return DraftModelSpeculator(Model(skew=0.3, cache_kind=cache_kind), options)
 
 
 def cells(drafter: DraftModelSpeculator, seq_id: int) -> list[int]:
@@ -130,7 +130,7 @@ def test_what_a_model_would_have_picked_is_told_from_the_whole_text() -> None:
 
 
 def test_a_model_whose_memory_takes_nothing_back_reads_everything() -> None:
-    drafter = make_drafter(memory=MemoryKind.CHECKPOINT)
+    drafter = make_drafter(cache_kind=CacheKind.CHECKPOINT)
     drafter.begin(0, TEXT)
     assert drafter.num_recent(0, TEXT) is None
     while not draft(drafter, TEXT, can_skip=True).is_ready:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headstart.scheduler.batching import DraftLimit, draft_limits
-from headstart.scheduler.request import Request
 from headstart.scheduler.slot import ActiveRequest
 from headstart.testing import FakeEngine
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.request import Request
 
 
 def generating(num_tokens: int, max_tokens: int) -> ActiveRequest:
@@ -34,7 +34,7 @@ def test_the_narrowest_bound_is_named(
 
 
 def test_a_memory_that_takes_nothing_back_allows_no_draft() -> None:
-    engine = FakeEngine(memory=MemoryKind.CHECKPOINT)
+    engine = FakeEngine(cache_kind=CacheKind.CHECKPOINT)
     engine.max_rollback = 0
     assert draft_limits([generating(8, 50)], engine, 1) == [
         DraftLimit(0, "memory takes nothing back")

@@ -24,9 +24,9 @@ from tests.harness import (
 from headstart.config import SpeculationConfig
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.request import Request, SpeculativeParams
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.types import DraftRequest, MemoryKind
+from headstart.types import CacheKind, DraftRequest
+from headstart.types.request import Request, SpeculativeParams
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
@@ -240,22 +240,26 @@ def test_a_history_longer_than_the_draft_models_batch_is_read_in_parts(batch: in
     assert scheduler.drafting.stats.num_accepted > 0
 
 
-@pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.CHECKPOINT])
+@pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.CHECKPOINT])
 @pytest.mark.parametrize("own", [0, 5])  # tokens of each request behind the common ones
-def test_a_prompt_that_several_drafts_begin_with_is_read_once(memory: MemoryKind, own: int) -> None:
+def test_a_prompt_that_several_drafts_begin_with_is_read_once(
+    cache_kind: CacheKind, own: int
+) -> None:
     """Also if all requests come at once, so that nobody has read anything when they begin."""
     common = [(7 * i + i // 31) % EOS for i in range(400)]
     requests = [
         Request(request_id=str(i), prompt=[*common, *[i] * own], sampling=ENDLESS, max_tokens=100)
         for i in range(8)
     ]
-    draft = Model(context_size=1024, num_cells=16_000, memory=memory)
+    draft = Model(context_size=1024, num_cells=16_000, cache_kind=cache_kind)
     speculator = DraftModelSpeculator(draft, DraftModelSpeculator.Options(catch_up=64))
     engine = Model(context_size=1024, num_cells=16_000)
     scheduler = make_scheduler(engine, [speculator], fixed(4), parallel=8)
     check(engine, requests, run(scheduler, requests))
     assert scheduler.drafting.stats.num_accepted > 0
-    assert speculator.num_decoded < (2 if memory is MemoryKind.CUT else 4) * 8 * 100 + len(common)
+    assert speculator.num_decoded < (2 if cache_kind is CacheKind.CUT else 4) * 8 * 100 + len(
+        common
+    )
 
 
 def test_who_waits_for_a_prompt_is_priced_with_what_another_has_read() -> None:

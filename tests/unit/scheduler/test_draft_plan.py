@@ -9,12 +9,12 @@ from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.draft_plan import DraftPlan, model_requests
 from headstart.scheduler.proposal import Proposal
-from headstart.scheduler.request import Request
 from headstart.scheduler.slot import ActiveRequest
 from headstart.scheduler.speculation_policy import SpeculationPolicy
-from headstart.types import Draft, SequenceMode
+from headstart.types import Draft, DraftMode
+from headstart.types.request import Request
 
-AUTO = SpeculationPolicy(SequenceMode.AUTO, ("suffix", "draft-model"), 16, 0, 0.0)
+AUTO = SpeculationPolicy(DraftMode.AUTO, ("suffix", "draft-model"), 16, 0, 0.0)
 
 
 def plan(text_draft: list[int], policy: SpeculationPolicy = AUTO) -> DraftPlan:
@@ -56,7 +56,7 @@ def test_a_draft_of_the_most_tokens_allowed_is_never_too_short(
     n_max: int, n_min: int, shortest: int
 ) -> None:
     """A request with n_max below the server's --draft-min still drafts, as at llama-server."""
-    one = plan([7] * n_max, SpeculationPolicy(SequenceMode.AUTO, ("suffix",), n_max, n_min, 0.0))
+    one = plan([7] * n_max, SpeculationPolicy(DraftMode.AUTO, ("suffix",), n_max, n_min, 0.0))
     assert one.offer().min_tokens == shortest
     one.settle_on(n_max)
     assert one.active.proposal.tokens == [7] * n_max
@@ -64,6 +64,6 @@ def test_a_draft_of_the_most_tokens_allowed_is_never_too_short(
 
 def test_a_draft_that_is_too_short_is_told_apart_from_one_that_does_not_pay() -> None:
     for n_min, reason in ((3, "shorter than n_min"), (2, "below break-even")):
-        one = plan([7, 8], SpeculationPolicy(SequenceMode.AUTO, ("suffix",), 16, n_min, 0.0))
+        one = plan([7, 8], SpeculationPolicy(DraftMode.AUTO, ("suffix",), 16, n_min, 0.0))
         one.settle_on(0)
         assert one.reason == reason

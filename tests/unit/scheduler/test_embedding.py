@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headstart.errors import CapacityError, EngineError, InvalidParameterError
-from headstart.scheduler import embedding
-from headstart.scheduler.counters import Counters
-from headstart.scheduler.embedding import EmbeddingQueue
-from headstart.scheduler.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
+from headstart.types.counters import Counters
+from headstart.types.errors import CapacityError, EngineError, InvalidParameterError
+from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
+from headstart.worker import embedding
+from headstart.worker.embedding import EmbeddingQueue
 
 
 class FakeEmbedder:

@@ -19,10 +19,10 @@ from tests.harness import (
     run,
 )
 
-from headstart.errors import CapacityError, ContextLengthError, InvalidParameterError
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import ProgressEvent, Request, SpeculativeParams
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.errors import CapacityError, ContextLengthError, InvalidParameterError
+from headstart.types.request import ProgressEvent, Request, SpeculativeParams
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 
@@ -239,7 +239,7 @@ def test_progress_of_a_prompt_read_at_once_has_its_beginning_and_its_end() -> No
 
 def test_stats_agree_with_what_was_emitted() -> None:
     requests = make_requests(8)
-    engine = Model(memory=MemoryKind.ROLLBACK)
+    engine = Model(cache_kind=CacheKind.ROLLBACK)
     scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.3)], fixed(4))
     answers = run(scheduler, requests)
     for request in requests:

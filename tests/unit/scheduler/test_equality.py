@@ -25,10 +25,10 @@ from tests.harness import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.scheduler.request import SpeculativeParams
 from headstart.speculators import Speculator
 from headstart.structures.checkpoints import Checkpoints
-from headstart.types import Batch, Logits, Meanwhile, MemoryKind, SequenceMode
+from headstart.types import Batch, CacheKind, DraftMode, Logits, Meanwhile
+from headstart.types.request import SpeculativeParams
 
 CHAINS = (
     ("draft-model",),
@@ -80,7 +80,7 @@ def test_output_does_not_depend_on_what_each_request_asks_of_speculation(
     random = np.random.default_rng(1)
     wishes = [
         SpeculativeParams(
-            mode=SequenceMode(random.choice([m.value for m in SequenceMode])),
+            mode=DraftMode(random.choice([m.value for m in DraftMode])),
             types=tuple(
                 random.permutation(["suffix", "draft-model", "ngram-simple"])[
                     : random.integers(1, 4)
@@ -113,13 +113,13 @@ def test_output_is_identical_when_control_changes_its_mind_at_every_step(
         check(engine, requests, run(scheduler, requests))
 
 
-@pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.ROLLBACK])
+@pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])
 @pytest.mark.parametrize("length", [1, 4, 16])
 def test_output_is_identical_when_drafts_break_off_anywhere(
-    length: int, memory: MemoryKind
+    length: int, cache_kind: CacheKind
 ) -> None:
     requests = make_requests(12)
-    engine = Model(memory=memory)
+    engine = Model(cache_kind=cache_kind)
     scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.3)], fixed(length))
     answers = run(scheduler, requests)
     check(engine, requests, answers)
@@ -129,7 +129,7 @@ def test_output_is_identical_when_drafts_break_off_anywhere(
 
 def test_memory_that_cannot_roll_back_and_keeps_no_state_gets_no_drafts() -> None:
     requests = make_requests(8)
-    engine = Model(memory=MemoryKind.CHECKPOINT)
+    engine = Model(cache_kind=CacheKind.CHECKPOINT)
     engine.checkpoints = Checkpoints(0, 0)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], parallel=2)
     check(engine, requests, run(scheduler, requests))
@@ -138,7 +138,7 @@ def test_memory_that_cannot_roll_back_and_keeps_no_state_gets_no_drafts() -> Non
 
 def test_after_a_rejection_what_was_accepted_is_read_again_once() -> None:
     requests = make_requests(6)
-    engine = Model(memory=MemoryKind.CHECKPOINT)
+    engine = Model(cache_kind=CacheKind.CHECKPOINT)
     oracle = Oracle(engine, requests, wrong=0.3)
     scheduler = make_scheduler(engine, [oracle], fixed(4), parallel=2)
     answers = run(scheduler, requests)
@@ -153,7 +153,7 @@ def test_after_a_rejection_what_was_accepted_is_read_again_once() -> None:
 
 def test_drafts_are_as_short_as_the_memory_can_roll_back() -> None:
     requests = make_requests(4)
-    engine = Model(memory=MemoryKind.ROLLBACK)
+    engine = Model(cache_kind=CacheKind.ROLLBACK)
     answers = run(
         make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16)), requests
     )

@@ -20,9 +20,9 @@ from tests.harness import (
     run,
 )
 
-from headstart.errors import EngineError
 from headstart.speculators import Speculator
 from headstart.types import Batch, Draft, DraftRequest
+from headstart.types.errors import EngineError
 
 
 class Raising(Speculator):

@@ -20,9 +20,9 @@ from tests.harness import (
 
 from headstart.config import SpeculationConfig
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.speculators import Speculator
 from headstart.types import Draft, DraftRequest
+from headstart.types.request import Request
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 LONG = Request(

@@ -20,16 +20,16 @@ from tests.unit.scheduler.constrained import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.grammar.compiler import Compiled
-from headstart.grammar.constraint import Constraint, ConstraintKind
-from headstart.grammar.draft_legality import MatcherLegality
-from headstart.grammar.state import GrammarState
+from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.draft_legality import MatcherLegality
+from headstart.sampling.grammar.state import GrammarState
 from headstart.scheduler.grammar_drafts import GRAMMAR, splice
-from headstart.scheduler.request import SpeculativeParams
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.types import Draft, DraftRequest, SequenceMode
-from headstart.vocabulary.draft_tokenizer import DirectBuilder, Preference
+from headstart.text.vocabulary.draft_tokenizer import DirectBuilder, Preference
+from headstart.types import Draft, DraftMode, DraftRequest
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.request import SpeculativeParams
 
 SCHEMA = CONSTRAINTS["json_schema"]
 
@@ -119,7 +119,7 @@ class FutureModel(Future):
 
 
 def answers_with(
-    spec: SpeculationConfig, *drafters: type[Future], mode: SequenceMode | None = None
+    spec: SpeculationConfig, *drafters: type[Future], mode: DraftMode | None = None
 ) -> tuple[dict[str, Answer], int]:
     """Answers, and how many decodes they took."""
     engine = bytes_engine()
@@ -155,7 +155,7 @@ def test_a_constrained_text_takes_fewer_steps_than_it_has_tokens() -> None:
 
 
 def test_with_speculation_off_nothing_is_drafted() -> None:
-    answers, num_decodes = answers_with(AUTO, Future, mode=SequenceMode.OFF)
+    answers, num_decodes = answers_with(AUTO, Future, mode=DraftMode.OFF)
     assert all(set(answer.sources) == {""} for answer in answers.values())
     assert num_decodes >= max(len(answer.tokens) for answer in answers.values())
 

@@ -86,12 +86,12 @@ def num_behind_texts(scheduler: Scheduler, name: str = "mtp") -> int:
 
 
 @pytest.mark.parametrize("num_heads", [1, 4])
-@pytest.mark.parametrize("memory", KINDS)
+@pytest.mark.parametrize("cache_kind", KINDS)
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_every_token_of_a_right_head_behind_a_right_text_is_accepted(
-    num_heads: int, memory: object, parallel: int
+    num_heads: int, cache_kind: object, parallel: int
 ) -> None:
-    engine = Sure(memory=memory)  # type: ignore[arg-type]
+    engine = Sure(cache_kind=cache_kind)  # type: ignore[arg-type]
     requests = [greedy(f"r{i}", prompt_of(i, 5 + 9 * i), 40) for i in range(4)]
     head, control = mtp(engine, num_heads), Continuing()
     chain: list[Speculator] = [ShortOracle(engine, requests, wrong=0.0), head]

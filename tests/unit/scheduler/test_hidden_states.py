@@ -23,11 +23,11 @@ from tests.states import StateReader
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.observed_engine import ObservedEngine
-from headstart.scheduler.request import Request, SlotAction
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.request import Request, SlotAction
 
-KINDS = [MemoryKind.CUT, MemoryKind.WINDOW, MemoryKind.ROLLBACK]
+KINDS = [CacheKind.CUT, CacheKind.WINDOW, CacheKind.ROLLBACK]
 SEEDED = SamplingParams(temperature=0.8, seed=1, ignore_eos=True)
 
 
@@ -53,12 +53,12 @@ def all_right(scheduler: Scheduler) -> bool:
     return stats.num_accepted == stats.num_drafted > 0 and "states are missing" not in stats.reasons
 
 
-@pytest.mark.parametrize("memory", KINDS)
+@pytest.mark.parametrize("cache_kind", KINDS)
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_states_of_chunked_prompts_and_of_drafts_are_those_of_their_tokens(
-    memory: MemoryKind, chunk: int
+    cache_kind: CacheKind, chunk: int
 ) -> None:
-    engine = Model(memory=memory)
+    engine = Model(cache_kind=cache_kind)
     reader = StateReader(engine)
     requests = make_requests(8)
     scheduler = make_scheduler(engine, [reader], fixed(3), prefill_chunk=chunk)
@@ -67,18 +67,20 @@ def test_states_of_chunked_prompts_and_of_drafts_are_those_of_their_tokens(
     assert not reader.reasons
 
 
-@pytest.mark.parametrize("memory", KINDS)
-def test_every_draft_of_a_reader_that_predicts_exactly_is_accepted(memory: MemoryKind) -> None:
-    engine = Model(memory=memory)
+@pytest.mark.parametrize("cache_kind", KINDS)
+def test_every_draft_of_a_reader_that_predicts_exactly_is_accepted(cache_kind: CacheKind) -> None:
+    engine = Model(cache_kind=cache_kind)
     scheduler = make_scheduler(engine, [StateReader(engine)], fixed(4))
     ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 8 + 5 * i)) for i in range(6)))
     assert all_right(scheduler)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("memory", KINDS)
-def test_also_after_a_shared_prefix_and_a_continued_turn(memory: MemoryKind, overlap: int) -> None:
-    engine = Model(memory=memory)
+@pytest.mark.parametrize("cache_kind", KINDS)
+def test_also_after_a_shared_prefix_and_a_continued_turn(
+    cache_kind: CacheKind, overlap: int
+) -> None:
+    engine = Model(cache_kind=cache_kind)
     reader = StateReader(engine, overlap=overlap)
     scheduler = make_scheduler(engine, [reader], fixed(3), parallel=3)
     first = prompt_of(1)
@@ -125,7 +127,7 @@ def test_also_after_a_preemption() -> None:
 
 
 def test_a_checkpoint_is_told_where_it_is_made() -> None:
-    engine = Model(memory=MemoryKind.ROLLBACK)
+    engine = Model(cache_kind=CacheKind.ROLLBACK)
     reader = StateReader(engine)
     scheduler = make_scheduler(engine, [reader], fixed(3), checkpoint_min_step=16)
     ask(scheduler, engine, greedy("long", prompt_of(1, 90)))

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from tests.harness import Model, make_requests, make_scheduler
 
-from headstart.scheduler.loop import SAVE_SECONDS, run_loop
-from headstart.scheduler.messages import Command, Message, Stop
-from headstart.scheduler.request import FinishEvent, Request
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
 from headstart.scheduler.warm_up import WarmUp, never
+from headstart.types.request import FinishEvent, Request
+from headstart.worker.loop import SAVE_SECONDS, run_loop
+from headstart.worker.messages import Command, Message, Stop
+from headstart.worker.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
 
 
 class ScriptedCommands:

@@ -24,12 +24,12 @@ from tests.harness import (
 from tests.states import FakeHeads
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.mtp import MtpSpeculator
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.request import Request
 
-KINDS = [MemoryKind.CUT, MemoryKind.WINDOW, MemoryKind.ROLLBACK]
+KINDS = [CacheKind.CUT, CacheKind.WINDOW, CacheKind.ROLLBACK]
 
 
 class Sure(Model):
@@ -68,16 +68,16 @@ def assert_all_right(scheduler: Scheduler) -> None:
 
 
 heads = pytest.mark.parametrize("num_heads", [1, 3])
-kinds = pytest.mark.parametrize("memory", KINDS)
+kinds = pytest.mark.parametrize("cache_kind", KINDS)
 
 
 @heads
 @kinds
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_all_drafts_are_right_after_prompts_in_chunks(
-    num_heads: int, memory: MemoryKind, chunk: int
+    num_heads: int, cache_kind: CacheKind, chunk: int
 ) -> None:
-    engine = Sure(memory=memory)
+    engine = Sure(cache_kind=cache_kind)
     scheduler = make_scheduler(engine, [mtp(engine, num_heads)], fixed(3), prefill_chunk=chunk)
     ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 1 + 9 * i)) for i in range(7)))
     assert_all_right(scheduler)
@@ -86,9 +86,9 @@ def test_all_drafts_are_right_after_prompts_in_chunks(
 @heads
 @kinds
 def test_all_drafts_are_right_after_shared_prefixes_and_turns(
-    num_heads: int, memory: MemoryKind
+    num_heads: int, cache_kind: CacheKind
 ) -> None:
-    engine = Sure(memory=memory)
+    engine = Sure(cache_kind=cache_kind)
     scheduler = make_scheduler(engine, [mtp(engine, num_heads)], fixed(3), parallel=3)
     first = prompt_of(1)
     ask(scheduler, engine, greedy("first", first))
@@ -187,7 +187,7 @@ def test_verified_rows_take_no_decode_of_their_own() -> None:
 def test_verified_rows_with_costly_outputs_are_read_in_one_decode_for_all_slots(
     num_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headstart.structures.followed_caches._DECODE_WORK", 0)
+    monkeypatch.setattr("headstart.speculators.followed_caches._DECODE_WORK", 0)
     engine = Sure()
     speculator = mtp(engine, num_heads)
     scheduler = make_scheduler(engine, [speculator], fixed(3), parallel=3)
@@ -211,10 +211,10 @@ def test_heads_without_room_cost_drafts_and_nothing_else() -> None:
 @kinds
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_texts_are_the_same_with_heads(
-    num_heads: int, memory: MemoryKind, temperature: float
+    num_heads: int, cache_kind: CacheKind, temperature: float
 ) -> None:
     for spec, controller in ((fixed(1), None), (fixed(3), None), (AUTO, RandomController())):
-        engine = Model(memory=memory)
+        engine = Model(cache_kind=cache_kind)
         requests = make_requests(8, temperature)
         scheduler = make_scheduler(engine, [mtp(engine, num_heads)], spec, controller)
         check(engine, requests, run(scheduler, requests))
@@ -223,7 +223,7 @@ def test_texts_are_the_same_with_heads(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_texts_are_the_same_in_a_mixture_of_everything(seed: int) -> None:
-    engine = Model(2, num_cells=300, context_size=128, memory=KINDS[seed % 2])
+    engine = Model(2, num_cells=300, context_size=128, cache_kind=KINDS[seed % 2])
     chain = [*make_speculators(["suffix"], Model), mtp(engine, 1 + seed % 3)]
     chain += make_speculators(["draft-model"], lambda: Model(2, skew=0.3))
     requests = make_requests(

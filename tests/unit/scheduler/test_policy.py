@@ -16,10 +16,10 @@ from tests.harness import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.errors import InvalidParameterError
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request, RequestStats, SpeculativeParams
-from headstart.types import SequenceMode
+from headstart.types import DraftMode
+from headstart.types.errors import InvalidParameterError
+from headstart.types.request import Request, RequestStats, SpeculativeParams
 
 OFF = SpeculationConfig(spec="off")
 NONE = SpeculationConfig(spec_type="none")
@@ -49,12 +49,12 @@ def asked(
     [
         (
             OFF,
-            {"mode": SequenceMode.AUTO},
+            {"mode": DraftMode.AUTO},
             r"mode is auto .*started with --spec off; start it with --spec auto, or",
         ),
         (
             OFF,
-            {"mode": SequenceMode.FIXED, "n_max": 4},
+            {"mode": DraftMode.FIXED, "n_max": 4},
             r"mode is fixed .*--spec off; start it with --spec auto",
         ),
         (
@@ -64,7 +64,7 @@ def asked(
         ),
         (
             NONE,
-            {"mode": SequenceMode.AUTO},
+            {"mode": DraftMode.AUTO},
             r"mode is auto .*started with --spec-type none; start it without it",
         ),
     ],
@@ -79,7 +79,7 @@ def test_drafts_from_a_server_that_has_no_speculator_are_refused_with_the_remedy
 
 
 @pytest.mark.parametrize(
-    "wish", [{}, {"n_max": 16}, {"n_min": 2, "p_min": 0.5}, {"mode": SequenceMode.OFF}]
+    "wish", [{}, {"n_max": 16}, {"n_min": 2, "p_min": 0.5}, {"mode": DraftMode.OFF}]
 )
 def test_what_clients_send_anyway_is_harmless_there(wish: dict) -> None:
     assert asked(OFF, SpeculativeParams(**wish), ()).drafts.reasons == {
@@ -98,13 +98,13 @@ def test_without_draft_max_a_request_may_draft_as_far_as_auto() -> None:
     assert stats.drafts.num_drafted / stats.drafts.num_drafts > 16
 
 
-@pytest.mark.parametrize("wish", [{}, {"n_max": 8}, {"mode": SequenceMode.AUTO, "n_max": 8}])
+@pytest.mark.parametrize("wish", [{}, {"n_max": 8}, {"mode": DraftMode.AUTO, "n_max": 8}])
 def test_a_server_that_drafts_no_token_says_off_whatever_the_request_wants(wish: dict) -> None:
     assert asked(fixed(0), SpeculativeParams(**wish)).drafts.reasons == {"off": 59}
 
 
 def test_a_request_that_wants_none_is_told_apart_from_a_server_that_has_none() -> None:
-    for wish in ({"n_max": 0}, {"mode": SequenceMode.OFF}, {"types": ()}):
+    for wish in ({"n_max": 0}, {"mode": DraftMode.OFF}, {"types": ()}):
         assert asked(fixed(4), SpeculativeParams(**wish)).drafts.reasons == {
             "disabled by request": 59
         }

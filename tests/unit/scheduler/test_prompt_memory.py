@@ -25,22 +25,22 @@ from tests.unit.scheduler.conversations import (
     with_system_prompt,
 )
 
-from headstart.errors import EngineError
 from headstart.scheduler.kept_slots import KeptSlots
-from headstart.scheduler.loop import run_loop
-from headstart.scheduler.messages import Stop
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.errors import EngineError
+from headstart.worker.loop import run_loop
+from headstart.worker.messages import Stop
 
 
-@pytest.mark.parametrize("memory", [MemoryKind.CUT, MemoryKind.ROLLBACK])
-def test_a_conversation_that_lost_its_slot_is_not_read_again(memory: MemoryKind) -> None:
-    scheduler = make_scheduler(Model(memory=memory), parallel=2)
+@pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])
+def test_a_conversation_that_lost_its_slot_is_not_read_again(cache_kind: CacheKind) -> None:
+    scheduler = make_scheduler(Model(cache_kind=cache_kind), parallel=2)
     first = [conversation(i) for i in range(6)]
     later = [conversation(i, 1) for i in range(6)]
     assert ask(scheduler, *first) == [100] * 6
-    assert max(ask(scheduler, *later)) <= (20 if memory is MemoryKind.CUT else 120)
-    if memory is MemoryKind.CUT:
+    assert max(ask(scheduler, *later)) <= (20 if cache_kind is CacheKind.CUT else 120)
+    if cache_kind is CacheKind.CUT:
         assert scheduler.counters.prompts_restored >= 4
         assert scheduler.counters.prompt_tokens_restored >= 400
 
@@ -93,10 +93,10 @@ def test_the_draft_models_cache_comes_back_too() -> None:
     assert speculator.num_decoded - before < 20 + 60
 
 
-@pytest.mark.parametrize("memory", MemoryKind)
-def test_it_comes_back_also_where_the_draft_models_cells_are_taken(memory: MemoryKind) -> None:
+@pytest.mark.parametrize("cache_kind", CacheKind)
+def test_it_comes_back_also_where_the_draft_models_cells_are_taken(cache_kind: CacheKind) -> None:
     engine = Model(context_size=1024, num_cells=700)
-    draft = Model(skew=0.2, context_size=1024, num_cells=700, memory=memory)
+    draft = Model(skew=0.2, context_size=1024, num_cells=700, cache_kind=cache_kind)
     speculators = make_speculators(["draft-model"], lambda: draft)
     scheduler = make_scheduler(engine, speculators, parallel=2)
     speculator = speculators[0]
@@ -190,15 +190,15 @@ def test_conversations_behind_one_system_prompt_do_not_overwrite_one_another(use
         assert ask(scheduler, *(with_system_prompt(i, turn) for i in range(users))) == [60] * users
 
 
-@pytest.mark.parametrize("memory", MemoryKind)
+@pytest.mark.parametrize("cache_kind", CacheKind)
 def test_who_only_shares_the_beginning_of_a_stored_prompt_does_not_use_it_up(
-    memory: MemoryKind,
+    cache_kind: CacheKind,
 ) -> None:
-    scheduler = make_scheduler(Model(context_size=1024, memory=memory), parallel=1)
+    scheduler = make_scheduler(Model(context_size=1024, cache_kind=cache_kind), parallel=1)
     ask(scheduler, with_system_prompt(1, 2), conversation(5), with_system_prompt(2))
     (read,) = ask(scheduler, with_system_prompt(1, 3))
     assert read <= 64
-    if memory is MemoryKind.ROLLBACK:  # the beginning alone could not be had
+    if cache_kind is CacheKind.ROLLBACK:  # the beginning alone could not be had
         assert scheduler.counters.prompts_restored == 1
 
 

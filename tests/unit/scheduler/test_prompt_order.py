@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.scheduler.prompt_order import PromptOrder
-from headstart.scheduler.request import Request
 from headstart.scheduler.slot import ActiveRequest
+from headstart.types.request import Request
 
 
 def waiting(*lengths: int) -> list[ActiveRequest]:

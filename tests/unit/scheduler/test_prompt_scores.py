@@ -11,7 +11,7 @@ import pytest
 from tests.harness import Model, Oracle, check, fixed, make_requests, make_scheduler, run
 
 from headstart.sampling.logprobs import token_logprobs
-from headstart.scheduler.request import Request
+from headstart.types.request import Request
 
 
 def scored_requests() -> list[Request]:

@@ -18,7 +18,7 @@ from tests.harness import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.scheduler.request import TokenEvent, VerifiedDraft
+from headstart.types.request import TokenEvent, VerifiedDraft
 
 CHAIN = ("suffix", "recycling", "draft-model")
 

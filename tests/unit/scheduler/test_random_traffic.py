@@ -18,10 +18,10 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.loop import make_report
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types import MemoryKind
+from headstart.types import CacheKind
+from headstart.types.request import Request
+from headstart.worker.loop import make_report
 
 NUM_REQUESTS, CONTEXT = 16, 100
 
@@ -56,10 +56,12 @@ def check_caches(scheduler: Scheduler, engine: Model) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("memory", list(MemoryKind))
-def test_random_traffic_leaves_texts_caches_and_counts_right(memory: MemoryKind, seed: int) -> None:
+@pytest.mark.parametrize("cache_kind", list(CacheKind))
+def test_random_traffic_leaves_texts_caches_and_counts_right(
+    cache_kind: CacheKind, seed: int
+) -> None:
     chance = random.Random(seed)
-    engine = Model(2, context_size=CONTEXT, num_cells=CONTEXT + 60, memory=memory)
+    engine = Model(2, context_size=CONTEXT, num_cells=CONTEXT + 60, cache_kind=cache_kind)
     engine.max_batch_tokens, engine.padding_sequence = 24, None
     speculators = make_speculators(("suffix", "draft-model"), lambda: Model(2, skew=0.3))
     scheduler = make_scheduler(

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from headstart.scheduler.messages import Message
-from headstart.scheduler.reader import ItemReader, write_item
-from headstart.scheduler.report import WorkerReport
-from headstart.scheduler.request import (
+from headstart.types.report import WorkerReport
+from headstart.types.request import (
     FinishEvent,
     RequestStats,
     TokenEvent,
     TokenLogprob,
     VerifiedDraft,
 )
+from headstart.worker.messages import Message
+from headstart.worker.reader import ItemReader, write_item
 
 
 async def read_all(writes: Sequence[object], *, cut: int | None = None) -> list[object]:

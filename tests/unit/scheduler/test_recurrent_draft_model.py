@@ -24,24 +24,26 @@ from tests.unit.vocabulary.pieces import Translated, make_pair
 
 from headstart.config import SpeculationConfig
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.types import DraftRequest, MemoryKind
-from headstart.vocabulary.retokenizer import LOOKBEHIND
+from headstart.text.vocabulary.retokenizer import LOOKBEHIND
+from headstart.types import CacheKind, DraftRequest
+from headstart.types.request import Request
 
-RECURRENT = MemoryKind.CHECKPOINT
+RECURRENT = CacheKind.CHECKPOINT
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
 VOCABULARIES = ("same", "shared", "text", "pairs")
 
 
-def make_drafter(vocabulary: str, memory: MemoryKind, catch_up: int = 256) -> DraftModelSpeculator:
+def make_drafter(
+    vocabulary: str, cache_kind: CacheKind, catch_up: int = 256
+) -> DraftModelSpeculator:
     options, skewed = DraftModelSpeculator.Options("argmax", catch_up), Model(2, skew=0.3)
     if vocabulary == "same":
-        engine = Model(2, skew=0.3, memory=memory)
+        engine = Model(2, skew=0.3, cache_kind=cache_kind)
         return DraftModelSpeculator(engine, options)
     pair = make_pair(vocabulary)
-    translated = Translated(pair.draft, skewed, memory=memory)
+    translated = Translated(pair.draft, skewed, cache_kind=cache_kind)
     return DraftModelSpeculator(translated, options, pair.translator)
 
 
@@ -50,7 +52,7 @@ def make_drafter(vocabulary: str, memory: MemoryKind, catch_up: int = 256) -> Dr
 def test_it_drafts_what_a_model_with_attention_drafts(vocabulary: str, catch_up: int) -> None:
     """Whatever is accepted, whoever is asked, and also behind a draft of somebody else."""
     random = np.random.default_rng(5)
-    pair = [make_drafter(vocabulary, kind, catch_up) for kind in (MemoryKind.CUT, RECURRENT)]
+    pair = [make_drafter(vocabulary, kind, catch_up) for kind in (CacheKind.CUT, RECURRENT)]
     texts = {seq_id: [i % 30 for i in range(20 + 50 * seq_id)] for seq_id in range(3)}
     for drafter in pair:
         for seq_id, text in texts.items():
@@ -111,7 +113,7 @@ def test_no_text_changes_and_the_cache_is_what_is_believed(spec: SpeculationConf
     for seed in range(3):
         engine = Model(2)
         chain = make_speculators(
-            ["suffix", "draft-model"], lambda: Model(2, skew=0.3, memory=RECURRENT)
+            ["suffix", "draft-model"], lambda: Model(2, skew=0.3, cache_kind=RECURRENT)
         )
         scheduler = make_scheduler(engine, chain, spec, RandomController(seed))
         check(engine, requests, run(scheduler, requests))
@@ -125,7 +127,7 @@ def test_no_text_changes_and_the_cache_is_what_is_believed(spec: SpeculationConf
 
 
 def test_the_next_turn_starts_with_what_is_cached() -> None:
-    engine, drafter = Model(), DraftModelSpeculator(Model(skew=0.2, memory=RECURRENT))
+    engine, drafter = Model(), DraftModelSpeculator(Model(skew=0.2, cache_kind=RECURRENT))
     scheduler = make_scheduler(engine, [drafter], fixed(4))
     prompt = [i % 31 for i in range(150)]
     first = replace(REQUEST, prompt=prompt)
@@ -141,7 +143,7 @@ def test_the_next_turn_starts_with_what_is_cached() -> None:
 
 
 def test_requests_with_one_prompt_share_what_was_read_of_it() -> None:
-    drafter = DraftModelSpeculator(Model(memory=RECURRENT))
+    drafter = DraftModelSpeculator(Model(cache_kind=RECURRENT))
     text = [i % 31 for i in range(100)]
     for seq_id in range(3):
         drafter.begin(seq_id, text)
@@ -150,7 +152,7 @@ def test_requests_with_one_prompt_share_what_was_read_of_it() -> None:
 
 
 def test_without_memory_for_a_state_a_draft_has_one_token() -> None:
-    engine = Model(2, memory=RECURRENT)
+    engine = Model(2, cache_kind=RECURRENT)
     engine.checkpoints.max_bytes = 0
     drafter = DraftModelSpeculator(engine, DraftModelSpeculator.Options("argmax"))
     drafter.begin(0, [1, 2, 3])
@@ -160,7 +162,9 @@ def test_without_memory_for_a_state_a_draft_has_one_token() -> None:
 
 def test_a_draft_that_is_always_right_reads_nothing_again() -> None:
     engine = Model()
-    drafter = DraftModelSpeculator(Model(memory=RECURRENT), DraftModelSpeculator.Options("coupled"))
+    drafter = DraftModelSpeculator(
+        Model(cache_kind=RECURRENT), DraftModelSpeculator.Options("coupled")
+    )
     answers = run(make_scheduler(engine, [drafter], fixed(4)), [REQUEST])
     assert answers["r"].tokens == answer(engine, REQUEST).tokens
     assert isinstance(drafter.engine, Model)

@@ -21,10 +21,10 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.loop import make_report
-from headstart.scheduler.request import ProgressEvent, Request, TokenEvent
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch, ContextFullError
+from headstart.types.request import ProgressEvent, Request, TokenEvent
+from headstart.worker.loop import make_report
 
 LONG = [(7 * i) % EOS for i in range(400)]
 

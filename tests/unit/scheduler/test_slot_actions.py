@@ -10,11 +10,11 @@ import pytest
 from tests.harness import Model, make_scheduler, run
 from tests.unit.scheduler.conversations import ask, conversation, long, tiled
 
-from headstart.errors import InvalidParameterError
 from headstart.scheduler.prompt_memory import TARGET
-from headstart.scheduler.request import Request, SlotAction
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.checkpoints import pack
+from headstart.types.errors import InvalidParameterError
+from headstart.types.request import Request, SlotAction
 
 
 def moved_out(scheduler: Scheduler) -> int:

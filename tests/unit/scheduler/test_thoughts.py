@@ -10,13 +10,13 @@ from tests.harness import AUTO, Answer, fixed
 from tests.unit.scheduler.constrained import bytes_engine, make_constrained, make_scheduler, run
 
 from headstart.config import SpeculationConfig
-from headstart.grammar.constraint import Constraint, ConstraintKind
-from headstart.sampling.thoughts import ThoughtLimit
 from headstart.scheduler.grammar_drafts import GRAMMAR
-from headstart.scheduler.request import Request
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.request import Request
+from headstart.types.thought_limit import ThoughtLimit
 
 CLOSING = b" so: </t>"
 LIMIT = ThoughtLimit(

@@ -16,10 +16,10 @@ from typing import NoReturn
 
 import pytest
 
-from headstart.errors import ConfigError
-from headstart.scheduler.messages import Message
-from headstart.scheduler.report import WorkerInfo
-from headstart.scheduler.transport import ProcessTransport, _process_main
+from headstart.types.errors import ConfigError
+from headstart.types.report import WorkerInfo
+from headstart.worker.messages import Message
+from headstart.worker.transport import ProcessTransport, _process_main
 
 
 def die() -> NoReturn:

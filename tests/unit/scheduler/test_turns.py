@@ -21,8 +21,8 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.types import Batch, Logits, Meanwhile
+from headstart.types.request import Request
 
 TILE = 64
 LONG = [(7 * i) % EOS for i in range(400)]

@@ -10,7 +10,6 @@ from tests.harness import Model, Oracle, make_scheduler, run
 
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.request import Request
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import (
     FILL,
@@ -25,6 +24,7 @@ from headstart.scheduler.warm_up import (
 )
 from headstart.testing import FakeEngine
 from headstart.types import Batch, ContextFullError, Logits, Meanwhile
+from headstart.types.request import Request
 
 
 def time_decodes(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headstart.cli.settings import settings_of
-from headstart.errors import ConfigError
+from headstart.app.cli.settings import settings_of
 from headstart.speculators import SPECULATORS, Speculator, register
 from headstart.types import Draft, DraftRequest
+from headstart.types.errors import ConfigError
 
 
 class Proposing(Speculator):

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from headstart import assemble
-from headstart.cli.corpus import run
-from headstart.cli.settings import all_settings
-from headstart.errors import ConfigError
+from headstart.app import assemble
+from headstart.app.cli.corpus import run
+from headstart.app.cli.settings import all_settings
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.testing import ByteVocab
 from headstart.types import DraftRequest
+from headstart.types.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.unit.speculators.text_support import VOCABULARY, accept, propose, tokens_of
 
-from headstart.errors import ConfigError, ModelError
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.ngram_cache_counts import NgramCounts, pack
 from headstart.structures.token_log import VocabularyId
+from headstart.types.errors import ConfigError, ModelError
 
 
 def test_single_tokens_are_counted() -> None:

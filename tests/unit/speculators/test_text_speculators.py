@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.speculators.text_support import accept, propose, tokens_of
 
-from headstart.errors import ConfigError
 from headstart.speculators.base import Speculator
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.ngram_map import (
@@ -26,6 +25,7 @@ from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures.prefix import common_prefix_length
 from headstart.testing import ByteVocab
 from headstart.types import DraftRequest
+from headstart.types.errors import ConfigError
 
 SMALL = NgramMapOptions(size_n=2, size_m=4)
 

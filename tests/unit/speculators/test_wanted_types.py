@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from headstart.app.speculation import capped_options, make_speculator, wanted_types, wants_heads
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.errors import ConfigError
-from headstart.speculation import capped_options, make_speculator, wanted_types, wants_heads
 from headstart.speculators import SPECULATORS
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
+from headstart.types.errors import ConfigError
 
 
 @pytest.mark.parametrize(

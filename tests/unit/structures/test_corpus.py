@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from headstart.errors import ConfigError
 from headstart.structures.corpus import SIZES, SuffixCorpus
 from headstart.structures.corpus_files import MAX_FILE_BYTES, AddReport, add_files
 from headstart.structures.suffix_index import SuffixIndex
 from headstart.structures.token_log import VocabularyId
 from headstart.testing import ByteVocab
+from headstart.types.errors import ConfigError
 
 VOCABULARY = VocabularyId.of(ByteVocab())
 RECORD_SIZE = 28

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headstart.errors import ConfigError, ModelError
 from headstart.structures.rolling import namespace_id
 from headstart.structures.token_log import Record, TokenLog, VocabularyId
 from headstart.testing import ByteVocab
+from headstart.types.errors import ConfigError, ModelError
 
 VOCABULARY = VocabularyId.of(ByteVocab())
 HEADER_SIZE, RECORD_SIZE = 36, 28

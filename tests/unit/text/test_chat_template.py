@@ -5,9 +5,9 @@ from datetime import datetime
 import pytest
 
 from headstart.config import ServerConfig
-from headstart.errors import ConfigError, InvalidParameterError, ModelError
 from headstart.text.chat_template import CHATML, ChatTemplate, template_by_hand
 from headstart.text.messages import content_text
+from headstart.types.errors import ConfigError, InvalidParameterError, ModelError
 
 USER = {"role": "user", "content": "hi <b>"}
 

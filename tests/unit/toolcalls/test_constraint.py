@@ -9,22 +9,22 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.templates.conversations import FIXTURE, TOOLS
 
-from headstart.errors import InvalidParameterError
-from headstart.grammar import Constraint, ConstraintKind
-from headstart.grammar.source import grammar_text
+from headstart.sampling.grammar.source import grammar_text
 from headstart.text.chat_template import ChatTemplate
-from headstart.toolcalls.answer_format import ReadOptions
-from headstart.toolcalls.constraint import (
+from headstart.text.toolcalls.answer_format import ReadOptions
+from headstart.text.toolcalls.constraint import (
     CallRules,
     before_rules,
     calls_at_a_trigger,
     required_calls,
 )
-from headstart.toolcalls.events import AnswerMessage
-from headstart.toolcalls.find import find_format
-from headstart.toolcalls.formats import JsonCall, MarkedCalls
-from headstart.toolcalls.parser import AnswerParser
-from headstart.toolcalls.tools import Tools
+from headstart.text.toolcalls.events import AnswerMessage
+from headstart.text.toolcalls.find import find_format
+from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
+from headstart.text.toolcalls.parser import AnswerParser
+from headstart.text.toolcalls.tools import Tools
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.errors import InvalidParameterError
 
 TEMPLATES = json.loads(lzma.decompress(FIXTURE.read_bytes()))["templates"]
 NAMES = [

@@ -14,11 +14,11 @@ from tests.templates.answers import PARSES
 from tests.templates.conversations import FIXTURE, TOOLS
 
 from headstart.text.chat_template import ChatTemplate
-from headstart.toolcalls.answer_format import ReadOptions
-from headstart.toolcalls.events import AnswerMessage
-from headstart.toolcalls.find import find_format
-from headstart.toolcalls.parser import AnswerParser
-from headstart.toolcalls.tools import Tools
+from headstart.text.toolcalls.answer_format import ReadOptions
+from headstart.text.toolcalls.events import AnswerMessage
+from headstart.text.toolcalls.find import find_format
+from headstart.text.toolcalls.parser import AnswerParser
+from headstart.text.toolcalls.tools import Tools
 
 FAMILIES = [
     "Qwen-Qwen3-0.6B", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct", "GLM-4.6",

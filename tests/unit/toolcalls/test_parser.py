@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.templates.conversations import TOOLS
 
 from headstart.text.thinking import Thinking
-from headstart.toolcalls.answer_format import AnswerFormat, ReadOptions
-from headstart.toolcalls.events import (
+from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.text.toolcalls.events import (
     AnswerMessage,
     CallArguments,
     CallBegin,
@@ -21,16 +21,16 @@ from headstart.toolcalls.events import (
     Thoughts,
     ToolCall,
 )
-from headstart.toolcalls.families import KNOWN_FORMATS
-from headstart.toolcalls.formats import (
+from headstart.text.toolcalls.families import KNOWN_FORMATS
+from headstart.text.toolcalls.formats import (
     JsonArguments,
     JsonCall,
     MarkedCalls,
     NamedCall,
     TaggedArguments,
 )
-from headstart.toolcalls.parser import AnswerParser
-from headstart.toolcalls.tools import Tools
+from headstart.text.toolcalls.parser import AnswerParser
+from headstart.text.toolcalls.tools import Tools
 
 THINK = Thinking("<think>\n", "\n</think>\n\n")
 HERMES = MarkedCalls(

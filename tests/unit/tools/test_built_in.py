@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import ToolsConfig
-from headstart.errors import ConfigError
-from headstart.tools import glob, search
-from headstart.tools.command import CommandLimits
-from headstart.tools.edit import normalize, replace_texts
-from headstart.tools.isolate import RuntimeNameError
-from headstart.tools.tool import ToolError
-from headstart.tools.toolbox import CallPlace, Toolbox
+from headstart.extras.tools import glob, search
+from headstart.extras.tools.command import CommandLimits
+from headstart.extras.tools.edit import normalize, replace_texts
+from headstart.extras.tools.isolate import RuntimeNameError
+from headstart.extras.tools.tool import ToolError
+from headstart.extras.tools.toolbox import CallPlace, Toolbox
+from headstart.types.errors import ConfigError
 
 # `docker run --rm -i --cidfile FILE IMAGE sh` and `docker exec -i ID COMMAND...`
 FAKE_ENGINE = """#!/bin/sh

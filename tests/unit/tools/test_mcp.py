@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from headstart.config import ToolsConfig
-from headstart.errors import ConfigError, UnavailableError
-from headstart.tools.mcp_config import read_mcp_servers
-from headstart.tools.toolbox import CallPlace, Toolbox
+from headstart.extras.tools.mcp_config import read_mcp_servers
+from headstart.extras.tools.toolbox import CallPlace, Toolbox
+from headstart.types.errors import ConfigError, UnavailableError
 
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
 ENTRY: dict[str, Any] = {"command": sys.executable, "args": [PROGRAM], "env": {"WHERE": "here"}}

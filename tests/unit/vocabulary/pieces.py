@@ -13,8 +13,8 @@ from tests.harness import EOS, SIZE, Model
 
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.testing import FakeEngine
-from headstart.types import MemoryKind
-from headstart.vocabulary import TranslationOptions, VocabularyTranslator
+from headstart.text.vocabulary import TranslationOptions, VocabularyTranslator
+from headstart.types import CacheKind
 
 LETTERS = [bytes([ord("a") + token]) for token in range(EOS)]
 PAIRS = [first + second for first in LETTERS[:5] for second in LETTERS[:9]]
@@ -66,9 +66,9 @@ class Translated(FakeEngine):
     """
 
     def __init__(
-        self, vocab: PieceVocab, model: Model, memory: MemoryKind = MemoryKind.CUT
+        self, vocab: PieceVocab, model: Model, cache_kind: CacheKind = CacheKind.CUT
     ) -> None:
-        super().__init__(vocab.size, context_size=512, num_cells=8 * 512, memory=memory)
+        super().__init__(vocab.size, context_size=512, num_cells=8 * 512, cache_kind=cache_kind)
         self.vocab, self.model = vocab, model
         self.to_letter = np.array(
             [LETTERS.index(p) if p in LETTERS else -1 for p in vocab.pieces] + [EOS]

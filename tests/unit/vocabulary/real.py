@@ -16,8 +16,8 @@ from tests.fetch_vocabs import NAMES, folder_of_vocabularies, has_all, vocabular
 import headstart
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
+from headstart.text.vocabulary import TranslationOptions, VocabularyTranslator
 from headstart.types import Vocab
-from headstart.vocabulary import TranslationOptions, VocabularyTranslator
 
 DEMO = ("demo-target", "demo-draft-other")
 FETCHED = NAMES

@@ -7,7 +7,7 @@ import random
 import pytest
 from tests.unit.vocabulary import real
 
-from headstart.vocabulary import ByteTrie
+from headstart.text.vocabulary import ByteTrie
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 from tests.unit.vocabulary import real
 
-from headstart.errors import ConfigError
 from headstart.testing import ByteVocab
-from headstart.vocabulary import TranslationMode, TranslationOptions, VocabularyTranslator, compare
-from headstart.vocabulary.comparison import pair_controls
-from headstart.vocabulary.table import read_table
+from headstart.text.vocabulary import (
+    TranslationMode,
+    TranslationOptions,
+    VocabularyTranslator,
+    compare,
+)
+from headstart.text.vocabulary.comparison import pair_controls
+from headstart.text.vocabulary.table import read_table
+from headstart.types.errors import ConfigError
 
 
 class ShiftedVocab(ByteVocab):

@@ -29,16 +29,16 @@ from tests.unit.vocabulary import real
 from tests.unit.vocabulary.pieces import Pair, make_pair
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.request import Request
 from headstart.testing import FakeEngine
-from headstart.types import Choose, DraftRequest, TokenChoice
-from headstart.vocabulary import TranslationMode, VocabularyTranslator
-from headstart.vocabulary.draft_tokenizer import (
+from headstart.text.vocabulary import TranslationMode, VocabularyTranslator
+from headstart.text.vocabulary.draft_tokenizer import (
     Preference,
     TranslatingTokenizer,
     best_of,
     spread,
 )
+from headstart.types import Choose, DraftRequest, TokenChoice
+from headstart.types.request import Request
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)

@@ -9,8 +9,8 @@ from tests.unit.vocabulary import real
 from tests.unit.vocabulary.texts import random_text
 
 from headstart.testing import ByteVocab
-from headstart.vocabulary.encoder import Encoder, num_incomplete
-from headstart.vocabulary.table import read_table
+from headstart.text.vocabulary.encoder import Encoder, num_incomplete
+from headstart.text.vocabulary.table import read_table
 
 NAMES = (*real.DEMO, *real.FETCHED)
 

@@ -7,17 +7,17 @@ import random
 import pytest
 from tests.unit.vocabulary import real
 
-from headstart.errors import ConfigError
-from headstart.vocabulary import find_replacements
-from headstart.vocabulary.replacements import (
+from headstart.text.vocabulary import find_replacements
+from headstart.text.vocabulary.replacements import (
     DRAFT_BASE,
     TARGET_BASE,
     Replacements,
     parse_pairs,
     symbols_of,
 )
-from headstart.vocabulary.table import VocabTable, read_table
-from headstart.vocabulary.templates import find_family
+from headstart.text.vocabulary.table import VocabTable, read_table
+from headstart.text.vocabulary.templates import find_family
+from headstart.types.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from tests.unit.vocabulary import real
 from tests.unit.vocabulary.texts import random_text
 
 from headstart.testing import ByteVocab
-from headstart.vocabulary.encoder import Encoder
-from headstart.vocabulary.retokenizer import LOOKBEHIND, Retokenizer
-from headstart.vocabulary.table import read_table
+from headstart.text.vocabulary.encoder import Encoder
+from headstart.text.vocabulary.retokenizer import LOOKBEHIND, Retokenizer
+from headstart.text.vocabulary.table import read_table
 
 
 class LossyVocab(ByteVocab):

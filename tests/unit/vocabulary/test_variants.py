@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.testing import ByteVocab
-from headstart.vocabulary.variants import Variants
+from headstart.text.vocabulary.variants import Variants
 
 TOKENS = [
     b"(",

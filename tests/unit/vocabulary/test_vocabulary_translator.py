@@ -11,15 +11,15 @@ import pytest
 from tests.unit.vocabulary import real
 from tests.unit.vocabulary.texts import random_text
 
-from headstart.vocabulary import (
+from headstart.text.vocabulary import (
     TranslatedSequence,
     TranslationMode,
     TranslationOptions,
     VocabularyTranslator,
     find_replacements,
 )
-from headstart.vocabulary.encoder import Encoder, num_incomplete
-from headstart.vocabulary.table import VocabTable
+from headstart.text.vocabulary.encoder import Encoder, num_incomplete
+from headstart.text.vocabulary.table import VocabTable
 
 PAIRS = [
     ("demo-target", "demo-draft-other"),

@@ -1,0 +1,1 @@
+"""The program: command line, assembly of a server, models from the hub."""

@@ -1,0 +1,336 @@
+"""The only place where concrete classes meet: engine, scheduler, server.
+
+Functions here are entry points: each imports the part of the world that it needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstart.app.model_files import Models as Models
+from headstart.app.model_files import find_models as find_models
+from headstart.app.parent import Parent
+from headstart.config import Config, EngineConfig
+
+if TYPE_CHECKING:
+    from headstart.app.loading import Heads
+    from headstart.app.saved_control import SavedControl
+    from headstart.engine.devices import Device
+    from headstart.engine.fit import Fitted
+    from headstart.scheduler.scheduler import Scheduler
+    from headstart.server.model import ServedModel
+    from headstart.types import ModelInfo
+    from headstart.types.report import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+WARM_UP_SECONDS = 7.0  # of the first start with a model on a machine
+SHORT_WARM_UP_SECONDS = 3.0  # of the same without speculation: fewer widths are possible
+
+
+def libllama_version() -> str:
+    """Version of libllama and of its binding."""
+    from headstart.engine import library
+
+    return library.version()
+
+
+def list_devices(config: EngineConfig) -> list[Device]:
+    """All devices libllama can compute on, those of `--rpc` too.
+
+    Raises:
+        ConfigError, RpcWorkerError: a worker cannot be used.
+    """
+    from headstart.app.remote import connect_workers
+    from headstart.engine.devices import list_devices as devices
+
+    connect_workers(config)
+    return devices()
+
+
+def check(config: Config) -> None:
+    """Find mistakes before anything is downloaded or loaded.
+
+    Raises:
+        ConfigError, ModelError: settings that cannot work.
+    """
+    from headstart.app.model_files import may_have_draft_model
+    from headstart.app.process import cpus_of
+    from headstart.app.speculation import uses_draft_model, wanted_types, wants_heads
+    from headstart.server.constraints import default_constraint
+    from headstart.text.chat_template import template_by_hand
+
+    is_demo = not (config.model.model or config.model.hf_repo)
+    is_given = is_demo or may_have_draft_model(config)
+    has_draft = uses_draft_model(config, is_demo=is_demo, is_given=is_given)
+    has_heads = None if wants_heads(config) else False  # the files are not there yet
+    wanted_types(config.speculation, has_draft_model=has_draft, has_heads=has_heads)
+    cpus_of(config.engine)
+    default_constraint(config.sampling)
+    template_by_hand(config.server)
+
+
+def build_scheduler(
+    config: Config, models: Models, *, warms_up_later: bool = False
+) -> tuple[Scheduler, WorkerInfo]:
+    """Load the models and put a scheduler around them. Runs where the engine lives.
+
+    What steps cost is measured here, or by the loop when it has nothing else to do.
+
+    Raises:
+        ConfigError, ModelError: something cannot be used; the message says what and why.
+    """
+    from headstart.app.drafters import make_drafting
+    from headstart.app.loading import load_drafters, load_target, only_embeds
+    from headstart.app.model_files import draft_used, types_with, with_heads
+    from headstart.app.remote import connect_workers, notice_lost_workers
+    from headstart.app.saved_control import slots_place
+    from headstart.app.speculation import capped_options
+    from headstart.engine import library
+    from headstart.engine.machine import available_memory
+    from headstart.sampling.grammar.compiler import GrammarCompiler
+    from headstart.scheduler.adapter_turns import AdapterTurns
+    from headstart.scheduler.kept_slots import keep_slots
+    from headstart.scheduler.scheduler import Scheduler
+    from headstart.scheduler.warm_up import WarmUp
+    from headstart.types.report import EmbeddingInfo, WorkerInfo
+    from headstart.worker.embedding import EmbeddingQueue
+
+    models, heads = with_heads(config, models)
+    types = types_with(config, models, heads)
+    if only_embeds(config, models.target):
+        types = ()
+    for remark in capped_options(config.speculation):
+        log.warning("%s", remark)
+    draft = draft_used(models, types)
+    learned = _learned(config, models.target, draft, heads)
+    connect_workers(config.engine)
+    target = load_target(config, models.target, draft, heads)
+    model, engine, fitted = target.model, target.engine, target.fitted
+    for remark in fitted.remarks:
+        log.warning("%s", remark)
+    drafters = load_drafters(config, target, draft, heads)
+    notice_lost_workers(config.engine)
+    drafting = make_drafting(config, types, target, drafters, learned)
+    cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
+    limits = replace(config.scheduler, cache_ram=cache_ram)
+    compiler = GrammarCompiler(model.vocab)
+    scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
+    embedding = None
+    if embedder := target.embedder:
+        scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)
+        embedding = EmbeddingInfo(embedder.size, embedder.max_tokens, embedder.pooling)
+    if target.adapters:
+        scheduler.turns.adapters = AdapterTurns(target.adapters.use)
+    if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
+        seconds = WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS
+        scheduler.warm_up = WarmUp(
+            scheduler.engine, drafting, scheduler.slots, scheduler.clock, seconds
+        )
+        if not warms_up_later:
+            scheduler.warm_up.go_on()
+    keep_slots(scheduler, slots_place(config, models.target))
+    info = WorkerInfo(
+        target=model.info(engine.context_size, engine.cache_kind.value),
+        draft=_draft_info(drafters),
+        num_slots=config.scheduler.parallel,
+        context_size=engine.context_size,
+        max_batch_tokens=engine.max_batch_tokens,
+        speculation=drafting.describe()
+        | {"state": str(learned.file or ""), "state_not_used": learned.not_used}
+        | {"heads": heads.describe() if heads else None},
+        system=f"{library.version()}; {library.system_info()}",
+        embedding=embedding,
+        why_no_text=target.why_no_text,
+        adapters=target.adapters.describe() if target.adapters else (),
+    )
+    log.info("%s", _summary(info, models))
+    if memory := fitted.describe():
+        log.info("memory: %s", memory)
+    return scheduler, info
+
+
+def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:
+    """Of the draft model, if there is one."""
+    drafter = loaded.get("engine") or loaded.get("context")
+    if drafter is None:
+        return None
+    info: ModelInfo = drafter.model.info(drafter.context_size, drafter.cache_kind.value)
+    return info
+
+
+def _learned(config: Config, target: Path, draft: Path | None, heads: Heads | None) -> SavedControl:
+    """What control learned with these models.
+
+    Raises:
+        ConfigError: `--spec-state` names a file that cannot be used.
+        ModelError: a model file cannot be read.
+    """
+    from headstart.app.saved_control import load_control
+    from headstart.engine.model import check_file
+
+    files = {"target": target}
+    if draft is not None:
+        files["draft model"] = draft
+    if heads is not None and not heads.is_in_target:
+        files["heads"] = heads.path
+    for file in files.values():
+        check_file(file)
+    return load_control(config, files)
+
+
+def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
+    """What the configured models would take of each device, without loading their weights.
+
+    Args:
+        free: bytes to count as free instead of what is, by device.
+
+    Raises:
+        ConfigError, ModelError: they cannot be had or do not fit.
+    """
+    from headstart.app.loading import fit_models
+    from headstart.app.model_files import draft_used, types_with, with_heads
+
+    check(config)
+    models, heads = with_heads(config, find_models(config))
+    types = types_with(config, models, heads)
+    return fit_models(config, models.target, draft_used(models, types), heads, free)
+
+
+def _summary(info: WorkerInfo, models: Models) -> str:
+    speculation = info.speculation
+    drafts = ", ".join(speculation["types"]) or "none"
+    return (
+        f"{info.target.name}: {info.target.num_params / 1e9:.2f} B parameters, {info.context_size} "
+        "tokens of context, "
+        f"{info.num_slots} slots; speculators: {drafts} ({speculation['mode']})"
+        + (f"; draft model {info.draft.name}" if info.draft else "")
+        + (f"; {speculation['heads']['words']}" if speculation["heads"] else "")
+        + (f"; {speculation['unusable']}" if speculation["unusable"] else "")
+    )
+
+
+def load_served_model(config: Config, models: Models) -> ServedModel:
+    """What the HTTP side needs of the target: vocabulary and template, no weights.
+
+    Raises:
+        ConfigError, ModelError: the file or the template cannot be used.
+    """
+    from headstart.engine.model import Model
+    from headstart.server.conversation import chat_defaults
+    from headstart.server.defaults import request_defaults
+    from headstart.server.model import RerankForm, ServedModel
+    from headstart.text.chat_template import ChatTemplate, template_by_hand
+
+    model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
+    vocab = model.vocab
+    bos = (
+        vocab.token_text(vocab.bos_id).decode("utf-8", "replace")
+        if vocab.bos_id is not None
+        else ""
+    )
+    eos = (
+        vocab.token_text(vocab.eos_id).decode("utf-8", "replace")
+        if vocab.eos_id is not None
+        else ""
+    )
+    template = ChatTemplate(
+        template_by_hand(config.server) or model.chat_template, bos_token=bos, eos_token=eos
+    )
+    if not template.shows_messages:
+        log.warning(
+            "the chat template of %s shows no message: name another with --chat-template-file",
+            model.path.name,
+        )
+    names = _listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
+    served = ServedModel(
+        alias=names[0],
+        aliases=names[1:],
+        tags=_listed(config.model.tags),
+        vocab=vocab,
+        template=template,
+        chat=chat_defaults(config.chat),
+        rerank=RerankForm(model.rerank_template, *vocab.pair_marks),
+        defaults=replace(
+            request_defaults(config.sampling, model.metadata()),
+            cache_prompt=config.scheduler.cache_prompt,
+            cache_reuse=config.scheduler.cache_reuse,
+            num_keep=config.scheduler.keep,
+            is_verbose=config.server.verbose,
+            embd_normalize=config.embedding.embd_normalize,
+        ),
+    )
+    found = served.answer_format
+    log.info("chat format: %s", found.why_no_calls or f"tool calls as {found.name}")
+    return served
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them; in the order of the alphabet, as llama-server has them."""
+    return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
+
+
+def serve(
+    config: Config, settings: Sequence[Mapping[str, Any]] = (), parent: Parent | None = None
+) -> int:
+    """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
+
+    Args:
+        settings: shown in /props: where each value of the configuration came from.
+        parent: the router that is told, if there is one.
+
+    Raises:
+        ConfigError, ModelError: the server cannot start.
+    """
+    from headstart.app.process import EngineProcess
+    from headstart.config.logs import Logging
+    from headstart.worker.client import WorkerClient
+    from headstart.worker.transport import ProcessTransport
+
+    prepare = EngineProcess(Logging.of(config), config.engine)
+    prepare.logging.start()
+    parent = parent or Parent()
+    parent.follow()
+    is_fetched = bool(config.model.hf_repo or config.model.draft_hf_repo)
+    if is_fetched:  # nothing is downloaded for settings that cannot work
+        check(config)
+    models = find_models(config)
+    build = partial(build_scheduler, config, models, warms_up_later=True)
+    first = ProcessTransport(build, prepare)
+    first.launch()  # loads the models while this process imports what serves them
+    transports = iter([first])
+    worker = WorkerClient(lambda: next(transports, None) or ProcessTransport(build, prepare))
+    worker.on_change = parent.tell
+    try:
+        if not is_fetched:
+            check(config)
+        from headstart.server import listen
+        from headstart.server.extras import Extras
+
+        # a router takes its port and runs tools itself
+        listen.serve(
+            config.server,
+            worker,
+            lambda: replace(load_served_model(config, models), settings=settings),
+            partial(_announce, parent, models.is_demo),
+            Extras() if parent.is_there else Extras.of(config.tools, os.environ),
+        )
+    finally:
+        first.kill()  # where serving failed before it was used
+    return 0
+
+
+def _announce(parent: Parent, is_demo: bool, url: str) -> None:
+    """Say that requests can be answered: to the router, or to who started the server."""
+    from headstart.app.greeting import announce
+
+    if parent.is_there:
+        parent.tell("loaded", url=url)
+    else:
+        announce(is_demo, url)

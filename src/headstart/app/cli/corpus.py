@@ -1,0 +1,83 @@
+"""`headstart corpus add`: fill a corpus file, so that answers may be guessed from these texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from headstart.app.cli.flags import read_words_and_flags
+from headstart.app.cli.settings import all_settings, settings_of
+from headstart.config import option
+from headstart.types.errors import ConfigError
+
+ABOUT = (
+    "Add text files, and those in folders, to the corpus of the suffix speculator "
+    "(headstart serve --spec-corpus FILE). All users may be served guesses from these texts. "
+    "Skipped are files that are not UTF-8 text, files of more than 1 MiB, hidden files and "
+    "folders, and folders "
+    "named __pycache__, node_modules, target or venv. A server that runs holds its corpus: add "
+    "before it starts."
+)
+USAGE = "add PATH... --spec-corpus FILE [flags]"
+_SHOWN = 5  # names of files that could not be read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusOptions:
+    """Where to add."""
+
+    spec_suffix_file: str | None = option(None, "corpus file, made if absent", "--spec-corpus")
+    spec_suffix_corpus_tokens: int = option(
+        2_000_000, "maximum tokens kept; the oldest texts go first"
+    )
+
+    def __post_init__(self) -> None:
+        if self.spec_suffix_corpus_tokens < 1:
+            raise ConfigError(
+                f"--spec-suffix-corpus-tokens is {self.spec_suffix_corpus_tokens} but must be at "
+                "least 1: "
+                "texts could not be kept"
+            )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Add the files and say what happened to them; return the exit code."""
+    settings = [*settings_of(CorpusOptions), *all_settings(("model",))]
+    resolved, print_config, words = read_words_and_flags("corpus", ABOUT, settings, argv, USAGE)
+    if print_config:
+        print(resolved.describe())
+        return 0
+    options = resolved.own(CorpusOptions)
+    if words[:1] != ["add"] or len(words) < 2 or not options.spec_suffix_file:
+        raise ConfigError(f"say what to add and where: headstart corpus {USAGE}")
+
+    from headstart.app import assemble
+    from headstart.structures.corpus import SuffixCorpus
+    from headstart.structures.corpus_files import MAX_FILE_BYTES, add_files
+    from headstart.structures.token_log import VocabularyId
+
+    config = resolved.config()
+    vocab = assemble.load_served_model(config, assemble.find_models(config)).vocab
+    path = Path(options.spec_suffix_file)
+    corpus = SuffixCorpus.open(path, VocabularyId.of(vocab), options.spec_suffix_corpus_tokens)
+    try:
+        tokenize = partial(vocab.tokenize, add_special=False, parse_special=False)
+        report = add_files(corpus, tokenize, map(Path, words[1:]))
+        print(
+            f"added {report.num_added} files with {report.num_tokens} tokens to {path}, which now "
+            "holds "
+            f"{corpus.num_texts} texts with {len(corpus)} tokens; skipped: {report.num_known} "
+            "known, "
+            f"{report.num_empty} empty, {report.num_binary} not UTF-8 text, {report.num_huge} of "
+            "more than "
+            f"{MAX_FILE_BYTES >> 20} MiB, {report.num_unreadable} unreadable"
+        )
+        for file in report.unread[:_SHOWN]:
+            print(f"not read: {file}")
+        if len(report.unread) > _SHOWN:
+            print(f"and {len(report.unread) - _SHOWN} more")
+    finally:
+        corpus.close()
+    return 0

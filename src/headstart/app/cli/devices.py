@@ -1,0 +1,124 @@
+"""`headstart devices`: what libllama can compute on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headstart.app.cli.flags import read_flags
+from headstart.app.cli.settings import all_settings, settings_of
+from headstart.config import option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headstart.engine.devices import Device
+    from headstart.engine.fit import Fitted
+
+ABOUT = (
+    "List the devices that --device and --draft-device accept, with their memory. With --model, or "
+    "--hf-repo, also what that model would take of each, as it would be served with these flags."
+)
+_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesOptions:
+    """How to show it."""
+
+    json: bool = option(False, "print JSON, for programs")
+    free_memory: str | None = option(
+        None,
+        "with a model: MiB to count as free instead of what is, of main memory or by device: "
+        "16000, or main=16000,CUDA0=22000",
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the table; return the exit code."""
+    settings = [*settings_of(DevicesOptions), *all_settings(_PARTS)]
+    resolved, _ = read_flags("devices", ABOUT, settings, argv)
+    options = resolved.own(DevicesOptions)
+    config = resolved.config()
+    has_model = bool(config.model.model or config.model.hf_repo)
+
+    from headstart.app import assemble
+    from headstart.gateway.router.eviction import parse_memory
+
+    devices = assemble.list_devices(config.engine)
+    free = parse_memory(options.free_memory, "--free-memory")
+    fitted = assemble.fit_memory(config, free) if has_model else None
+    if options.json:
+        print(json.dumps(_facts(devices, fitted)))
+        return 0
+    console = _print_devices(devices)
+    if fitted is not None:
+        _print_needs(console, fitted)
+    return 0
+
+
+def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
+    """What the tables show, in bytes."""
+    names = ("name", "kind", "description", "free_bytes", "total_bytes")
+    facts: dict[str, Any] = {
+        "devices": [{name: getattr(device, name) for name in names} for device in devices]
+    }
+    if fitted is not None:
+        config = fitted.config
+        facts |= {
+            "needs": {name: use.total for name, use in fitted.uses.items()},
+            "free": dict(fitted.free),
+            "usable": dict(fitted.usable),
+            "settings": {
+                "context": config.context,
+                "gpu_layers": config.gpu_layers,
+                "n_cpu_moe": config.n_cpu_moe,
+            },
+            "remarks": list(fitted.remarks),
+        }
+    return facts
+
+
+def _print_devices(devices: Sequence[Device]) -> Console:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE)
+    for heading in ("name", "type", "description"):
+        table.add_column(heading)
+    for heading in ("free", "total"):
+        table.add_column(heading, justify="right")
+    for device in devices:
+        row = (device.name, device.kind, device.description)
+        table.add_row(*row, _gib(device.free_bytes), _gib(device.total_bytes))
+    console = Console()
+    console.print(table)
+    return console
+
+
+def _print_needs(console: Console, fitted: Fitted) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE)
+    table.add_column("needed of")
+    for heading in ("weights", "cache", "computing", "sum"):
+        table.add_column(heading, justify="right")
+    for name, use in fitted.uses.items():
+        sizes = (use.weights, use.cache, use.compute, use.total)
+        table.add_row(name, *(_mib(size) for size in sizes))
+    console.print(table)
+    console.print(f"{fitted.config.context} tokens of context")
+    for remark in fitted.remarks:
+        console.print(remark)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes else "-"

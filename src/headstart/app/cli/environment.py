@@ -1,0 +1,93 @@
+"""What is set in the environment and read by nobody: names of ours are refused, those that look
+like llama-server's are warned of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from headstart.app.cli.llama_server import flags
+from headstart.app.cli.settings import Setting, all_settings, closest, settings_of
+from headstart.types.errors import ConfigError
+
+PREFIX = "HEADSTART_"
+# set for a service of our name
+OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")
+# ours as well: two for any command, one of a router's children, one each of examples and tests
+NO_SETTINGS = ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")
+LLAMA_SERVERS = "LLAMA_ARG_"
+
+
+def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
+    """Return a line about variables with llama-server's prefix that it does not have either. Empty
+    variables count as absent.
+
+    Raises:
+        ConfigError: a name of ours that does not exist.
+    """
+    names = sorted(name for name, value in environment.items() if value)
+    _refuse_unknown(
+        [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)], settings
+    )
+    if not settings:
+        return None
+    known = {name for flag in flags() for name in (flag.environment, flag.negative_environment)}
+    unread = [name for name in names if name.startswith(LLAMA_SERVERS) and name not in known]
+    if not unread:
+        return None
+    # compared without the prefix, which would make any two of them alike
+    ends = [name.removeprefix(LLAMA_SERVERS) for name in known if name.startswith(LLAMA_SERVERS)]
+    word = unread[0].removeprefix(LLAMA_SERVERS)
+    hint = closest(word, ends, LLAMA_SERVERS) if len(unread) == 1 else ""
+    return f"not read: {', '.join(unread)}; llama-server has no such variable{hint}"
+
+
+def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
+    """Raise for the first name, without our prefix, that no command reads."""
+    known = {_stem(setting) for setting in settings} | set(NO_SETTINGS)
+    if known.issuperset(names):
+        return
+    every = [*settings, *_all_commands()]
+    known |= {_stem(setting) for setting in every}
+    spellings = {_as_name(alias): _stem(setting) for setting in every for alias in setting.aliases}
+    for name in names:
+        if name in known or OF_KUBERNETES.fullmatch(name):
+            continue
+        hint = (
+            f"; did you mean {PREFIX}{spellings[name]}?"
+            if name in spellings
+            else closest(name, known, PREFIX)
+        )
+        raise ConfigError(
+            f"{PREFIX}{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
+        )
+
+
+def _all_commands() -> list[Setting]:
+    """The settings of all commands: what is set for one must not stop another."""
+    # they read their flags with this module's help
+    from headstart.app.cli.devices import DevicesOptions
+    from headstart.app.cli.generate import GenerateOptions
+    from headstart.app.cli.rpc_build import RpcBuildOptions
+    from headstart.app.cli.rpc_worker import RpcWorkerOptions
+    from headstart.extras.cluster.options import ClusterOptions
+    from headstart.gateway.balancer.options import RouterOptions
+
+    own = (
+        GenerateOptions,
+        DevicesOptions,
+        RouterOptions,
+        ClusterOptions,
+        RpcWorkerOptions,
+        RpcBuildOptions,
+    )
+    return [*all_settings(), *(setting for options in own for setting in settings_of(options))]
+
+
+def _stem(setting: Setting) -> str:
+    return setting.environment_name.removeprefix(PREFIX)
+
+
+def _as_name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_").upper()

@@ -1,0 +1,129 @@
+"""The flags of a command, resolved, and its help page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from headstart.app.cli.arguments import read_arguments
+from headstart.app.cli.environment import check_environment
+from headstart.app.cli.resolve import Resolved, resolve
+from headstart.app.cli.settings import Setting, part_title
+from headstart.types.errors import ConfigError
+
+
+class HelpRequested(Exception):
+    """The help page was asked for; the message is the page."""
+
+
+def read_flags(
+    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str]
+) -> tuple[Resolved, bool]:
+    """Resolve a command's settings; the second value says whether `--print-config` was given.
+
+    Raises:
+        HelpRequested: `--help` was given.
+        ConfigError: an unknown flag, an impossible value, or a word that is no flag's value.
+    """
+    resolved, print_config, words = read_words_and_flags(command, about, settings, argv)
+    if words:
+        raise ConfigError(
+            f"unexpected argument {words[0]!r}; flags start with a dash, see headstart {command} "
+            "--help"
+        )
+    return resolved, print_config
+
+
+def read_words_and_flags(
+    command: str,
+    about: str,
+    settings: Sequence[Setting],
+    argv: Sequence[str],
+    usage: str = "[flags]",
+) -> tuple[Resolved, bool, list[str]]:
+    """Like `read_flags` for a command that takes words as well: they come last, wherever they
+    stood.
+
+    `usage` is what the help page shows behind the command.
+    """
+    arguments = read_arguments(command, settings, argv)
+    if arguments.switches & {"-h", "--help", "--usage"}:
+        raise HelpRequested(help_page(f"{command} {usage}", about, settings))
+    file = arguments.file or os.environ.get("HEADSTART_CONFIG")
+    path = Path(file) if file else None
+    resolved = resolve(settings, arguments.given, os.environ, path)
+    if preset := _preset(resolved, settings):
+        resolved = resolve(settings, arguments.given, os.environ, path, preset)
+    if warning := check_environment(os.environ, settings):
+        print(f"headstart: warning: {warning}", file=sys.stderr)
+    return resolved, "--print-config" in arguments.switches, arguments.words
+
+
+def _preset(resolved: Resolved, settings: Sequence[Setting]) -> Mapping[str, str]:
+    """What llama-server's kind of file sets, where one model is named; else it names the models."""
+    file = resolved.values.get("models_preset")
+    if not file or not (resolved.values["model"] or resolved.values["hf_repo"]):
+        return {}
+    from headstart.app.cli.preset import read_preset
+
+    return read_preset(Path(str(file)), settings)
+
+
+def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
+    """The text of `headstart COMMAND --help`, as wide as the terminal; `usage` begins with the
+    command.
+    """
+    width = max(60, min(shutil.get_terminal_size().columns, 110))
+    lines = [f"Usage: headstart {usage}", "", *textwrap.wrap(about, width)]
+    for part, members in groupby(settings, lambda setting: setting.part):
+        lines += ["", part_title(part) if part else usage.split()[0].capitalize()]
+        for setting in members:
+            lines += _entry(_spelling(setting), _explanation(setting), width)
+    lines += ["", "General"]
+    lines += _entry(
+        "    --config FILE",
+        "TOML file with settings, named as the flags (also HEADSTART_CONFIG)",
+        width,
+    )
+    lines += _entry("    --print-config", "print every setting with its origin and stop", width)
+    lines += _entry("-h, --help", "print this page and stop", width)
+    closing = (
+        "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
+        "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
+        "llama-server's variable, which beats the config file."
+    )
+    return "\n".join([*lines, "", *textwrap.wrap(closing, width)])
+
+
+def _spelling(setting: Setting) -> str:
+    flag = setting.flag if setting.kind is not bool else setting.flag.replace("--", "--[no-]", 1)
+    short = f"{setting.short_flag}, " if setting.short_flag else "    "
+    return f"{short}{flag} {setting.placeholder}".rstrip()
+
+
+def _explanation(setting: Setting) -> str:
+    others = [alias for alias in setting.aliases if alias != setting.short_flag]
+    also = f" (also {', '.join(others)})" if others else ""
+    if setting.default in (None, "") or "default" in setting.help.lower():
+        return setting.help + also
+    shown = (
+        ("on" if setting.default else "off")
+        if isinstance(setting.default, bool)
+        else setting.default
+    )
+    return f"{setting.help} [{shown}]{also}"
+
+
+def _entry(left: str, right: str, width: int) -> list[str]:
+    """`left` in a column of its own, `right` wrapped beside it; below it if `left` is too long."""
+    column = 38
+    wrapped = textwrap.wrap(right, width - column, break_on_hyphens=False) or [""]
+    if len(left) + 2 <= column - 2:
+        first = f"  {left}".ljust(column) + wrapped[0]
+        return [first, *(" " * column + line for line in wrapped[1:])]
+    return [f"  {left}", *(" " * column + line for line in wrapped)]

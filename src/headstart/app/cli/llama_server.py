@@ -1,0 +1,111 @@
+"""Every flag of llama-server and what becomes of it here, read from llama_server.txt.
+
+A flag that a setting has among its spellings works, with the same meaning; the setting then gets
+all of the flag's spellings and its environment name. The others are accepted without an effect,
+stand for values of other settings, or are refused with the reason and what to do instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from headstart.types.errors import ConfigError
+
+ON, OFF = "on", "off"  # the values of a flag without a value
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of some values of a flag, or of all."""
+
+    kind: str  # "accepted", "sets" or "refused"
+    values: tuple[str, ...]  # none: any
+    text: str
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a verdict of the kind `sets` stands for."""
+        return dict(part.split("=", 1) for part in self.text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of llama-server with all of its spellings."""
+
+    names: tuple[str, ...]
+    negatives: tuple[str, ...]  # spellings that switch it off
+    placeholders: tuple[str, ...]  # of its values; none: a switch
+    environment: str
+    verdicts: tuple[Verdict, ...] = ()  # none: a setting works the same
+
+    @property
+    def negative_environment(self) -> str:
+        """What switches it off, whatever it holds."""
+        return self.environment.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") if self.negatives else ""
+
+    def judge(self, value: str) -> Verdict:
+        """The verdict on a value; the one for any value comes last."""
+        by_value = [one for one in self.verdicts if value in one.values]
+        rest = [one for one in self.verdicts if not one.values]
+        accepted = ", ".join(v for one in self.verdicts for v in one.values)
+        return (by_value + rest or [Verdict("refused", (), f"it can only be {accepted}")])[0]
+
+    def apply(self, value: str, origin: str) -> dict[str, str]:
+        """Settings that a value stands for; none where it is accepted without an effect.
+
+        Raises:
+            ConfigError: it is refused.
+        """
+        verdict = self.judge(value)
+        if verdict.kind == "refused":
+            raise ConfigError(f"{origin} is not supported: {verdict.text}")
+        return verdict.settings if verdict.kind == "sets" else {}
+
+
+@cache
+def flags() -> tuple[Flag, ...]:
+    """All flags, in llama-server's order."""
+    text = files(__package__).joinpath("llama_server.txt").read_text("utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return tuple(_read(lines))
+
+
+@cache
+def by_name() -> Mapping[str, Flag]:
+    """Spelling -> flag."""
+    return {name: flag for flag in flags() for name in (*flag.names, *flag.negatives)}
+
+
+def spellings_for(names: Sequence[str]) -> Flag | None:
+    """The flag of llama-server that has one of these names."""
+    return next((by_name()[name] for name in names if name in by_name()), None)
+
+
+def _read(lines: Sequence[str]) -> Iterator[Flag]:
+    heads = [index for index, line in enumerate(lines) if not line.startswith(" ")]
+    for start, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+        yield _flag(lines[start], tuple(_verdict(line.strip()) for line in lines[start + 1 : end]))
+
+
+def _flag(head: str, verdicts: tuple[Verdict, ...]) -> Flag:
+    spellings, *rest = re.split(r"  +", head.strip())
+    positive, _, negative = spellings.partition(" / ")
+    environment = next((word[1:] for word in rest if word.startswith("$")), "")
+    placeholders = tuple(p for word in rest if not word.startswith("$") for p in word.split())
+    return Flag(
+        tuple(positive.split(", ")),
+        tuple(filter(None, negative.split(", "))),
+        placeholders,
+        environment,
+        verdicts,
+    )
+
+
+def _verdict(line: str) -> Verdict:
+    head, _, text = line.partition(": ")
+    kind, *values = head.split()
+    return Verdict(kind, tuple(values), text)

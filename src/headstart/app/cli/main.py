@@ -1,0 +1,94 @@
+"""The `headstart` command: find the command, run it, turn our errors into one line.
+
+Exit codes: 0 done, 1 failed while running, 2 what was asked cannot work, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import headstart
+from headstart.types.errors import ConfigError, HeadstartError, ModelError, RequestError
+
+COMMANDS = {
+    "serve": "start the server",
+    "generate": "continue a prompt and show which tokens were guessed",
+    "devices": "list what libllama can compute on",
+    "router": "pass requests to several servers",
+    "cluster": "start replicas on Ray Serve, as many as there is work for",
+    "rpc-worker": "compute part of a model for a server on another machine",
+    "rpc-build": "build what --rpc needs where libllama came without it",
+    "corpus": "add texts that answers may be guessed from",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except (ConfigError, ModelError, RequestError) as error:
+        print(f"headstart: error: {error}", file=sys.stderr)
+        return 2
+    except HeadstartError as error:
+        print(f"headstart: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader left; the interpreter must not complain about it at exit
+        return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help", "--usage", "help"):
+        print(_help())
+        return 0
+    if command in ("--version", "-V", "version"):
+        print(_version())
+        return 0
+    if command.startswith("-"):  # as llama-server is started
+        command, arguments = "serve", ["serve", *arguments]
+    if command == "serve" and "--version" in arguments:
+        print(_version())
+        return 0
+    if command == "serve" and "--list-devices" in arguments:
+        command, arguments = "devices", ["devices"]
+    # not above: the engine process imports this module where the command is a script
+    from headstart.app.cli.flags import HelpRequested
+    from headstart.app.cli.settings import closest
+
+    if command not in COMMANDS:
+        raise ConfigError(
+            f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart "
+            "--help)"
+        )
+    module = importlib.import_module(f"headstart.app.cli.{command.replace('-', '_')}")
+    try:
+        code: int = module.run(arguments[1:])
+    except HelpRequested as page:
+        print(page)
+        return 0
+    return code
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<10} {about}" for name, about in COMMANDS.items())
+    return f"""Usage: headstart COMMAND [flags], or headstart FLAGS for headstart serve FLAGS
+
+Serve GGUF language models with speculative decoding: the same text, sooner.
+
+Commands
+{commands}
+
+headstart COMMAND --help lists the flags of a command; headstart --version the versions.
+Try: headstart serve"""
+
+
+def _version() -> str:
+    from headstart.app import assemble
+
+    return f"headstart {headstart.__version__}\n{assemble.libllama_version()}"

@@ -1,0 +1,67 @@
+"""`headstart rpc-build`: the RPC backend alone, for a libllama that came without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headstart.app.cli.flags import read_flags
+from headstart.app.cli.settings import settings_of
+from headstart.config import option
+from headstart.types.errors import ConfigError
+
+ABOUT = (
+    "Build llama.cpp's RPC backend as a plug-in for the installed libllama, where that was built "
+    "without it: some seconds with a C++ compiler. Without --source, pip fetches the source of the "
+    "installed llama-cpp-python."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcBuildOptions:
+    """What to build from."""
+
+    source: str | None = option(
+        None, "folder with the source of llama.cpp or llama-cpp-python, of the installed release"
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Build it and say where it is; return the exit code."""
+    settings = list(settings_of(RpcBuildOptions))
+    resolved, print_config = read_flags("rpc-build", ABOUT, settings, argv)
+    options = resolved.own(RpcBuildOptions)
+    if print_config:
+        print(resolved.describe())
+        return 0
+
+    from headstart.app import remote
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(options.source) if options.source else _fetch(Path(folder))
+        print(f"built {remote.build_plugin(source)}")
+    return 0
+
+
+def _fetch(folder: Path) -> Path:
+    """The source of the installed llama-cpp-python, by pip."""
+    from importlib.metadata import version
+
+    name = "llama-cpp-python"
+    wanted = f"{name}=={version(name)}"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name]
+    done = subprocess.run([*command, "-d", str(folder), wanted], capture_output=True, text=True)
+    archives = list(folder.glob("*.tar.gz"))
+    if done.returncode or not archives:
+        last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise ConfigError(
+            f"pip could not fetch the source of {wanted}: {last}; name a folder with it: --source"
+        )
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(folder, filter="data")
+    return next(path for path in folder.iterdir() if path.is_dir())

@@ -1,0 +1,50 @@
+"""`headstart serve`: the server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from headstart.app.cli.flags import read_flags
+from headstart.app.cli.models import is_router, read_models
+from headstart.app.cli.resolve import Resolved
+from headstart.app.cli.settings import all_settings
+from headstart.app.hub_store import HubStore
+from headstart.app.model_files import drafters_wanted
+from headstart.app.parent import Parent
+from headstart.types.errors import HeadstartError
+
+ABOUT = (
+    "Serve a GGUF model over HTTP, as llama-server and OpenAI do, guessing ahead where it pays. "
+    "Without --model it serves the small embedded demo model, or with --models-dir, "
+    "--models-preset or --models-max several models, each in processes of its own."
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until stopped; return the exit code."""
+    resolved, print_config = read_flags("serve", ABOUT, all_settings(), argv)
+    config = resolved.config()
+    if print_config:
+        print(resolved.describe())
+        return 0
+    if is_router(resolved):
+        return _route(resolved)
+
+    from headstart.app import assemble
+
+    parent = Parent.of(os.environ)
+    try:
+        return assemble.serve(config, resolved.in_force(), parent)
+    except HeadstartError as error:
+        parent.tell("failed", error=type(error).__name__, message=str(error))
+        raise
+
+
+def _route(resolved: Resolved) -> int:
+    """Serve several models; none is loaded in this process."""
+    from headstart.gateway.router.serve import serve
+
+    config = resolved.config()
+    store = HubStore(config.model, drafters=drafters_wanted(config))
+    return serve(config, lambda: read_models(resolved), resolved.in_force(), store)

@@ -1,0 +1,29 @@
+"""Paths of the embedded demo models; README.md beside this file says what they can do."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from headstart.types.errors import ModelError
+
+TARGET = "demo-target"
+DRAFT = "demo-draft"  # of the target's vocabulary
+DRAFT_OTHER = "demo-draft-other"  # of a vocabulary trained apart
+NAMES = (TARGET, DRAFT, DRAFT_OTHER)
+
+
+def path(name: str) -> Path:
+    """Return the GGUF file of an embedded model.
+
+    Raises:
+        ModelError: no such model, or the package was installed without its data files.
+    """
+    if name not in NAMES:
+        raise ModelError(f"no embedded model is called {name!r}; there are {', '.join(NAMES)}")
+    file = Path(str(files(__name__).joinpath(f"{name}.gguf")))
+    if not file.is_file():
+        raise ModelError(
+            f"the embedded model {file} is missing; install headstart again or name a model with -m"
+        )
+    return file

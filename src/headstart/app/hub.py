@@ -1,0 +1,374 @@
+"""Models from the Hugging Face hub, by llama-server's rules and in the cache it shares.
+
+`user/repo[:quant]` names a file as llama.cpp does (common/download.cpp), so both programs find
+each other's downloads. Knows the hub and its cache; does not know what a GGUF holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headstart.app.hub_files import (
+    DRAFTERS,
+    choose_drafter,
+    choose_file,
+    parse_reference,
+    quant_of_model,
+    select_files,
+    split_parts,
+)
+from headstart.config import ModelConfig
+from headstart.types.errors import ConfigError, ModelError
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+LIST_TIMEOUT_SECONDS = 10
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPaths:
+    """The files to load; None for `target` means the embedded model, for `draft` none."""
+
+    target: Path | None
+    draft: Path | None
+    beside: HubFile | None = None  # what the target's repository holds to draft for it
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file that can be had, and is not downloaded yet."""
+
+    repository: Repository
+    path: str
+
+    @property
+    def kind(self) -> str:
+        """Which of `DRAFTERS` it is."""
+        name = self.path.rsplit("/", 1)[-1]
+        return next(kind for kind in DRAFTERS if f"{kind}-" in name)
+
+    def fetch(self) -> Path:
+        """Where it is, after a download if need be.
+
+        Raises:
+            ModelError: it cannot be had.
+        """
+        return self.repository.fetch(split_parts(self.repository.paths, self.path))
+
+
+def resolve_model(
+    config: ModelConfig,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    drafters: Sequence[str] = DRAFTERS,
+    beside: Sequence[str] = (),
+) -> ModelPaths:
+    """Find the model files on this disk, downloading what is missing. Shows a progress bar.
+
+    Args:
+        config: names them.
+        environment: where the hub and its cache are.
+        drafters: the kinds of files that a draft model's repository may hold instead of a model.
+        beside: the kinds to look for in the target's repository if no draft model is named.
+
+    Raises:
+        ConfigError: options that exclude each other, or a malformed reference.
+        ModelError: there is no such file, repository or quant, or it cannot be had.
+    """
+    if config.hf_file and not config.hf_repo:
+        raise ConfigError(f"--hf-file {config.hf_file} needs --hf-repo")
+    hub = Hub.from_config(config, environment)
+    target = _local("--model", config.model, "--hf-repo", config.hf_repo)
+    draft = _local("--draft-model", config.draft_model, "--draft-hf-repo", config.draft_hf_repo)
+    found = None
+    if config.hf_repo:
+        name, quant = parse_reference(config.hf_repo)
+        repository = hub.open(name)
+        files = repository.select(quant, config.hf_file)
+        if not (config.draft_model or config.draft_hf_repo):
+            path = choose_drafter(repository.paths, beside, quant, files[0])
+            found = HubFile(repository, path) if path else None
+        target = repository.fetch(files)
+    if config.draft_hf_repo:
+        draft = hub.fetch(*parse_reference(config.draft_hf_repo), drafters=drafters)
+    return ModelPaths(target, draft, found)
+
+
+def _local(flag: str, path: str | None, remote_flag: str, reference: str | None) -> Path | None:
+    """A file that was named as such."""
+    if path and reference:
+        raise ConfigError(f"{flag} {path} and {remote_flag} {reference} name two models; give one")
+    if path is None:
+        return None
+    found = Path(path).expanduser()
+    if found.is_dir():
+        raise ModelError(f"{flag} {path} is a folder; name the GGUF file in it")
+    if not found.is_file():
+        raise ModelError(f"{flag} {path}: there is no such file")
+    return found
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Where downloads live; the same order of variables as llama.cpp."""
+    for name, below in (
+        ("LLAMA_CACHE", ""),
+        ("HF_HUB_CACHE", ""),
+        ("HUGGINGFACE_HUB_CACHE", ""),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+    ):
+        if value := environment.get(name):
+            return Path(value).expanduser() / below
+    return Path.home() / ".cache/huggingface/hub"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hub:
+    """A hub and the cache of what was downloaded from it."""
+
+    endpoint: str
+    cache: Path
+    token: str | None
+    offline: bool
+
+    def __repr__(self) -> str:
+        return f"Hub({self.endpoint})"  # never the token
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, environment: Mapping[str, str]) -> Hub:
+        """The hub that flags and environment name."""
+        return cls(
+            endpoint=(environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
+            cache=cache_directory(environment),
+            token=config.hf_token or environment.get("HF_TOKEN") or None,
+            offline=config.offline
+            or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),
+        )
+
+    def open(self, repo: str) -> Repository:
+        """What a repository holds: at the hub, or in the cache where the hub must not or cannot be
+        asked.
+
+        Raises:
+            ModelError: neither says.
+        """
+        if self.offline:
+            return self._cached(repo)
+        try:
+            with self._explained(repo):
+                return Repository(self, repo, tuple(self._list(repo)))
+        except _UnreachableError as error:
+            # Whoever has the model wants to use it, network or not.
+            try:
+                return replace(self._cached(repo), problem=error)
+            except ModelError:
+                raise error from None
+
+    def _cached(self, repo: str) -> Repository:
+        snapshot = self.snapshot(repo)
+        files = [path for path in snapshot.rglob("*") if path.is_file()] if snapshot else []
+        if snapshot is None or not files:
+            raise ModelError(
+                f"{repo} is not in the cache {self.cache} and --offline forbids the network; "
+                "start once without --offline to download it"
+            )
+        paths = sorted(path.relative_to(snapshot).as_posix() for path in files)
+        return Repository(self, repo, tuple(paths), snapshot)
+
+    def fetch(
+        self, repo: str, quant: str, file: str | None = None, *, drafters: Sequence[str] = ()
+    ) -> Path:
+        """Path of a model's (first) file, after downloading every part that is not cached.
+
+        Args:
+            repo: where it is.
+            quant: which one; empty: the usual.
+            file: its path there, instead of choosing.
+            drafters: kinds of files that are taken before whole models.
+
+        Raises:
+            ModelError: it does not exist or cannot be had.
+        """
+        repository = self.open(repo)
+        model = choose_file(repository.paths, quant) or ""
+        file = file or choose_drafter(repository.paths, drafters, quant, model)
+        return repository.fetch(repository.select(quant, file))
+
+    def cached_models(self) -> dict[str, Path]:
+        """user/repo:QUANT -> file of every model in the cache, as llama-server names them."""
+        found: dict[str, Path] = {}
+        for folder in sorted(self.cache.glob("models--*")):
+            repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+            snapshot = self.snapshot(repo)
+            for file in sorted(snapshot.rglob("*.gguf")) if snapshot else ():
+                if quant := quant_of_model(file.relative_to(snapshot or folder).as_posix()):
+                    found.setdefault(f"{repo}:{quant}", file)
+        return found
+
+    def cached_file(self, reference: str, file: str | None = None) -> Path | None:
+        """Where a model is in the cache; None if it is not."""
+        try:
+            repo, quant = parse_reference(reference)
+            cached = self._cached(repo)
+            return cached.fetch(cached.select(quant, file))
+        except (ConfigError, ModelError):
+            return None
+
+    def files(self, repo: str) -> list[str]:
+        """What a repository holds.
+
+        Raises:
+            ModelError: the hub does not say.
+        """
+        with self._explained(repo):
+            return self._list(repo)
+
+    def sizes(self, repo: str) -> dict[str, int | None]:
+        """What a repository holds, and how many bytes each file has, where the hub says so.
+
+        Raises:
+            ModelError: the hub says nothing.
+        """
+        from huggingface_hub import HfApi
+
+        with self._explained(repo):
+            info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
+                repo, timeout=LIST_TIMEOUT_SECONDS, files_metadata=True
+            )
+        return {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
+
+    def folder(self, repo: str) -> Path:
+        """Where a repository is cached."""
+        return self.cache / ("models--" + repo.replace("/", "--"))
+
+    def parts(self, file: Path) -> list[Path]:
+        """All cached files of a model, given the first."""
+        names = [path.name for path in file.parent.iterdir()]
+        return [file.parent / name for name in split_parts(names, file.name)]
+
+    def snapshot(self, repo: str) -> Path | None:
+        """The cached revision that `main` pointed to at the last download."""
+        folder = self.folder(repo)
+        reference = folder / "refs/main"
+        return folder / "snapshots" / reference.read_text().strip() if reference.is_file() else None
+
+    def _list(self, repo: str) -> list[str]:
+        from huggingface_hub import HfApi
+
+        # Not list_repo_files, which tries for half a minute when there is no network.
+        info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
+            repo, timeout=LIST_TIMEOUT_SECONDS
+        )
+        return [sibling.rfilename for sibling in info.siblings or ()]
+
+    def download(self, repo: str, path: str) -> Path:
+        """Where a file is, after a download unless it is cached.
+
+        Raises:
+            ModelError: it cannot be had.
+        """
+        from huggingface_hub import hf_hub_download
+
+        with self._explained(repo):
+            return Path(
+                hf_hub_download(
+                    repo, path, cache_dir=self.cache, token=self.token, endpoint=self.endpoint
+                )
+            )
+
+    @contextmanager
+    def _explained(self, repo: str) -> Iterator[None]:
+        """Turn what huggingface_hub raises into our errors. Its order matters: gated is a kind of
+        not found.
+        """
+        import httpx2
+        from huggingface_hub import errors
+
+        try:
+            yield
+        except errors.GatedRepoError:
+            raise ModelError(
+                f"{repo} is gated: accept its licence at {self.endpoint}/{repo}, "
+                "then pass your token with --hf-token or HF_TOKEN"
+            ) from None
+        except errors.RepositoryNotFoundError:
+            hint = (
+                "the token may not see it"
+                if self.token
+                else "if it is private, pass --hf-token or HF_TOKEN"
+            )
+            raise ModelError(
+                f"there is no repository {repo} at {self.endpoint}; check the spelling ({hint})"
+            ) from None
+        except errors.HfHubHTTPError as error:
+            status = error.response.status_code
+            raise _UnreachableError(
+                f"the hub {self.endpoint} answered {status} for {repo}; try again later"
+            ) from None
+        except (httpx2.HTTPError, errors.LocalEntryNotFoundError) as error:
+            raise _UnreachableError(
+                f"cannot reach the hub {self.endpoint} for {repo} ({type(error).__name__}); "
+                "check the network or HF_ENDPOINT, or use a file with --model"
+            ) from None
+        except errors.HFValidationError:
+            raise ModelError(f"{repo} cannot be the name of a repository at the hub") from None
+        except OSError as error:
+            raise ModelError(f"cannot store {repo} in {self.cache}: {error}") from None
+
+
+class _UnreachableError(ModelError):
+    """The hub cannot be asked now; a cached copy would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """What a repository holds, at the hub or in the cache."""
+
+    hub: Hub
+    name: str
+    paths: tuple[str, ...]
+    snapshot: Path | None = None  # its folder in the cache, if the hub is not asked
+    problem: ModelError | None = None  # why the hub is not, though it may be
+
+    def select(self, quant: str, file: str | None) -> list[str]:
+        """The files of a model, the one to open first.
+
+        Raises:
+            ModelError: none fits.
+        """
+        try:
+            name = f"{self.name} (cached)" if self.snapshot else self.name
+            return select_files(name, self.paths, quant, file)
+        except ModelError:
+            if self.problem:
+                raise self.problem from None
+            raise
+
+    def fetch(self, files: Sequence[str]) -> Path:
+        """Where the first of them is, after downloading those that are not cached.
+
+        Raises:
+            ModelError: they cannot be had.
+        """
+        if self.snapshot:
+            if self.problem:
+                logger.warning("%s; using the cached %s", self.problem, files[0])
+            return self.snapshot / files[0]
+        found = [self._fetch(path) for path in files]
+        return found[0]
+
+    def _fetch(self, path: str) -> Path:
+        try:
+            return self.hub.download(self.name, path)
+        except _UnreachableError as error:
+            known = self.hub.snapshot(self.name)
+            if known is None or not (known / path).is_file():
+                raise
+            logger.warning("%s; using the cached %s", error, path)
+            return known / path

@@ -1,0 +1,157 @@
+"""The files to load: named, downloaded, embedded, or found beside the target.
+
+Functions import what reads files when they are called: the command line imports this module.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headstart.app import demo
+from headstart.app.hub import HubFile, resolve_model
+from headstart.app.hub_files import DRAFTERS
+from headstart.config import Config
+from headstart.types import DraftMode
+from headstart.types.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from headstart.app.loading import Heads
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The files to load."""
+
+    target: Path
+    draft: Path | None
+    is_demo: bool
+
+
+def find_models(config: Config) -> Models:
+    """Resolve, download if needed; without any model the embedded demo pair.
+
+    Raises:
+        ConfigError, ModelError: as `hub.resolve_model`.
+    """
+    wanted = drafters_wanted(config) if config.model.hf_repo else ()
+    paths = resolve_model(config.model, drafters=_drafters_named(config), beside=wanted)
+    if paths.target is None:
+        return Models(demo.path(demo.TARGET), paths.draft or demo.path(demo.DRAFT), is_demo=True)
+    draft = paths.draft
+    if draft is None and paths.beside is not None:
+        draft = _beside(config, paths.target, paths.beside)
+    return Models(paths.target, draft, is_demo=False)
+
+
+def may_have_draft_model(config: Config) -> bool:
+    """Whether one was named, or may be found in the target's repository."""
+    from headstart.app.speculation import needs_draft_model
+
+    model = config.model
+    if model.draft_model or model.draft_hf_repo:
+        return True
+    return bool(model.hf_repo) and needs_draft_model(drafters_wanted(config))
+
+
+def drafters_wanted(config: Config) -> tuple[str, ...]:
+    """The kinds of drafters that are used if the model's repository holds them, best first.
+
+    Multi-token heads are, unless something speaks against it; others where `--spec-type` says so.
+    """
+    from headstart.app.speculation import WITH_HEADS, type_names, wants_heads
+
+    if config.speculation.mode is DraftMode.OFF:
+        return ()
+    types = config.speculation.spec_type
+    names = {WITH_HEADS} if types is None else set(type_names(types))
+    if not wants_heads(config):
+        names -= {WITH_HEADS}
+    return tuple(kind for kind in DRAFTERS if kind in names)
+
+
+def _drafters_named(config: Config) -> tuple[str, ...]:
+    """The kinds of drafters that a draft model's repository may hold instead of a whole model."""
+    from headstart.app.speculation import WITH_HEADS
+
+    if config.model.draft_hf_repo and config.speculation.spec_type not in (None, "none"):
+        return drafters_wanted(config)
+    return tuple(kind for kind in DRAFTERS if config.engine.mtp or kind != WITH_HEADS)
+
+
+def _beside(config: Config, target: Path, found: HubFile) -> Path | None:
+    """What the target's repository holds to draft for it, after a download; None if of no use.
+
+    Raises:
+        ModelError: `--spec-type` asks for it and it cannot be had.
+    """
+    from headstart.app.speculation import WITH_HEADS
+    from headstart.engine.heads import read_facts
+
+    facts = read_facts(target)
+    is_heads = found.kind == WITH_HEADS
+    if is_heads and facts.num_heads:
+        return None  # the target's own share its weights
+    try:
+        path = found.fetch()
+    except ModelError as error:
+        if config.speculation.spec_type is not None:
+            raise
+        log.warning("%s is not used: %s", found.path, error)
+        return None
+    if is_heads and (reason := read_facts(path).why_not_heads_of(facts)):
+        log.warning("%s is not used: %s", path, reason)
+        return None
+    log.info("%s was found in the repository of %s and drafts for it", path, target.name)
+    return path
+
+
+def with_heads(config: Config, models: Models) -> tuple[Models, Heads | None]:
+    """The files, and the multi-token heads among them; a file with heads alone is no draft model.
+
+    Raises:
+        ModelError: a file is missing or no GGUF.
+    """
+    from headstart.app.loading import find_heads
+    from headstart.app.speculation import wants_heads
+
+    heads = find_heads(models.target, models.draft) if wants_heads(config) else None
+    if heads is not None and heads.path == models.draft:
+        models = replace(models, draft=None)
+    return models, heads
+
+
+def types_with(config: Config, models: Models, heads: Heads | None) -> tuple[str, ...]:
+    """Names of the speculators to load.
+
+    Raises:
+        ConfigError: they cannot be used together, or with these models.
+    """
+    from headstart.app.speculation import WITH_HEADS, uses_draft_model, wanted_types
+    from headstart.engine.drafters import speculator_for
+
+    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
+    has_heads = heads is not None
+    draft_type = speculator_for(models.draft) if has_draft and models.draft else None
+    if draft_type == WITH_HEADS:
+        raise ConfigError(
+            f"{models.draft} has multi-token heads and nothing else, and they are left out here; "
+            "drop --no-mtp, or leave out --draft-model"
+        )
+    return wanted_types(
+        config.speculation,
+        has_draft_model=has_draft,
+        has_heads=has_heads,
+        draft_type=draft_type,
+    )
+
+
+def draft_used(models: Models, types: tuple[str, ...]) -> Path | None:
+    """The draft model, if somebody drafts with it."""
+    from headstart.app.speculation import needs_draft_model
+
+    return models.draft if needs_draft_model(types) else None

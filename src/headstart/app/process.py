@@ -1,0 +1,67 @@
+"""What the engine process does before it loads a model: its log, its priority, its CPUs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+
+from headstart.config import EngineConfig
+from headstart.config.logs import Logging
+from headstart.types.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+NICENESS = {-1: 5, 0: 0, 1: -5, 2: -10, 3: -20}  # of --prio, as llama.cpp has it
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """Called at the start of the engine process."""
+
+    logging: Logging
+    engine: EngineConfig
+
+    def __call__(self) -> None:
+        self.logging.start()
+        if self.engine.prio and hasattr(os, "setpriority"):
+            _set_priority(self.engine.prio)
+        if cpus := cpus_of(self.engine):
+            os.sched_setaffinity(0, cpus)
+
+
+def _set_priority(priority: int) -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS[priority])
+    except OSError as error:
+        log.warning("--prio %d is not possible for this user: %s", priority, error.strerror)
+
+
+def cpus_of(config: EngineConfig) -> frozenset[int]:
+    """CPUs of --cpu-mask and --cpu-range; empty means all.
+
+    Raises:
+        ConfigError: not a mask, not a range, or CPUs that this process may not use.
+    """
+    wanted: set[int] = set()
+    if config.cpu_mask:
+        if not re.fullmatch(r"(0[xX])?[0-9a-fA-F]+", config.cpu_mask):
+            raise ConfigError(f"--cpu-mask is {config.cpu_mask!r} but must be hexadecimal, as ff")
+        mask = int(config.cpu_mask, 16)
+        wanted |= {number for number in range(mask.bit_length()) if mask >> number & 1}
+    if config.cpu_range:
+        match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", config.cpu_range)
+        if not match or int(match[1]) > int(match[2]):
+            raise ConfigError(f"--cpu-range is {config.cpu_range!r} but must be as 0-3")
+        wanted |= set(range(int(match[1]), int(match[2]) + 1))
+    if not wanted:
+        return frozenset()
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigError("--cpu-mask and --cpu-range need Linux; leave them out")
+    if missing := sorted(wanted - os.sched_getaffinity(0)):
+        raise ConfigError(
+            f"--cpu-mask or --cpu-range names CPU {missing[0]}, which this process may not use; "
+            f"it has {len(os.sched_getaffinity(0))}"
+        )
+    return frozenset(wanted)

@@ -1,0 +1,104 @@
+"""What control learned before: which file holds it, for which models, and why it is not used.
+
+The file is a cache. Without one, the first texts after a start are slower, never different.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headstart.config import Config
+from headstart.control.controller import Controller
+from headstart.control.state import ModelId, claim_state, why_unusable
+from headstart.types.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedControl:
+    """What control knows at the start, and where it keeps what it learns."""
+
+    controller: Controller
+    file: Path | None
+    not_used: str  # why what the file held is not used, if so
+
+
+def load_control(config: Config, models: Mapping[str, Path]) -> SavedControl:
+    """What was learned with these models.
+
+    Args:
+        models: their files by part, "target" and, where one drafts, "draft model".
+
+    Raises:
+        ConfigError: `--spec-state` names a file that was learned for others or cannot be written.
+    """
+    controller, named = Controller(), config.speculation.spec_state
+    if named == "none":
+        return SavedControl(controller, None, "")
+    ids = {part: ModelId.of(file) for part, file in models.items()}
+    path = _default_file(config, models["target"].stem, ids) if named is None else Path(named)
+    reason = why_unusable(path, ids)
+    try:
+        claim_state(path, ids)
+    except OSError as error:
+        if named is not None:
+            raise ConfigError(
+                f"--spec-state {path} cannot be written: {error.strerror or error}; name another "
+                "file, or none"
+            ) from error
+        log.warning("what control learns will not be kept: %s: %s", path, error.strerror or error)
+    reason = controller.load(path) if reason is None else reason
+    if reason:
+        log.warning("what control learned is not used: %s: %s", path, reason)
+    return SavedControl(controller, path, reason or "")
+
+
+# all that cached keys and values depend on, besides the model
+_OF_STATES = (
+    "cache_type_k", "cache_type_v", "swa_full", "lora", "lora_scaled", "control_vector",
+    "control_vector_scaled", "override_kv", "rope_scaling", "rope_scale", "rope_freq_base",
+    "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast",
+    "yarn_beta_slow",
+)  # fmt: skip
+
+
+def slots_place(config: Config, target: Path) -> tuple[Path, str] | None:
+    """Folder in which slots are kept, and what their states depend on; None to keep none."""
+    named = config.scheduler.keep_slots
+    if named in (None, "", "none"):
+        return None
+    settings = [repr(getattr(config.engine, name)) for name in _OF_STATES]
+    identity = "\0".join((ModelId.of(target).digest, *settings))
+    if named == "auto":
+        name = config.model.alias or target.stem
+        digest = hashlib.sha256(f"{name}\0{target}".encode()).hexdigest()[:16]
+        return cache_directory() / "slots" / digest, identity
+    return Path(str(named)), identity
+
+
+def cache_directory() -> Path:
+    """Our folder for what is learned and can be made again."""
+    base = os.environ.get("HEADSTART_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
+
+
+def _default_file(config: Config, name: str, ids: Mapping[str, ModelId]) -> Path:
+    """One file per pair of models, machine and settings that change what a step costs."""
+    facts = [
+        *(model.digest for model in ids.values()),
+        platform.node(),
+        platform.machine(),
+        repr(config.engine),
+        repr(config.draft_engine),
+    ]
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+    return cache_directory() / "control" / f"{name}-{digest}.json"

@@ -1,0 +1,260 @@
+"""From the configuration to working speculators, or the reason why one cannot be used."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig
+from headstart.speculators import SPECULATORS, Speculator
+from headstart.types import DraftMode
+from headstart.types.errors import ConfigError
+
+# What drafts if nobody is named. Recycling is left out: reading its top candidates costs more than
+# it earns.
+AUTO_TYPES: tuple[str, ...] = ("suffix",)
+FIXED_TYPES: tuple[str, ...] = ("ngram-simple",)
+WITH_DRAFT_MODEL = "draft-model"
+WITH_HEADS = "mtp"
+NONE = "none"
+_STATE_BEGINS = b'{"version":'  # of the file that control writes
+
+
+def uses_draft_model(config: Config, *, is_demo: bool, is_given: bool) -> bool:
+    """Whether a draft model takes part; the embedded one only if nothing else was asked for.
+
+    Args:
+        is_demo: the target is the embedded one.
+        is_given: there is a draft model, named or embedded.
+    """
+    named = config.model.draft_model or config.model.draft_hf_repo
+    types = config.speculation.spec_type
+    if is_demo and not named and types is not None:
+        return needs_draft_model(type_names(types))
+    return is_given
+
+
+def needs_draft_model(names: Sequence[str]) -> bool:
+    """Whether one of these speculators drafts with the model of `--draft-model`."""
+    return any(name in SPECULATORS and SPECULATORS[name].needs_draft_model for name in names)
+
+
+def needs_heads(names: Sequence[str]) -> bool:
+    """Whether one of these speculators drafts with the target's multi-token heads."""
+    return any(name in SPECULATORS and SPECULATORS[name].needs_heads for name in names)
+
+
+def wants_heads(config: Config) -> bool:
+    """Whether multi-token heads would be used if there are any."""
+    types = config.speculation.spec_type
+    if not config.engine.mtp or config.speculation.mode is DraftMode.OFF:
+        return False
+    return types is None or needs_heads(type_names(types))
+
+
+def wanted_types(
+    config: SpeculationConfig,
+    *,
+    has_draft_model: bool,
+    has_heads: bool | None = False,
+    draft_type: str | None = None,
+) -> tuple[str, ...]:
+    """Names of the speculators to load, in order of preference.
+
+    Args:
+        config: what was asked for.
+        has_draft_model: there is one.
+        has_heads: so have multi-token heads; None: not known yet.
+        draft_type: the speculator that the draft model's file is for; None: not known yet.
+
+    Raises:
+        ConfigError: an unknown name, a draft model or an option that nothing would use, an option
+            with a value that cannot work, or a state file that is none.
+    """
+    _check_state(config.spec_state)
+    if config.spec == DraftMode.OFF.value or config.spec_type == NONE:
+        return ()
+    if config.spec_type is None:
+        drafter = draft_type or WITH_DRAFT_MODEL
+        models = (drafter,) * has_draft_model + (WITH_HEADS,) * bool(has_heads)
+        if config.spec == DraftMode.FIXED.value:
+            names = models[:1] or FIXED_TYPES
+        else:
+            names = (*AUTO_TYPES, *models)
+    else:
+        may_be_heads = has_heads is None and needs_heads(type_names(config.spec_type))
+        names = _named_types(
+            config.spec_type, has_draft_model=has_draft_model, may_be_unused=may_be_heads
+        )
+        if has_heads is False and needs_heads(names):
+            raise ConfigError(
+                f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or "
+                "--no-mtp leaves them out); leave it out, or name a GGUF with its heads with "
+                "--draft-model"
+            )
+        if has_draft_model and draft_type:
+            _check_draft_type(names, draft_type)
+    options = config.options
+    if has_draft_model and draft_type is None:
+        options = {name: o for name, o in options.items() if not needs_draft_model([name])}
+    _check_options(options, names)
+    return names
+
+
+def type_names(spec_type: str) -> tuple[str, ...]:
+    """The names in a value of `--spec-type`, each once, llama-server's replaced by ours."""
+    names = [name.strip() for name in spec_type.split(",") if name.strip()]
+    return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in names))
+
+
+def capped_options(config: SpeculationConfig) -> list[str]:
+    """What was set by hand and allows longer drafts than are verified, in words."""
+    longest = config.longest_draft(config.mode)
+    if config.mode is DraftMode.OFF:
+        return []
+    return [
+        f"{_flag(name, option)} is {value} but no draft is longer than {longest} tokens; raise "
+        f"--draft-max to {value}"
+        for name, options in config.options.items()
+        for option, value in options.items()
+        if option in _marked(name, "limits_draft") and value > longest
+    ]
+
+
+def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) -> tuple[str, ...]:
+    names = type_names(spec_type)
+    if not names or NONE in names:
+        raise ConfigError(
+            f"--spec-type is {spec_type!r} but must name speculators, or {NONE} alone"
+        )
+    for name in names:
+        if name not in SPECULATORS:
+            raise ConfigError(
+                f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}"
+            )
+    users = [name for name in names if needs_draft_model([name])]
+    if users and not has_draft_model:
+        raise ConfigError(
+            f"--spec-type names {users[0]} but no draft model is given; add --draft-model FILE"
+        )
+    if len(users) > 1:
+        raise ConfigError(
+            f"--spec-type names {' and '.join(users)}, but the draft model has one cache and one "
+            "of them can use it; leave out the others"
+        )
+    if has_draft_model and not (users or may_be_unused):
+        raise ConfigError(
+            f"a draft model is given but --spec-type does not name {WITH_DRAFT_MODEL}; add it "
+            "there or leave out one of them"
+        )
+    return names
+
+
+def _check_draft_type(names: Sequence[str], draft_type: str) -> None:
+    """What a file is good for is decided by what is in it, not by the flag."""
+    wrong = [name for name in names if needs_draft_model([name]) and name != draft_type]
+    if wrong:
+        raise ConfigError(
+            f"--spec-type names {wrong[0]} but the draft model's file is for {draft_type}; name "
+            "that, or leave out --spec-type"
+        )
+
+
+def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Whoever names a corpus or a lookup file wants it to be read; values are checked before a
+    model is loaded.
+    """
+    for name in options.keys() - set(names):
+        for option in options[name]:
+            raise ConfigError(
+                f"{_flag(name, option)} is given but {name} is not among the speculators "
+                f"({', '.join(names)}); add it "
+                f"with --spec-type {','.join([*names, name])} or leave out the flag"
+            )
+    invalid = [name for name in names if SPECULATORS[name].skips_verification]
+    for name in names if invalid else ():
+        for option in _marked(name, "keeps_texts"):
+            if options.get(name, {}).get(option):
+                raise ConfigError(
+                    f"{_flag(name, option)} is given with {invalid[0]}, whose texts are not valid "
+                    "and would be kept there; leave out one of them"
+                )
+    for name in names:
+        _options_of(name, options)
+
+
+def _marked(name: str, mark: str) -> list[str]:
+    """The options of a speculator that carry a mark (see `Speculator.Options`)."""
+    options = SPECULATORS[name].Options if name in SPECULATORS else None
+    return [field.name for field in fields(options or _NoOptions) if field.metadata.get(mark)]
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    """Of a speculator that takes none."""
+
+
+def _flag(speculator: str, option: str) -> str:
+    return f"--spec-{speculator}-{option.replace('_', '-')}"
+
+
+def _check_state(spec_state: str | None) -> None:
+    """The file is replaced when the server stops: it must be absent or one of ours."""
+    if spec_state in (None, NONE):
+        return
+    path = Path(spec_state)
+    try:
+        if path.exists() and not path.is_file():  # a device would be read without end, and replaced
+            raise ConfigError(f"--spec-state {path} is not a regular file; name another, or none")
+        is_ours = not path.exists() or _beginning(path) in (_STATE_BEGINS, b"")
+    except OSError as error:
+        raise ConfigError(
+            f"--spec-state {path} cannot be read: {error.strerror}; name another file"
+        ) from error
+    if not is_ours:
+        raise ConfigError(
+            f"--spec-state {path} is not what headstart writes and would be replaced; name another "
+            "file"
+        )
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_STATE_BEGINS))
+
+
+def make_speculator(
+    name: str, options: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Callable[[], Any]]
+) -> Speculator:
+    """Create a speculator; `parts` holds what its constructor may ask for by parameter name.
+
+    Raises:
+        ConfigError: an option is unknown or has a value that cannot work.
+    """
+    kind = SPECULATORS[name]
+    wanted = [name for name in inspect.signature(kind).parameters if name != "options"]
+    if unknown := [name for name in wanted if name not in parts]:
+        raise ConfigError(
+            f"the constructor of speculator {name} asks for {unknown[0]}; it may ask for options, "
+            f"{', '.join(sorted(parts))}"
+        )
+    arguments = {part: parts[part]() for part in wanted}
+    if (chosen := _options_of(name, options)) is not None:
+        arguments["options"] = chosen
+    return kind(**arguments)
+
+
+def _options_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The speculator's options, checked; None if it has none."""
+    kind = SPECULATORS[name]
+    if kind.Options is None:
+        if options.get(name):
+            raise ConfigError(f"speculator {name} takes no options")
+        return None
+    try:
+        return kind.Options(**options.get(name, {}))
+    except TypeError as error:
+        raise ConfigError(f"speculator {name} does not take that option: {error}") from error

@@ -1,1 +1,0 @@
-"""Prompts that were computed already and are not in the model's cache now."""

@@ -1,0 +1,39 @@
+"""What a server of vectors and scores does besides, or instead of, text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.config.fields import check_at_least, option
+from headstart.types.errors import ConfigError
+
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingConfig:
+    """Embeddings and reranking."""
+
+    embeddings: bool = option(False, "serve embeddings of texts", "--embedding")
+    rerank: bool = option(
+        False, "serve /rerank; needs a model with a classification head", "--reranking"
+    )
+    pooling: str | None = option(
+        None, "how the vectors of a text's tokens become one; default: as the model says",
+        choices=POOLINGS,
+    )  # fmt: skip
+    embd_normalize: int = option(
+        2,
+        "how embeddings are scaled: -1 not at all, 0 the largest number to 32760, 1 taxicab, "
+        "2 Euclidean, above 2 this p-norm",
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "embd_normalize", -1)
+        if self.rerank and self.pooling not in (None, "rank"):
+            raise ConfigError(f"--rerank needs --pooling rank, not {self.pooling}; drop --pooling")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the model turns texts into vectors or scores."""
+        return self.embeddings or self.rerank

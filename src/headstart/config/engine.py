@@ -1,0 +1,320 @@
+"""How models are loaded and run: settings of the engine, for the target and the draft model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from headstart.config.fields import check_at_least, option
+from headstart.types.errors import ConfigError
+
+# tokens; libllama takes no batch larger than the context, and ours are at least so large
+LEAST_CONTEXT = 64
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+# values of the others can only be read by flash attention
+PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
+
+
+MOST_RPC_WORKERS = 16  # libllama's limit
+
+
+def rpc_endpoints(text: str) -> list[tuple[str, int]]:
+    """Host and port of each worker of `--rpc`.
+
+    Raises:
+        ConfigError: it is not HOST:PORT,...
+    """
+    endpoints = []
+    for part in text.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or ":" in host or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
+            raise ConfigError(
+                f"--rpc has {part.strip()!r} but must be HOST:PORT,... with a name or an IPv4 "
+                "address, for instance 192.168.1.20:50052"
+            )
+        endpoints.append((host, int(port)))
+    if len(set(endpoints)) < len(endpoints) or len(endpoints) > MOST_RPC_WORKERS:
+        raise ConfigError(
+            f"--rpc names {len(endpoints)} workers, {len(set(endpoints))} different ones; at most "
+            f"{MOST_RPC_WORKERS}, each once"
+        )
+    return endpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How a model is loaded and run. Built twice: for the target and for the draft model."""
+
+    threads: int | None = option(
+        None, "CPU threads while generating; default: physical cores", "-t"
+    )
+    threads_batch: int | None = option(
+        None, "CPU threads while reading prompts; default: as --threads", "-tb"
+    )
+    gpu_layers: int = option(-1, "layers on the GPU; -1 for all", "-ngl", "--n-gpu-layers")
+    device: str | None = option(
+        None,
+        "devices to use, by name and separated by commas (see `headstart devices`); none = CPU",
+        "-dev",
+    )
+    rpc: str | None = option(
+        None,
+        "machines that compute part of the model: HOST:PORT of each `headstart rpc-worker`, "
+        "separated by commas; their devices are called RPC0, RPC1 ...",
+    )
+    split_mode: str = option(
+        "layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor")
+    )
+    main_gpu: int = option(
+        0, "number of the device, from 0, that holds the model with --split-mode none", "-mg"
+    )
+    tensor_split: str | None = option(
+        None, "share of the model per device, for instance 3,1", "-ts"
+    )
+    cache_type_k: str = option("f16", "type of the cached keys", "-ctk", choices=CACHE_TYPES)
+    cache_type_v: str = option("f16", "type of the cached values", "-ctv", choices=CACHE_TYPES)
+    flash_attn: str = option("auto", "flash attention", "-fa", choices=("auto", "on", "off"))
+    context: int = option(
+        0,
+        "tokens of context in the cache, shared by all slots; 0 = what the model was trained with",
+        "-c",
+        "--ctx-size",
+    )
+    batch: int = option(2048, "maximum tokens in one decode call", "-b", "--batch-size")
+    ubatch: int = option(512, "maximum tokens computed at once", "-ub", "--ubatch-size")
+    swa_full: bool = option(
+        False,
+        "keep the whole context in layers with a sliding window, not only what they can see: "
+        "takes several times the memory, but any prompt can be continued anywhere",
+    )
+    ctx_checkpoints: int = option(
+        32,
+        "maximum states kept per slot whose cache cannot be cut back anywhere (recurrent layers, "
+        "sliding windows), so that an edited history is not read again from the start",
+        "-ctxcp",
+        "--swa-checkpoints",
+    )
+    fit: str = option(
+        "on",
+        "choose what is not set (tokens of context, layers on the GPU, experts on the CPU) so that "
+        "all fits into the memory that is free",
+        "-fit",
+        choices=("on", "off"),
+    )
+    fit_target: int = option(1024, "MiB that --fit leaves free on each device", "-fitt")
+    fit_ctx: int = option(
+        4096, "tokens of context that --fit keeps at least, if the model knows so many", "-fitc"
+    )
+    kv_offload: bool = option(True, "keep the cache on the GPU, where the layers are", "-kvo")
+    op_offload: bool = option(
+        True, "let the GPU compute large batches of layers that are on the CPU"
+    )
+    cpu_moe: bool = option(False, "keep the weights of all experts on the CPU", "-cmoe")
+    n_cpu_moe: int = option(
+        0, "keep the experts' weights of the first N layers on the CPU", "-ncmoe"
+    )
+    override_tensor: str | None = option(
+        None,
+        "where to keep tensors: PATTERN=BUFFER, separated by commas, for instance "
+        "'ffn_.*_exps=CPU'",
+        "-ot",
+    )
+    override_kv: str | None = option(
+        None,
+        "override metadata of the model file: KEY=TYPE:VALUE, separated by commas; types int, "
+        "float, bool, str",
+    )
+    prio: int = option(
+        0, "priority of the engine process: -1 low, 0 normal, 1 medium, 2 high, 3 realtime"
+    )
+    cpu_mask: str | None = option(None, "CPUs that the engine may use, as a hexadecimal mask", "-C")
+    cpu_range: str | None = option(None, "CPUs that the engine may use, as FIRST-LAST", "-Cr")
+    rope_scaling: str | None = option(
+        None,
+        "how positions are scaled; default: as the model says",
+        choices=("none", "linear", "yarn"),
+    )
+    rope_scale: float = option(0.0, "factor by which the context grows; 0 = as the model says")
+    rope_freq_base: float = option(0.0, "base frequency of RoPE; 0 = as the model says")
+    rope_freq_scale: float = option(
+        0.0, "scaling of RoPE's frequencies, 1/--rope-scale; 0 = as the model says"
+    )
+    yarn_orig_ctx: int = option(
+        0, "tokens of context before YaRN; 0 = what the model was trained with"
+    )
+    yarn_ext_factor: float = option(-1.0, "YaRN: mix of extrapolation; below 0 = as the model says")
+    yarn_attn_factor: float = option(-1.0, "YaRN: scale of attention; below 0 = as the model says")
+    yarn_beta_fast: float = option(-1.0, "YaRN: low correction; below 0 = as the model says")
+    yarn_beta_slow: float = option(-1.0, "YaRN: high correction; below 0 = as the model says")
+    lora: str | None = option(None, "LoRA adapter files, separated by commas")
+    lora_scaled: str | None = option(
+        None, "LoRA adapter files with the scale of each: FILE:SCALE, separated by commas"
+    )
+    lora_init_without_apply: bool = option(
+        False, "load the LoRA adapters with a scale of 0; requests and POST /lora-adapters set it"
+    )
+    control_vector: str | None = option(None, "control vector files, separated by commas")
+    control_vector_scaled: str | None = option(
+        None, "control vector files with the scale of each: FILE:SCALE, separated by commas"
+    )
+    repack: bool = option(True, "rearrange weights so that the CPU computes faster", "-repack")
+    check_tensors: bool = option(False, "look for impossible values in the weights when loading")
+    numa: str | None = option(
+        None,
+        "for machines with several memory nodes: distribute the work over all, isolate it on the "
+        "node where it starts, or leave it to numactl",
+        choices=("distribute", "isolate", "numactl"),
+    )
+    mtp: bool = option(
+        True,
+        "load the model's multi-token heads if it has some, in its file or in one beside it "
+        "(mtp-*, also in --hf-repo), and draft with them where it pays",
+    )
+    mmap: bool = option(True, "map the model file into memory instead of reading it")
+    mlock: bool = option(False, "keep the model in RAM")
+    deterministic: bool = option(
+        False,
+        "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)",
+    )
+
+    def __post_init__(self) -> None:
+        if self.context:  # 0: as trained
+            check_at_least(self, "context", LEAST_CONTEXT)
+        if self.rpc:
+            rpc_endpoints(self.rpc)
+            if self.deterministic:
+                raise ConfigError(
+                    "--deterministic needs the reference kernels of this machine's CPU, and a "
+                    "worker of --rpc computes with its own; drop one of the two"
+                )
+        check_at_least(self, "batch", 2)
+        check_at_least(self, "ubatch", 2)
+        check_at_least(self, "gpu_layers", -1)
+        if not -1 <= self.prio <= 3:
+            raise ConfigError(f"--prio is {self.prio} but must be from -1 to 3")
+        for name in ("ctx_checkpoints", "fit_target", "n_cpu_moe", "yarn_orig_ctx", "rope_scale"):
+            check_at_least(self, name, 0)
+        for name in ("rope_freq_base", "rope_freq_scale"):
+            check_at_least(self, name, 0)
+        check_at_least(self, "fit_ctx", LEAST_CONTEXT)
+        if self.rope_scale and self.rope_freq_scale:
+            raise ConfigError("--rope-scale and --rope-freq-scale say the same; leave one out")
+        for name in ("threads", "threads_batch"):
+            if getattr(self, name) is not None:
+                check_at_least(self, name, 1)
+        if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
+            raise ConfigError(
+                f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEngineConfig:
+    """What may differ for the draft model; None means as for the target."""
+
+    draft_threads: int | None = option(
+        None,
+        "CPU threads of the draft model while drafting",
+        "-td",
+        "--threads-draft",
+        "--spec-draft-threads",
+    )
+    draft_threads_batch: int | None = option(
+        None,
+        "CPU threads of the draft model while reading prompts",
+        "-tbd",
+        "--threads-batch-draft",
+        "--spec-draft-threads-batch",
+    )
+    draft_gpu_layers: int | None = option(
+        None,
+        "layers of the draft model on the GPU; -1 for all",
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        "--spec-draft-ngl",
+    )
+    draft_device: str | None = option(
+        None, "devices of the draft model", "-devd", "--device-draft", "--spec-draft-device"
+    )
+    draft_cache_type_k: str | None = option(
+        None,
+        "type of the draft model's cached keys",
+        "-ctkd",
+        "--cache-type-k-draft",
+        "--spec-draft-type-k",
+        choices=CACHE_TYPES,
+    )
+    draft_cache_type_v: str | None = option(
+        None,
+        "type of the draft model's cached values",
+        "-ctvd",
+        "--cache-type-v-draft",
+        "--spec-draft-type-v",
+        choices=CACHE_TYPES,
+    )
+    draft_override_tensor: str | None = option(
+        None,
+        "as --override-tensor, for the draft model",
+        "-otd",
+        "--override-tensor-draft",
+        "--spec-draft-override-tensor",
+    )
+    draft_cpu_moe: bool = option(
+        False,
+        "keep the weights of all of the draft model's experts on the CPU",
+        "-cmoed",
+        "--cpu-moe-draft",
+        "--spec-draft-cpu-moe",
+    )
+    draft_n_cpu_moe: int = option(
+        0,
+        "as --n-cpu-moe, for the draft model",
+        "-ncmoed",
+        "--n-cpu-moe-draft",
+        "--spec-draft-n-cpu-moe",
+        "--spec-draft-ncmoe",
+    )
+    draft_context: int | None = option(
+        None, "tokens of context of the draft model", "-cd", "--ctx-size-draft"
+    )
+
+    def applied_to(self, base: EngineConfig, parallel: int) -> EngineConfig:
+        """The target's settings with these on top; no more context than the target has.
+
+        What is said of the target's tensors, keys and adapters does not hold for another model.
+        """
+        cells = base.context * (parallel if base.deterministic else 1)
+        return replace(
+            base,
+            threads=self.draft_threads or base.threads,
+            threads_batch=self.draft_threads_batch or base.threads_batch,
+            gpu_layers=base.gpu_layers if self.draft_gpu_layers is None else self.draft_gpu_layers,
+            device=self.draft_device or base.device,
+            # A draft model's steps would take a round trip each. Where it was named a remote
+            # device, that one is known by then.
+            rpc=None,
+            tensor_split=None if self.draft_device else base.tensor_split,
+            cache_type_k=self.draft_cache_type_k or base.cache_type_k,
+            cache_type_v=self.draft_cache_type_v or base.cache_type_v,
+            context=self.draft_context or cells,
+            batch=512,
+            deterministic=False,
+            swa_full=True,  # it takes back the tokens of many decodes
+            ctx_checkpoints=8,  # of recurrent layers: states to go back to after a rejection
+            mtp=False,
+            cpu_moe=self.draft_cpu_moe,
+            n_cpu_moe=self.draft_n_cpu_moe,
+            override_tensor=self.draft_override_tensor,
+            override_kv=None,
+            lora=None,
+            lora_scaled=None,
+            control_vector=None,
+            control_vector_scaled=None,
+        )
+
+    def __post_init__(self) -> None:
+        least = {"threads": 1, "threads_batch": 1, "gpu_layers": -1, "context": LEAST_CONTEXT}
+        for name, minimum in least.items():
+            if getattr(self, f"draft_{name}") is not None:
+                check_at_least(self, f"draft_{name}", minimum)

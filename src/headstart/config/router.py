@@ -1,0 +1,36 @@
+"""Several models behind one server: settings of the router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.config.fields import check_at_least, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Which models there are, and how many of them are loaded at once."""
+
+    models_dir: str | None = option(
+        None,
+        "without --model: serve each GGUF file of this folder under its name, and each folder in "
+        "it that holds one, by the model that a request names",
+    )
+    models_preset: str | None = option(
+        None,
+        "without --model: INI file with a section of flags for each model, and [*] for all of "
+        "them; with it: one section, whose flags are used",
+    )
+    models_max: int = option(
+        4, "models that are loaded at the same time, besides that they have to fit; 0 = any number"
+    )
+    models_autoload: bool = option(True, "load a model when a request names it")
+    models_memory: str | None = option(
+        None,
+        "MiB that all loaded models may take together, of main memory or by device: 16000, or "
+        "main=16000,CUDA0=22000; default: what is free when the first one is loaded, less "
+        "--fit-target",
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "models_max", 0)

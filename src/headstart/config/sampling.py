@@ -1,0 +1,96 @@
+"""What a request gets that does not say: llama-server's sampling flags.
+
+None means: what the model file recommends (`general.sampling.*`), else llama-server's default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.config.fields import option
+from headstart.types.errors import ConfigError
+
+__all__ = ["SamplingConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """Defaults of requests; ranges are checked as those of a request."""
+
+    predict: int = option(-1, "maximum tokens of an answer; -1 for no limit", "-n")
+    seed: int = option(-1, "seed of the random numbers; -1 picks a new one for each request", "-s")
+    temp: float | None = option(None, "temperature; 0 always takes the likeliest token (0.8)")
+    top_k: int | None = option(None, "sample from the k likeliest tokens; 0 from all (40)")
+    top_p: float | None = option(
+        None, "sample from the likeliest tokens that together have this probability (0.95)"
+    )
+    min_p: float | None = option(
+        None, "drop tokens less likely than this share of the likeliest (0.05)"
+    )
+    typical_p: float | None = option(None, "locally typical sampling; 1 is off (1)")
+    top_n_sigma: float | None = option(
+        None, "drop logits this many standard deviations below the best; -1 is off (-1)"
+    )
+    xtc_probability: float | None = option(None, "how often XTC drops the best tokens (0)")
+    xtc_threshold: float | None = option(
+        None, "least probability of the tokens that XTC drops (0.1)"
+    )
+    dynatemp_range: float | None = option(None, "how much the temperature varies (0)")
+    dynatemp_exp: float | None = option(None, "exponent of the varying temperature (1)")
+    repeat_last_n: int | None = option(
+        None, "tokens that penalties look back on; 0 is off, -1 the whole context (64)"
+    )
+    repeat_penalty: float | None = option(None, "penalty for repeated tokens; 1 is off (1)")
+    presence_penalty: float | None = option(None, "subtracted from tokens seen before (0)")
+    frequency_penalty: float | None = option(
+        None, "subtracted from tokens for each time they were seen (0)"
+    )
+    dry_multiplier: float | None = option(None, "strength of DRY against repetition; 0 is off (0)")
+    dry_base: float | None = option(None, "base of DRY's penalty (1.75)")
+    dry_allowed_length: int | None = option(None, "repetitions up to this length cost nothing (2)")
+    dry_penalty_last_n: int | None = option(
+        None, "tokens that DRY looks back on; 0 is off, -1 the whole context (-1)"
+    )
+    dry_sequence_breaker: str | None = option(
+        None,
+        'text that ends a repetition for DRY, instead of \\n, :, " and *; repeatable; none: no '
+        "text ends one",
+    )
+    samplers: str | None = option(
+        None,
+        "samplers in order, with semicolons between them "
+        "(penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)",
+    )
+    sampler_seq: str | None = option(None, "--samplers with one letter for each (edskypmxt)")
+    ignore_eos: bool = option(False, "continue where the model would end")
+    logit_bias: str | None = option(
+        None, "logit biases as ID+BIAS or ID-BIAS, with commas between them; repeatable", "-l"
+    )
+    reverse_prompt: str | None = option(
+        None, "text that ends an answer if the request names no stop; repeatable", "-r"
+    )
+    grammar: str | None = option(
+        None,
+        "grammar (GBNF, or Lark after %llguidance) that every answer has whose request demands "
+        "no form of its own and offers no tools",
+    )
+    grammar_file: str | None = option(None, "the same from a file")
+    json_schema: str | None = option(
+        None, "JSON schema that such answers have; {} for any JSON", "-j"
+    )
+    json_schema_file: str | None = option(None, "the same from a file", "-jf")
+    escape: bool = option(
+        True, "read \\n, \\t and the like in --reverse-prompt and --dry-sequence-breaker", "-e"
+    )
+
+    def __post_init__(self) -> None:
+        if self.predict < -2:
+            raise ConfigError(
+                f"--predict is {self.predict} but must be 0 or more, or -1 for no limit"
+            )
+        forms = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+        given = [f"--{name.replace('_', '-')}" for name in forms if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both say what form answers have; use one")
+        if self.samplers is not None and self.sampler_seq is not None:
+            raise ConfigError("--samplers and --sampler-seq are two ways to say one thing; use one")

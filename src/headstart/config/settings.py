@@ -1,0 +1,349 @@
+"""Everything that can be set, once: names, defaults, flags and help.
+
+The command line, the environment names (HEADSTART_<FIELD>), the table in docs/flags.md and
+`--print-config` are generated from these fields. A field's flag is `--field-name`; `aliases` add
+the spellings that llama-server's users type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.config.chat import ChatConfig
+from headstart.config.embedding import EmbeddingConfig
+from headstart.config.engine import PLAIN_CACHE_TYPES, DraftEngineConfig, EngineConfig
+from headstart.config.fields import check_at_least, option
+from headstart.config.logs import LogConfig
+from headstart.config.router import RouterConfig
+from headstart.config.sampling import SamplingConfig
+from headstart.config.tools import ToolsConfig
+from headstart.types import DraftMode
+from headstart.types.errors import ConfigError
+
+# tokens a step
+DEFAULT_DRAFT_MAX = {DraftMode.FIXED: 16, DraftMode.AUTO: 32, DraftMode.OFF: 0}
+# llama-server's names of what is called otherwise here
+SPECULATOR_ALIASES = {
+    "draft-simple": "draft-model",
+    "draft-mtp": "mtp",
+    "draft-eagle3": "eagle3",
+    "draft-dflash": "dflash",
+    "draft-dspark": "dspark",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Where the target model comes from."""
+
+    model: str | None = option(
+        None,
+        "GGUF file of the target model (first part of a split one); the embedded demo model if "
+        "absent",
+        "-m",
+    )
+    hf_repo: str | None = option(
+        None, "target model from the Hugging Face hub: user/repo[:quant]", "-hf", "-hfr"
+    )
+    hf_file: str | None = option(None, "file in --hf-repo, instead of choosing by quant", "-hff")
+    hf_token: str | None = option(
+        None, "access token of the hub (also HF_TOKEN)", "-hft", secret=True
+    )
+    offline: bool = option(False, "never use the network; take models from the cache only")
+    draft_model: str | None = option(
+        None,
+        "GGUF file of a draft model; naming one is enough to use it",
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+    )
+    draft_hf_repo: str | None = option(
+        None,
+        "draft model from the hub: user/repo[:quant]",
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+        "--spec-draft-hf",
+    )
+    alias: str | None = option(
+        None, "model name that the API shows; several separated by commas", "-a"
+    )
+    tags: str | None = option(None, "words about the model in /v1/models, separated by commas")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one worker."""
+
+    parallel: int = option(4, "slots: requests generated at the same time", "-np", "--num-slots")
+    max_queue: int = option(256, "requests that may wait before new ones get 503")
+    prefill_chunk: int = option(
+        256,
+        "prompt tokens that a step always may read while others generate; where a processor "
+        "computes attention, up to 63 more or fewer, so that no tile of 64 rows has few",
+    )
+    prefill_ms: float = option(
+        100.0,
+        "milliseconds of a step up to which it reads more prompt tokens than --prefill-chunk: how "
+        "long those who generate wait for one token",
+    )
+    checkpoint_min_step: int = option(
+        1024,
+        "prompt tokens between two checkpoints (see --ctx-checkpoints); the ends of the first and "
+        "of the last message get one in any case",
+        "-cms",
+    )
+    kv_unified: bool = option(
+        True,
+        "each request may use all of the context that the slots share; off: its slot's share only, "
+        "so that none has to wait for another's room",
+        "-kvu",
+    )
+    kv_unified_per_slot: int = option(
+        0, "most tokens of one request, prompt and answer; 0 for no limit besides the context"
+    )
+    cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
+    share_prompts: bool = option(
+        False,
+        "reuse prompts over API keys too; whoever has a key can then find out what others wrote",
+    )
+    cache_reuse: int = option(
+        0,
+        "smallest piece of a kept prompt, in tokens, that is moved to where a new prompt has it; "
+        "faster, but such an answer may differ a little; 0 moves none",
+    )
+    context_shift: bool = option(
+        False,
+        "where a text fills the context, drop its older half and go on; without it the text ends "
+        "there",
+    )
+    keep: int = option(
+        0, "tokens at the beginning of a text that --context-shift never drops; -1: its prompt"
+    )
+    keep_slots: str | None = option(
+        None,
+        "folder in which what the slots hold is kept while the model is not loaded (sleeping, "
+        "unloaded by a router, stopped), so that it comes back with it; auto: one in the cache "
+        "folder, as each model of a router has; none: keep nothing. Default: none",
+    )
+    cache_ram: int = option(
+        8192,
+        "maximum MiB of main memory for prompts that lose their place in the cache, and never "
+        "more than half of what is free; 0 keeps none",
+        "-cram",
+    )
+    cache_idle_slots: bool = option(
+        True,
+        "when a request comes, move the prompts of idle slots to main memory (see --cache-ram), "
+        "so that attention has fewer cells to look at; on a processor only",
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "parallel", 1)
+        check_at_least(self, "cache_ram", 0)
+        check_at_least(self, "cache_reuse", 0)
+        check_at_least(self, "keep", -1)
+        check_at_least(self, "kv_unified_per_slot", 0)
+        check_at_least(self, "max_queue", 0)
+        check_at_least(self, "prefill_chunk", 1)
+        check_at_least(self, "prefill_ms", 0)
+        check_at_least(self, "checkpoint_min_step", 1)
+        if self.parallel > 250:
+            raise ConfigError(
+                f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Which speculators draft and how far."""
+
+    spec: str | None = option(
+        None,
+        "auto: draft where it pays; fixed: always draft up to --draft-max; off. Default: auto",
+        choices=tuple(m.value for m in DraftMode),
+    )
+    spec_type: str | None = option(
+        None,
+        "speculators in order of preference, separated by commas, or none (see "
+        "docs/speculators.md)",
+    )
+    draft_max: int | None = option(
+        None,
+        "maximum draft tokens per step, for all speculators (default 16; with auto an upper limit, "
+        "default 32)",
+        "--draft",
+        "--draft-n",
+        "--spec-draft-n-max",
+    )
+    draft_min: int = option(
+        0, "drop drafts of fewer tokens than this", "--draft-n-min", "--spec-draft-n-min"
+    )
+    draft_p_min: float = option(
+        0.0,
+        "a draft model stops before a token less likely than this (0 to 1)",
+        "--spec-draft-p-min",
+    )
+    spec_replace: str | None = option(
+        None,
+        "rewrite a marker of the target (TARGET) into one of a draft model with another chat "
+        "template (DRAFT), "
+        "for instance '<start_of_turn>user' '<|im_start|>user'; repeatable (elsewhere: one 'TARGET "
+        "=> DRAFT' a line)",
+    )
+    spec_state: str | None = option(
+        None,
+        "file that keeps what control learned for the next start; none: keep nothing. Default: in "
+        "the cache folder",
+    )
+    options: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # of speculators, by name: --spec-<name>-<option>
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "draft_min", 0)
+        if self.draft_max is not None:
+            check_at_least(self, "draft_max", 0)
+        longest = self.longest_draft(self.mode)
+        if self.mode is not DraftMode.OFF and self.draft_min > longest:
+            raise ConfigError(
+                f"--draft-min is {self.draft_min} but no draft is longer than {longest} tokens; "
+                "lower it or raise "
+                "--draft-max"
+            )
+        if not 0.0 <= self.draft_p_min <= 1.0:
+            raise ConfigError(f"--draft-p-min is {self.draft_p_min} but must be from 0 to 1")
+
+    @property
+    def mode(self) -> DraftMode:
+        """What requests get that do not say otherwise."""
+        return DraftMode(self.spec) if self.spec else DraftMode.AUTO
+
+    def longest_draft(self, mode: DraftMode) -> int:
+        """Most draft tokens a step in this mode."""
+        return DEFAULT_DRAFT_MAX[mode] if self.draft_max is None else self.draft_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = option(
+        "127.0.0.1",
+        "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
+    )
+    port: int = option(8080, "port to listen on; 0 picks a free one")
+    reuse_port: bool = option(False, "let other processes listen on the same port")
+    api_prefix: str = option("", "prefix of all paths, for instance /llm")
+    ssl_key_file: str | None = option(None, "file with the private key for HTTPS, in PEM format")
+    ssl_cert_file: str | None = option(None, "file with the certificate for HTTPS, in PEM format")
+    api_key: str | None = option(
+        None, "key that clients must send; several separated by commas", secret=True
+    )
+    api_key_file: str | None = option(
+        None, "file with one key a line; lines that start with # are comments"
+    )
+    allowed_hosts: str | None = option(
+        None,
+        "without an API key: host names, separated by commas, under which the server may be asked "
+        "besides localhost, addresses, names without a dot and this machine's; * for any",
+    )
+    cors_origins: str | None = option(
+        None,
+        "origins, separated by commas, whose web pages may use the server; localhost for those of "
+        "this machine, * for any. Default: any if there is an API key, else its own page only; "
+        "localhost with --tools or MCP servers",
+    )
+    cors_methods: str = option(
+        "GET, POST, DELETE, OPTIONS", "methods that pages of --cors-origins may use"
+    )
+    cors_headers: str = option(
+        "*", "request headers that such pages may send, separated by commas; * for all"
+    )
+    cors_credentials: bool = option(
+        True,
+        "let such pages send credentials; without them the answer to any page (*) names no origin",
+    )
+    max_connections: int = option(
+        1000, "open connections; beyond them the longest idle one is closed, or new ones get 503"
+    )
+    chat_template: str | None = option(
+        None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
+    )
+    chat_template_file: str | None = option(None, "file with a Jinja chat template")
+    sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
+    max_body_mb: int = option(4, "largest accepted request body in MiB")
+    timeout: int = option(
+        3600,
+        "seconds after which an idle connection is closed; at most 30 for the head of a request, "
+        "60 for the next piece of its body or for a client that does not read",
+        "-to",
+    )
+    sleep_idle_seconds: int = option(
+        -1,
+        "seconds without a request after which the model leaves memory, until the next request; "
+        "-1 never",
+    )
+    page: bool = option(True, "serve the page at /", "--webui", "--ui")
+    path: str | None = option(None, "folder with another page to serve at /, instead of ours")
+    slots: bool = option(True, "serve /slots")
+    slot_save_path: str | None = option(
+        None, "folder for POST /slots/{id}?action=save and restore; without it these are refused"
+    )
+    metrics: bool = option(True, "serve /metrics")
+    props: bool = option(False, "accept POST /props")
+    tenant_header: str | None = option(
+        None,
+        "header in which a proxy that has the API key names whose request it is, which keeps apart "
+        "what tenants learn of each other as keys do; without it each key is a tenant",
+    )
+    log_level: str = option(
+        "info", "how much to log", choices=("debug", "info", "warning", "error")
+    )
+    verbose: bool = option(False, "as --log-level debug", "-v", "--log-verbose")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port} but must be from 0 to 65535")
+        check_at_least(self, "max_body_mb", 1)
+        check_at_least(self, "max_connections", 1)
+        check_at_least(self, "timeout", 1)
+        check_at_least(self, "sleep_idle_seconds", -1)
+        if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
+            raise ConfigError(
+                f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "
+                "or -1 for none"
+            )
+        if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
+            raise ConfigError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
+        if self.api_prefix and not self.api_prefix.startswith("/"):
+            raise ConfigError(
+                f"--api-prefix is {self.api_prefix!r} but must start with a slash, as /llm"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All of it, composed: each part is handed only to those who need it."""
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    draft_engine: DraftEngineConfig = field(default_factory=DraftEngineConfig)
+    scheduler: SchedulerConfig = SchedulerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    server: ServerConfig = ServerConfig()
+    router: RouterConfig = field(default_factory=RouterConfig)
+    tools: ToolsConfig = field(default_factory=ToolsConfig)
+
+    def __post_init__(self) -> None:
+        draft_type = self.draft_engine.draft_cache_type_v
+        if draft_type not in (None, *PLAIN_CACHE_TYPES) and self.engine.flash_attn == "off":
+            raise ConfigError(
+                f"--draft-cache-type-v {draft_type} needs flash attention; drop --flash-attn off"
+            )

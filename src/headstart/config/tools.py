@@ -1,0 +1,38 @@
+"""Tools that the server runs for its clients, and the proxy for pages: off unless asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.config.fields import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsConfig:
+    """What the server does on its machine for whoever may use it."""
+
+    tools: str | None = option(
+        None,
+        "built-in tools that clients may run on this machine, separated by commas, or all: "
+        "read_file, file_glob_search, grep_search, exec_shell_command, write_file, edit_file, "
+        "get_info. Whoever reaches the server can then read and write files and run programs as "
+        "its user (docs/security.md)",
+    )
+    tools_runtime: str | None = option(
+        None,
+        "where the built-in tools work instead of on this machine: docker:IMAGE or podman:IMAGE "
+        "for a container that is started, used for all calls and removed at the end, "
+        "docker-container:ID or podman-container:ID for one that runs, ssh:TARGET for another host",
+    )
+    mcp_servers_config: str | None = option(
+        None,
+        'JSON file with MCP servers, {"mcpServers": {NAME: {"command", "args", "env", "cwd", '
+        '"timeout_ms"}}}; their tools are offered to clients as NAME_TOOL',
+    )
+    mcp_servers_json: str | None = option(None, "the same as text")
+    ui_mcp_proxy: bool = option(
+        False,
+        "pass requests of pages on to any address (/cors-proxy), so that they reach MCP servers "
+        "that do not let them. Whoever reaches the server then reaches what it reaches",
+    )
+    agent: bool = option(False, "the same as --tools all --ui-mcp-proxy")

@@ -1,0 +1,140 @@
+"""What a model takes of each device: measured without loading its weights.
+
+libllama makes model and context as it would, but allocates nothing, and tells what it would have
+allocated. That is the estimate; asked of a real context, the same numbers are what it took.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from ctypes import c_bool, c_char_p, c_uint64, c_void_p
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headstart.config import EngineConfig
+from headstart.engine import library
+from headstart.engine.library import api, ggml_base_library, prototype
+from headstart.engine.parameters import Facts, Limits, context_params, model_params
+from headstart.types.errors import ModelError
+
+HOST = "main memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Bytes of one device that a model takes."""
+
+    weights: int = 0
+    cache: int = 0
+    compute: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.compute
+
+    def __add__(self, other: Use) -> Use:
+        return Use(
+            self.weights + other.weights, self.cache + other.cache, self.compute + other.compute
+        )
+
+
+Uses = dict[str, Use]  # by the device's name; HOST for all that the processor computes with
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What libllama would make of a model, and what that takes."""
+
+    facts: Facts
+    uses: Uses
+    num_experts: int
+
+
+def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured | None:
+    """What this model would take; None where this build of libllama does not tell.
+
+    Raises:
+        ModelError: libllama cannot make it.
+        ConfigError: settings that contradict each other or the model.
+    """
+    if not can_measure():
+        return None
+    library.start(config.numa)
+    params, keep = model_params(config)
+    params.no_alloc, params.load_mode = True, 0
+    with library.muted():
+        model = api.llama_model_load_from_file(str(path).encode(), params)
+        del keep
+        if not model:
+            raise ModelError(f"cannot read {path}: {library.take_errors() or 'no reason given'}")
+        try:
+            facts = Facts.of(model)
+            settings = context_params(facts, config, limits, context)
+            settings.ctx_type = int(limits.is_heads)
+            made = api.llama_init_from_model(model, settings)
+            reason = library.take_errors() or "libllama gave no reason"
+            if made:
+                uses = uses_of(made)
+                api.llama_free(made)
+            elif limits.reads_states:  # it needs the target's context; its own is small
+                uses = {HOST: Use(weights=path.stat().st_size)}
+            else:
+                raise ModelError(f"cannot make a context of {context} tokens for {path}: {reason}")
+        finally:
+            num_experts = _num_experts(model)
+            api.llama_model_free(model)
+    outputs = 4 * settings.n_outputs_max * facts.vocab_size  # logits are read in main memory
+    uses[HOST] = uses.get(HOST, Use()) + Use(compute=outputs)
+    if limits.shares_weights:
+        uses = {name: replace(use, weights=0) for name, use in uses.items()}
+    return Measured(facts, uses, num_experts)
+
+
+def can_measure() -> bool:
+    """Whether `uses_of` knows how this platform returns what it asks for."""
+    is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+    return is_known and hasattr(api._lib, _BREAKDOWN)
+
+
+_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
+
+
+def uses_of(context: Any) -> Uses:
+    """What a context and its model take, by device.
+
+    Not in the public API: a C++ function that returns a std::map. It is built in memory of ours, as
+    the x86-64 ABI has it, and read as libstdc++ lays it out.
+    """
+    base = ggml_base_library()
+    ask = prototype(api._lib, _BREAKDOWN, c_void_p, c_void_p, c_void_p)
+    is_host = prototype(base, "ggml_backend_buft_is_host", c_bool, c_void_p)
+    device_of = prototype(base, "ggml_backend_buft_get_device", c_void_p, c_void_p)
+    name_of = prototype(base, "ggml_backend_dev_name", c_char_p, c_void_p)
+    header = (c_uint64 * 6)()  # comparator; colour, root, first, last; number of nodes
+    ask(ctypes.addressof(header), context)
+    uses: Uses = {}
+    pending = [header[2]]
+    while pending:
+        if not (address := pending.pop()):
+            continue
+        node = (c_uint64 * 8).from_address(address)  # colour, parent, left, right; key; 3 values
+        pending += [node[2], node[3]]
+        device = None if is_host(node[4]) else device_of(node[4])
+        name = name_of(device).decode() if device else HOST
+        uses[name] = uses.get(name, Use()) + Use(node[5], node[6], node[7])
+    return uses
+
+
+def _num_experts(model: Any) -> int:
+    buffer = ctypes.create_string_buffer(64)
+    architecture = ctypes.create_string_buffer(64)
+    api.llama_model_meta_val_str(model, b"general.architecture", architecture, 64)
+    key = architecture.value + b".expert_count"
+    found = api.llama_model_meta_val_str(model, key, buffer, 64)
+    return int(buffer.value) if found > 0 and buffer.value.isdigit() else 0
+
+
+__all__ = ["HOST", "Measured", "Use", "Uses", "can_measure", "measure", "uses_of"]

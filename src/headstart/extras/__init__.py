@@ -1,0 +1,1 @@
+"""What a plain server never imports."""

@@ -1,0 +1,121 @@
+"""One Headstart server of a replica: a process tree that ends with the process that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import httpx2
+
+from headstart.app.parent import VARIABLE
+from headstart.gateway.router.child import TENANT_HEADER
+from headstart.types.errors import ModelError
+
+IDLE_LOOKS = 3  # in a row that must show no request, before a server counts as idle
+LOOK_SECONDS = 0.3  # reports of a server are up to 0.25 s old
+STOP_SECONDS = 20.0  # after SIGTERM
+
+
+class ServerChild:
+    """`headstart serve` on one address of this machine, with a key."""
+
+    def __init__(self, arguments: Sequence[str], *, host: str, key: str) -> None:
+        """Start it; `wait` tells when it can answer."""
+        self.url = ""
+        self._failure = ""
+        self._ready = threading.Event()
+        self._ours, theirs = socket.socketpair()
+        own = (f"--host={host}", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page")
+        number = theirs.fileno()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "headstart", "serve", *arguments, *own],
+                env=os.environ | {VARIABLE: str(number), "HEADSTART_API_KEY": key},
+                stdin=subprocess.DEVNULL,
+                pass_fds=(number,),
+                start_new_session=True,
+            )
+        self._client = httpx2.Client(
+            headers={"Authorization": f"Bearer {key}"}, timeout=5, trust_env=False
+        )
+        threading.Thread(target=self._listen, name="headstart-child", daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._ours.makefile() as lines:
+            for line in lines:
+                state = json.loads(line)
+                self.url = state.get("url", self.url)
+                self._failure = state.get("message", "") if state["state"] == "failed" else ""
+                if self.url:
+                    self._ready.set()
+        self._ready.set()
+
+    def wait(self) -> None:
+        """Return when it can answer.
+
+        Raises:
+            ModelError: it ended instead.
+        """
+        self._ready.wait()
+        if not self.url:
+            code = self._process.wait()
+            raise ModelError(
+                self._failure or f"headstart serve ended with exit code {code}; its log says why"
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the server, which leads a session of its own."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def counts(self) -> tuple[int, int]:
+        """Requests that run, and that wait.
+
+        Raises:
+            httpx2.HTTPError: it does not answer.
+        """
+        names = {"llamacpp:requests_processing": 0, "llamacpp:requests_deferred": 0}
+        for line in self._client.get(f"{self.url}/metrics").raise_for_status().text.splitlines():
+            name, _, value = line.partition(" ")
+            if name in names:
+                names[name] = int(float(value))
+        running, waiting = names.values()
+        return running, waiting
+
+    def is_healthy(self) -> bool:
+        """Whether it takes requests."""
+        with contextlib.suppress(httpx2.HTTPError):
+            return self._client.get(f"{self.url}/health").status_code == 200
+        return False
+
+    def drain(self, seconds: float) -> None:
+        """Wait until nothing runs there any more, no longer than this."""
+        deadline, num_idle = time.monotonic() + seconds, 0
+        while num_idle < IDLE_LOOKS and time.monotonic() < deadline and self.is_running:
+            with contextlib.suppress(httpx2.HTTPError):
+                num_idle = num_idle + 1 if self.counts() == (0, 0) else 0
+            time.sleep(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """End it and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._ours.close()
+        self._client.close()

@@ -1,0 +1,140 @@
+"""Puts gateways and replicas on a Ray cluster, and takes them away again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+from headstart.config import ServerConfig
+from headstart.extras.cluster.options import ClusterOptions
+from headstart.types.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+APPLICATION, REPLICAS, GATEWAY = "headstart", "Replica", "Gateway"
+METRICS_SECONDS = 1.0  # between two counts of a replica's requests
+MANY = 100_000  # requests at once, which we limit ourselves
+SECONDS_BEFORE_KILL = 60.0  # for a replica to end, after its answers
+
+
+def secure(environment: MutableMapping[str, str]) -> None:
+    """Have Ray ask for a token and tell nobody about us; must come before ray is imported."""
+    environment.setdefault("RAY_AUTH_MODE", "token")
+    environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if environment["RAY_AUTH_MODE"] != "token":
+        log.warning(
+            "RAY_AUTH_MODE is %r: whoever reaches Ray's ports can run programs on all machines of "
+            "the cluster; unset it to have Ray ask for a token",
+            environment["RAY_AUTH_MODE"],
+        )
+
+
+def application(
+    options: ClusterOptions, server: ServerConfig, arguments: Sequence[str], key: str
+) -> Any:
+    """The Serve application; `key` is what replicas are asked with."""
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    from headstart.extras.cluster.gateway import GatewayActor, GatewaySettings, routing_limits
+    from headstart.extras.cluster.replica import ReplicaActor, ReplicaSettings
+
+    settings = ReplicaSettings(tuple(arguments), key, options.drain_seconds)
+    policy = AutoscalingPolicy(
+        policy_function="headstart.extras.cluster.scaling:ScalingPolicy",
+        policy_kwargs={"target_requests": options.target_requests},
+    )
+    replicas = serve.deployment(
+        name=REPLICAS,
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=options.min_replicas,
+            max_replicas=options.max_replicas,
+            upscale_delay_s=options.scale_up_seconds,
+            downscale_delay_s=options.scale_down_seconds,
+            metrics_interval_s=METRICS_SECONDS,
+            look_back_period_s=max(2 * METRICS_SECONDS, options.scale_up_seconds),
+            policy=policy,
+        ),
+        ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus},
+        max_ongoing_requests=MANY,
+        graceful_shutdown_timeout_s=options.drain_seconds + SECONDS_BEFORE_KILL,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=2.0,
+    )(ReplicaActor)
+    limits = routing_limits(options.retries, options.max_waiting)
+    gateway = serve.deployment(
+        name=GATEWAY,
+        num_replicas=options.gateways,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MANY,
+        graceful_shutdown_timeout_s=options.drain_seconds,
+        health_check_period_s=2.0,
+    )(serve.ingress()(GatewayActor))
+    gateway_settings = GatewaySettings(server, settings, limits, options.health_seconds)
+    return gateway.bind(gateway_settings, replicas.bind(settings))
+
+
+def connect(options: ClusterOptions) -> None:
+    """Join the Ray cluster, or start one on this machine.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no such cluster.
+    """
+    secure(os.environ)
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "headstart cluster needs Ray; install it with: pip install 'headstart[cluster]'"
+        ) from None
+    try:
+        if options.ray_address:
+            ray.init(address=options.ray_address, log_to_driver=False)
+        else:
+            ray.init(include_dashboard=False, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ConfigError(f"the Ray cluster cannot be used: {error}") from error
+
+
+def deploy(options: ClusterOptions, server: ServerConfig, arguments: Sequence[str]) -> str:
+    """Start gateways and replicas; return the address once requests can be answered."""
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+
+    serve.start(http_options=HTTPOptions(host=server.host, port=server.port))
+    app = application(options, server, arguments, secrets.token_urlsafe(24))
+    serve.run(app, name=APPLICATION, route_prefix="/")
+    return f"http://{server.host}:{server.port}"
+
+
+def run(
+    options: ClusterOptions,
+    server: ServerConfig,
+    arguments: Sequence[str],
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until stopped; answers in flight are ended first.
+
+    Raises:
+        ConfigError: Ray cannot be used.
+    """
+    connect(options)
+    import ray
+    from ray import serve
+
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        announce(deploy(options, server, arguments))
+        stopped.wait()
+    finally:
+        serve.delete(APPLICATION)
+        if not options.ray_address:
+            serve.shutdown()
+        ray.shutdown()

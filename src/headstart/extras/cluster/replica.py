@@ -1,0 +1,134 @@
+"""A replica as Ray Serve runs it: starts a server, says where it is and how much it has to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import ray
+from ray import serve
+
+from headstart.extras.cluster.child import ServerChild
+from headstart.extras.cluster.control_states import ControlStates, hardware, state_key
+from headstart.extras.cluster.scaling import RUNNING, WAITING
+from headstart.types.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+STORE_NAME, STORE_NAMESPACE = "headstart-control-states", "headstart"
+SAVE_SECONDS = 30.0  # between two looks whether control learned something
+ILL_SECONDS = 120.0  # that a server may be ill before Ray starts another replica
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """What every replica gets."""
+
+    arguments: tuple[str, ...]  # of `headstart serve`
+    key: str = field(repr=False)
+    drain_seconds: float = 600.0
+
+
+class ReplicaActor:
+    """One server; made and ended by Ray Serve."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        self._settings = settings
+        self._host = ray.util.get_node_ip_address()
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._folder = tempfile.TemporaryDirectory(prefix="headstart-replica-")
+        self._state_file = Path(self._folder.name) / "control.json"
+        self._state_key = state_key(settings.arguments, hardware())
+        self._healthy_at = time.monotonic()
+        self._saved, self._had_state = b"", False
+        self._server = self._start()
+        self._saving = asyncio.get_running_loop().create_task(self._save_now_and_then())
+
+    def _start(self) -> ServerChild:
+        """With what control learned elsewhere; without, if that is of another model."""
+        state = ray.get(_store().find.remote(self._state_key))
+        if state:
+            self._state_file.write_bytes(state)
+            self._saved, self._had_state = state, True
+        try:
+            return self._launch()
+        except ModelError:
+            if not state:
+                raise
+            log.warning("the server did not start with the control state that was kept")
+            self._state_file.unlink(missing_ok=True)
+            self._had_state = False
+            return self._launch()
+
+    def _launch(self) -> ServerChild:
+        own = (f"--spec-state={self._state_file}",)
+        settings = self._settings
+        server = ServerChild((*own, *settings.arguments), host=self._host, key=settings.key)
+        try:
+            server.wait()
+        except ModelError:
+            server.stop()
+            raise
+        return server
+
+    async def describe(self) -> dict[str, Any]:
+        """Where requests for it go."""
+        return {
+            "name": self._name,
+            "url": self._server.url,
+            "pid": self._server.pid,
+            "had_state": self._had_state,
+        }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray scales by."""
+        try:
+            running, waiting = await asyncio.to_thread(self._server.counts)
+        except httpx2.HTTPError:
+            running = waiting = 0
+        return {RUNNING: float(running), WAITING: float(waiting)}
+
+    async def check_health(self) -> None:
+        """Raise if another replica must take this one's place."""
+        if not self._server.is_running:
+            raise RuntimeError("the server's process ended")
+        now = time.monotonic()
+        if await asyncio.to_thread(self._server.is_healthy):
+            self._healthy_at = now
+        elif now - self._healthy_at > ILL_SECONDS:
+            raise RuntimeError(f"the server took no requests for {ILL_SECONDS:g} s")
+
+    async def __del__(self) -> None:
+        """Ray stops it: the gateways send nothing more, so what runs is the last."""
+        self._saving.cancel()
+        await asyncio.to_thread(self._server.drain, self._settings.drain_seconds)
+        await asyncio.to_thread(self._server.stop)
+        with contextlib.suppress(Exception):  # the store may have ended before
+            await self._save()
+        self._folder.cleanup()
+
+    async def _save_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            with contextlib.suppress(ray.exceptions.RayError):
+                await self._save()
+
+    async def _save(self) -> None:
+        state = self._state_file.read_bytes() if self._state_file.exists() else b""
+        if state and state != self._saved:
+            await _store().keep.remote(self._state_key, state)
+            self._saved = state
+
+
+def _store() -> Any:
+    """The actor that keeps control states, made by whoever asks first."""
+    options = {"num_cpus": 0, "max_restarts": -1, "lifetime": "detached", "get_if_exists": True}
+    actor = ray.remote(ControlStates)
+    return actor.options(name=STORE_NAME, namespace=STORE_NAMESPACE, **options).remote()

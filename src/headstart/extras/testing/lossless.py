@@ -1,0 +1,144 @@
+"""The same text with a speculator and without: the real scheduler over a fake model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import SchedulerConfig, SpeculationConfig
+from headstart.control.controller import Controller
+from headstart.control.values import Allowance, BatchPlan, ModelSlot, SlotDraft, Step
+from headstart.extras.testing.fakes import FakeEngine, LetterVocab
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculators.base import Speculator
+from headstart.speculators.suffix import SuffixSpeculator
+from headstart.types.request import Request, TokenEvent
+from headstart.types.sampling_params import SamplingParams
+
+TEMPERATURES = (0.0, 0.8, 1.5)
+_SLOTS, _REQUESTS = 3, 6  # so that sequence ids are used again
+_CELLS = 110  # three texts of 48 tokens need more: one is preempted, and begins again
+
+
+class RandomController(Controller):
+    """Control that changes its mind at random: how far drafts are verified must not show in the
+    text.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._random = np.random.default_rng(seed)
+
+    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
+        lengths = [int(self._random.integers(0, len(s.survival) + 1)) for s in slots]
+        return BatchPlan(lengths, int(self._random.integers(0, 4)) if step.can_pad else 0)
+
+    def plan_model(
+        self, speculator: str, slots: Sequence[ModelSlot], step: Step
+    ) -> list[Allowance]:
+        draw = self._random.integers
+        return [Allowance(int(draw(0, s.max_tokens + 1)), can_skip=bool(draw(0, 2))) for s in slots]
+
+
+def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> tuple[int, int]:
+    """Generate six texts on three slots with a speculator and without; they must be equal.
+
+    At temperatures 0, 0.8 and 1.5; alone with drafts of 1, 4 and 16 tokens, with auto, with a
+    control that decides at random, and with `suffix` before or after it; with a cache that is too
+    small for all three. Token ids are 0 to 31, as in `LetterVocab`. Returns how many tokens it
+    drafted and how many of these were accepted, all runs together.
+
+    Raises:
+        AssertionError: a text differs, or the speculator failed (the message names the call).
+        Exception: what its `describe` or `close` raised.
+    """
+    drafted = accepted = 0
+    for temperature in TEMPERATURES:
+        expected = _texts(temperature, num_tokens)
+        for way, chain, drafting in _ways(make):
+            texts = _generate(drafting, temperature, num_tokens)
+            speculator = next(s for s in chain if s.speculator.name != _Other.name)
+            report = speculator.report()
+            speculator.speculator.describe()
+            speculator.speculator.close()
+            if report.failure:
+                raise AssertionError(f"{report.name} failed in {report.failure}")
+            if texts != expected:
+                raise AssertionError(
+                    f"{report.name} changed a text at temperature {temperature} ({way})"
+                )
+            drafted += report.stats.num_drafted
+            accepted += report.stats.num_accepted
+    return drafted, accepted
+
+
+class _Other(SuffixSpeculator):
+    """The speculator beside the one under test, which may be `suffix` itself."""
+
+    name = "other"
+
+
+def _ways(
+    make: Callable[[], Speculator],
+) -> Iterator[tuple[str, list[GuardedSpeculator], Drafting]]:
+    """Ways to draft with a speculator: in words, the speculators, and what asks them."""
+    for length in (1, 4, 16):
+        config = SpeculationConfig(spec="fixed", draft_max=length)
+        yield _way(f"alone, {length} tokens", [make()], config, Controller())
+    auto = SpeculationConfig(spec="auto")
+    yield _way("alone, auto", [make()], auto, Controller())
+    yield _way("alone, lengths at random", [make()], auto, RandomController())
+    yield _way("before suffix, auto", [make(), _Other()], auto, Controller())
+    yield _way("after suffix, lengths at random", [_Other(), make()], auto, RandomController())
+
+
+def _way(
+    way: str, speculators: Sequence[Speculator], config: SpeculationConfig, control: Controller
+) -> tuple[str, list[GuardedSpeculator], Drafting]:
+    chain = [GuardedSpeculator(s, LetterVocab.size) for s in speculators]
+    return way, chain, Drafting(chain, config, control)
+
+
+def _texts(temperature: float, num_tokens: int) -> dict[str, list[int]]:
+    """Texts by request, without a speculator."""
+    drafting = Drafting([], SpeculationConfig(spec="off"), Controller())
+    return _generate(drafting, temperature, num_tokens)
+
+
+def _generate(drafting: Drafting, temperature: float, num_tokens: int) -> dict[str, list[int]]:
+    """Texts by request: short prompts that repeat themselves, some with the same beginning."""
+    config = SchedulerConfig(parallel=_SLOTS)
+    scheduler = Scheduler(_FakeTarget(), LetterVocab(), drafting, config)
+    for seed in range(_REQUESTS):
+        sampling = SamplingParams(temperature=temperature, seed=seed, ignore_eos=seed % 3 > 0)
+        prompt = [*range(seed % 2, 8), 30] * (1 + seed % 2)
+        scheduler.submit(
+            Request(request_id=str(seed), prompt=prompt, sampling=sampling, max_tokens=num_tokens)
+        )
+    texts: dict[str, list[int]] = {}
+    while scheduler.has_work:
+        scheduler.step()
+        for event in scheduler.take_events():
+            if isinstance(event, TokenEvent):
+                texts.setdefault(event.request_id, []).extend(event.tokens)
+    return texts
+
+
+class _FakeTarget(FakeEngine):
+    """Logits depend on the last token only, so that texts repeat themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(LetterVocab.size, 1, num_cells=_CELLS)
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        return _logits_after(tokens[-1])
+
+
+@lru_cache(64)
+def _logits_after(token: int) -> NDArray[np.float32]:
+    return FakeEngine(LetterVocab.size, 1).logits_after([token])

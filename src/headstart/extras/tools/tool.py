@@ -1,0 +1,119 @@
+"""What a tool is, and what a call of one carries."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from headstart.extras.tools.machine import Machine
+
+V = TypeVar("V")
+
+
+class ToolError(Exception):
+    """A call failed in a way that the model should read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolInvocation:
+    """One call: its arguments, where it works, and who is told what comes."""
+
+    arguments: Mapping[str, Any]
+    machine: Machine
+    wants_base64: bool = False
+    on_output: Callable[[str], None] | None = None
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """An argument that is text; required without a default.
+
+        Raises:
+            ToolError: it is missing or of another type.
+        """
+        return self._get(name, str, default)
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """An argument that is a whole number.
+
+        Raises:
+            ToolError: as of `text`.
+        """
+        return self._get(name, int, default)
+
+    def flag(self, name: str) -> bool:
+        """An argument that is true or false, false by default.
+
+        Raises:
+            ToolError: it is of another type.
+        """
+        return self._get(name, bool, False)
+
+    def _get(self, name: str, kind: type[V], default: V | None) -> V:
+        value = self.arguments.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, float) and kind is int and value.is_integer():
+            value = int(value)
+        if type(value) is not kind:
+            reason = "is missing" if value is None else f"is {value!r:.60}"
+            raise ToolError(f"{name} {reason} but must be of type {kind.__name__}")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolInfo:
+    """What clients and models are told of a tool."""
+
+    name: str
+    title: str
+    description: str
+    parameters: Mapping[str, Any]  # JSON schema of the arguments
+    writes: bool = False
+    kind: str = "server"  # or mcp
+    uses_folder: bool = True
+    can_stream: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """The entry in GET /tools, as llama-server writes it."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {
+            "display_name": self.title,
+            "tool": self.name,
+            "type": self.kind,
+            "permissions": {"write": self.writes},
+            "uses_cwd": self.uses_folder,
+            "definition": {"type": "function", "function": function},
+        }
+
+
+class Tool(ABC):
+    """Something that a client may have done here."""
+
+    info: ToolInfo
+
+    @abstractmethod
+    async def run(self, call: ToolInvocation) -> dict[str, Any]:
+        """Do it; cancelling ends it.
+
+        Raises:
+            ToolError: it cannot be done.
+        """
+
+
+def parameters(required: tuple[str, ...], **properties: tuple[str, str]) -> dict[str, Any]:
+    """JSON schema of arguments: each with its type and what it is."""
+    named = {
+        name: {"type": kind, "description": description}
+        for name, (kind, description) in properties.items()
+    }
+    return {"type": "object", "properties": named, "required": list(required)}
+
+
+def readable(text: str) -> str:
+    """Text that JSON can hold: bytes of a file name that are no UTF-8 become U+FFFD."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

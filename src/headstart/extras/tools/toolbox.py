@@ -1,0 +1,130 @@
+"""All tools of a server: the built-in ones that were chosen, and those of its MCP servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from headstart.config import ToolsConfig
+from headstart.extras.tools.edit import EditFile
+from headstart.extras.tools.files import ReadFile, WriteFile
+from headstart.extras.tools.isolate import machine_of
+from headstart.extras.tools.mcp_config import read_mcp_servers
+from headstart.extras.tools.mcp_servers import McpServer, discover_all
+from headstart.extras.tools.runtime import Runtime
+from headstart.extras.tools.search import FileGlobSearch, GrepSearch
+from headstart.extras.tools.shell import ExecShellCommand, GetInfo
+from headstart.extras.tools.switches import ALL_TOOLS, tool_names
+from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
+from headstart.types.errors import ConfigError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+BUILT_IN: tuple[type[Tool], ...] = (
+    ReadFile,
+    FileGlobSearch,
+    GrepSearch,
+    ExecShellCommand,
+    WriteFile,
+    EditFile,
+    GetInfo,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlace:
+    """Where a client wants a call to work; what is empty is the server's."""
+
+    folder: str = ""
+    runtime: str = ""
+    wants_base64: bool = False
+
+
+class Toolbox:
+    """What GET /tools lists and POST /tools runs. Belongs to one event loop.
+
+    Raises:
+        ConfigError: a tool, runtime or MCP server that cannot be.
+    """
+
+    def __init__(self, config: ToolsConfig) -> None:
+        self._tools = {tool.info.name: tool for tool in _built_in(tool_names(config))}
+        self._servers = [McpServer(one) for one in read_mcp_servers(config)]
+        self._runtime = Runtime(config.tools_runtime or "")
+        self._running: set[asyncio.Future[Any]] = set()
+        self._discovery: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Ask the MCP servers what they offer; does not wait for it."""
+        self._discovery = asyncio.create_task(self._discover())
+
+    async def tools(self) -> Mapping[str, Tool]:
+        """All tools by name, once the MCP servers have said theirs."""
+        if self._discovery is not None:
+            await asyncio.shield(self._discovery)
+        return self._tools
+
+    async def call(
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        place: CallPlace,
+        on_output: Callable[[str], None] | None = None,
+    ) -> dict[str, Any]:
+        """Run a tool; what it says of its failure is `error`.
+
+        Raises:
+            RuntimeNameError: the call cannot work where it should.
+            UnavailableError: the server ends.
+        """
+        try:
+            runtime = place.runtime or await self._unless_closed(self._runtime.name())
+            machine = machine_of(runtime, place.folder)
+            call = ToolInvocation(arguments, machine, place.wants_base64, on_output)
+            return await self._unless_closed(tool.run(call))
+        except ToolError as error:
+            return {"error": str(error)}
+
+    async def close(self) -> None:
+        """End what runs, and all programs."""
+        self._is_closed = True
+        waiting = [*self._running, *([self._discovery] if self._discovery else ())]
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(self._runtime.close(), *(server.close() for server in self._servers))
+
+    async def _unless_closed(self, work: Awaitable[T]) -> T:
+        """The result of what ends when the server does."""
+        running = asyncio.ensure_future(work)
+        self._running.add(running)
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise UnavailableError("the server is shutting down") from None
+            raise
+        finally:
+            running.cancel()
+            self._running.discard(running)
+
+    async def _discover(self) -> None:
+        for tool in await discover_all(self._servers):
+            if tool.info.name in self._tools:
+                log.warning("there are two tools %s; the second is left out", tool.info.name)
+            self._tools.setdefault(tool.info.name, tool)
+
+
+def _built_in(names: Iterable[str]) -> list[Tool]:
+    known = [tool.info.name for tool in BUILT_IN]
+    for name in names:
+        if name not in (ALL_TOOLS, *known):
+            raise ConfigError(
+                f"--tools names {name!r}, which there is not; use {', '.join(known)} or all"
+            )
+    return [tool() for tool in BUILT_IN if {ALL_TOOLS, tool.info.name} & set(names)]

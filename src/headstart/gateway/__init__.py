@@ -1,0 +1,1 @@
+"""What stands in front of servers: the router between models, the load balancer."""

@@ -1,0 +1,191 @@
+"""What a request and its answer say, as one text: what prefixes and passages are compared in.
+
+The text of the next turn of a conversation begins with that of this turn and its answer. It is
+not what the model reads (the template is the replica's), only something that grows as that does.
+Knows the bodies of OpenAI's, Anthropic's, Ollama's and llama-server's paths; of others, nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from headstart.gateway.balancer.learned import Timings
+
+TURN, PART = b"\x1e", b"\x1f"
+MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
+MAX_ANSWER_BYTES = 2**18
+# set before the messages by most templates, so a change there is a change at the beginning
+HEAD_FIELDS = ("model", "tools", "system", "instructions", "chat_template_kwargs")
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the router read of a request."""
+
+    text: bytes = b""
+    max_tokens: int | None = None
+    conversation: str = ""
+    needs: str = ""  # a stored response, which one replica has
+
+
+def read(body: bytes, namespace: str = "") -> Asked:
+    """The text of a body; empty where it has none that is known."""
+    try:
+        found = orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        return Asked()
+    if not isinstance(found, dict):
+        return Asked()
+    said = b"".join(_said(found))
+    if not said:
+        return Asked()
+    head = b"".join([namespace.encode(), *(_plain(found.get(name)) for name in HEAD_FIELDS)])
+    text = blake2b(head, digest_size=16).digest() + said
+    limits = [found[name] for name in LIMITS if isinstance(found.get(name), int)]
+    return Asked(
+        text=text[:MAX_TEXT_BYTES],
+        max_tokens=limits[0] if limits and limits[0] > 0 else None,
+        conversation=_name(found, text),
+        needs=_text(found.get("previous_response_id")),
+    )
+
+
+def _said(body: Mapping[str, Any]) -> Iterator[bytes]:
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        yield from map(_turn, messages)
+        return
+    if isinstance(body.get("input"), list):
+        yield from map(_turn, body["input"])
+        return
+    for name in ("input_extra", "input", "input_prefix", "prompt", "input_suffix"):
+        yield _plain(body.get(name))
+
+
+def _turn(message: object) -> bytes:
+    if not isinstance(message, dict):
+        return TURN + _plain(message)
+    role = message.get("role")
+    calls = _plain(message.get("tool_calls"))
+    said = _plain(message.get("content", message.get("output")))
+    return TURN + _plain(role) + PART + said + calls
+
+
+def _plain(value: object) -> bytes:
+    """A value as bytes of which equal beginnings are equal beginnings of the value."""
+    match value:
+        case None:
+            return b""
+        case str():
+            return value.encode("utf-8", "surrogatepass")
+        case list() if value and all(isinstance(one, int) for one in value):
+            return b"".join(struct.pack("<q", one & (2**63 - 1)) for one in value)
+        case list():
+            return b"".join(map(_part, value))
+        case _:
+            return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _part(part: object) -> bytes:
+    """One piece of a message's content; a text counts as if it stood alone."""
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return _plain(part["text"])
+    return _plain(part)
+
+
+def _name(body: Mapping[str, Any], text: bytes) -> str:
+    """What the client calls the conversation, or how it begins up to its first answer."""
+    for field in ("prompt_cache_key", "session_id"):
+        if name := _text(body.get(field)):
+            text = name.encode("utf-8", "surrogatepass")
+            break
+    else:
+        text = text.partition(TURN + b"assistant" + PART)[0]
+    return blake2b(text, digest_size=12).hexdigest()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+class AnswerText:
+    """Reads an answer as it passes by: its text, and what it says of its own cost."""
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self.text = bytearray()
+        self.timings: Timings | None = None
+        self.stored_id = ""  # of a response that the replica may have kept
+        self._is_stream = is_stream
+        self._rest = b""
+
+    def add(self, piece: bytes) -> None:
+        """Take in the next piece of the body."""
+        data = self._rest + piece
+        if not self._is_stream:
+            # a long one is not understood, and not kept
+            self._rest = data if len(data) <= 8 * MAX_ANSWER_BYTES else b""
+            return
+        *lines, self._rest = data.split(b"\n")
+        for line in lines:
+            if line.startswith((b"data: {", b"{")):
+                self._read(line.removeprefix(b"data: "))
+
+    def end(self) -> None:
+        """The body is over."""
+        if not self._is_stream:
+            self._read(self._rest)
+        self._rest = b""
+
+    def as_turn(self, asked: Asked) -> bytes:
+        """The conversation with this answer, as the next turn will begin."""
+        if not self.text:
+            return asked.text
+        lead = TURN + b"assistant" + PART if asked.text[16:17] == TURN else b""
+        return (asked.text + lead + bytes(self.text))[:MAX_TEXT_BYTES]
+
+    def _read(self, data: bytes) -> None:
+        try:
+            found = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(found, dict):
+            return
+        response = found.get("response", found)
+        if isinstance(response, dict) and response.get("object") == "response":
+            self.stored_id = _text(response.get("id"))
+        self.timings = Timings.of(found) or self.timings
+        if len(self.text) < MAX_ANSWER_BYTES:
+            self.text += _answered(found).encode("utf-8", "surrogatepass")
+
+
+def _answered(event: Mapping[str, Any]) -> str:
+    """The text in one event, or in a whole answer; thoughts are not sent back by clients."""
+    choices = event.get("choices")
+    if isinstance(choices, list):
+        if not choices or not isinstance(choices[0], dict) or choices[0].get("index", 0) != 0:
+            return ""
+        choice = choices[0]
+        inner = choice.get("delta") or choice.get("message") or choice
+        return _first_text(inner, ("content", "text"))
+    inner = event.get("delta") or event.get("message") or event
+    if isinstance(inner, str):  # of the Responses API
+        return inner if str(event.get("type", "")).endswith("output_text.delta") else ""
+    content = inner.get("content") if isinstance(inner, dict) else None
+    if isinstance(content, list):  # Anthropic's
+        return "".join(_first_text(one, ("text",)) for one in content)
+    return _first_text(inner, ("text", "content", "response"))
+
+
+def _first_text(value: object, names: tuple[str, ...]) -> str:
+    if isinstance(value, dict):
+        for name in names:
+            if isinstance(value.get(name), str):
+                return str(value[name])
+    return ""

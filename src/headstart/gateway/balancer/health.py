@@ -1,0 +1,142 @@
+"""Asks the replicas how they are: health, slots, queue, and what their corpora hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Mapping
+
+import orjson
+
+from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.replica import Replica, Reported
+from headstart.gateway.router.proxy import Backend, ProxiedRequest, Proxy
+from headstart.structures.passages import Digest
+from headstart.types.errors import BackendError
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+ANSWER_SECONDS = 5.0  # for an answer of /health
+PATIENCE = 3  # polls in a row that may take longer, before a replica counts as ill
+DIGEST_SECONDS = 30.0  # between two looks at the corpora of a tenant at a replica
+DIGEST_PATH = "/corpus/digest"
+_GAUGE = re.compile(rb"^llamacpp:requests_(processing|deferred) (\d+)", re.MULTILINE)
+
+
+class Health:
+    """Keeps what is known of the replicas up to date. Belongs to one asyncio loop."""
+
+    def __init__(self, fleet: Fleet, proxy: Proxy, poll_seconds: float = POLL_SECONDS) -> None:
+        self._fleet = fleet
+        self._proxy = proxy
+        self._seconds = poll_seconds
+        self._num_silent: dict[str, int] = {}
+        self._num_slots: dict[str, tuple[str, int]] = {}  # start of the server, slots
+        self._asked_at: dict[tuple[str, str], float] = {}  # for digests, by replica and namespace
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        try:
+            while True:
+                await asyncio.gather(*map(self.poll, list(self._fleet.replicas.values())))
+                await asyncio.sleep(self._seconds)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def poll(self, replica: Replica) -> None:
+        """Ask one replica."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                status, body, _ = await self._get(replica, "/health")
+                if status == 200:
+                    reported = await self._report(replica)
+        except (BackendError, TimeoutError) as error:
+            num = self._num_silent.get(replica.name, 0) + 1
+            self._num_silent[replica.name] = num
+            if num >= PATIENCE or (isinstance(error, BackendError) and not error.was_sent):
+                self._lose(replica, str(error) or f"no answer in {ANSWER_SECONDS:g} s")
+            return
+        self._num_silent.pop(replica.name, None)
+        if status != 200:
+            self._lose(replica, _message(body) or f"/health answers {status}")
+            return
+        if not replica.is_healthy:
+            log.info("%s is healthy", replica.name)
+        replica.hear(reported)
+
+    def _lose(self, replica: Replica, reason: str) -> None:
+        if replica.is_healthy:
+            log.warning("%s takes no requests: %s", replica.name, reason)
+        replica.lose(reason)
+
+    async def _report(self, replica: Replica) -> Reported:
+        """Its counts; where it does not tell them, what this router sent is all that is known."""
+        status, body, headers = await self._get(replica, "/metrics")
+        counts = {name.decode(): int(value) for name, value in _GAUGE.findall(body)}
+        started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
+        known = self._num_slots.get(replica.name)
+        if known is None or known[0] != started:
+            slots_status, props, _ = await self._get(replica, "/props")
+            known = (started, _num_slots(props) if slots_status == 200 else Reported().num_slots)
+            self._num_slots[replica.name] = known
+        own = len(replica.flights)
+        return Reported(
+            num_slots=known[1],
+            num_running=counts.get("processing", 0) if status == 200 else own,
+            num_waiting=counts.get("deferred", 0) if status == 200 else 0,
+            started_at=started,
+        )
+
+    async def _get(
+        self, replica: Replica, path: str, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, dict[bytes, bytes]]:
+        backend = Backend(name=replica.name, url=replica.url, headers=headers or replica.headers)
+        answer = await self._proxy.open(backend, ProxiedRequest("GET", path, ()))
+        try:
+            return answer.status, await answer.read(), dict(answer.headers)
+        finally:
+            await answer.close()
+
+    def answered(self, replica: Replica, namespace: str, headers: Mapping[str, str]) -> None:
+        """A tenant was served there: look what its corpora hold, now and then, with its own key."""
+        now, name = time.monotonic(), (replica.name, namespace)
+        if now - self._asked_at.get(name, -DIGEST_SECONDS) < DIGEST_SECONDS:
+            return
+        self._asked_at[name] = now
+        if len(self._asked_at) > 10_000:
+            self._asked_at.clear()
+        task = asyncio.create_task(self._read_digest(replica, namespace, dict(headers)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read_digest(
+        self, replica: Replica, namespace: str, headers: Mapping[str, str]
+    ) -> None:
+        with contextlib.suppress(BackendError, TimeoutError, orjson.JSONDecodeError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                status, body, _ = await self._get(replica, DIGEST_PATH, headers)
+            found = orjson.loads(body) if status == 200 else None
+            if isinstance(found, dict) and (digest := Digest.from_json(found)):
+                replica.keep_digest(namespace, digest)
+
+
+def _num_slots(props: bytes) -> int:
+    try:
+        found = orjson.loads(props).get("total_slots")
+    except (orjson.JSONDecodeError, AttributeError):
+        found = None
+    return found if isinstance(found, int) and found > 0 else Reported().num_slots
+
+
+def _message(body: bytes) -> str:
+    """What an error in OpenAI's shape says."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,168 @@
+"""What a router learns of a replica from its answers: prices, and how much it really keeps.
+
+An answer of Headstart or llama-server says in `timings` how many tokens of its prompt were cached
+and what the rest took. Old answers count less and less, so a replica that was busy is forgiven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from headstart.gateway.balancer.policy import Prices
+
+DECAY = 0.9  # of what older answers weigh, per answer
+MIN_READ = 16  # prompt tokens; reading fewer tells more about the step than about a token
+LEARNED_SHARE = 0.3  # of what is not known yet of a replica, by each of its answers
+FORGOTTEN_SHARE = 0.02  # of what is known of it, by each answer of another replica
+LEAST_CAPACITY = 2**16  # bytes of text that any replica is trusted with
+SHRINK, GROW = 0.7, 1.05
+
+
+class Mean:
+    """A mean of weighted values in which older ones fade; it begins with a guess."""
+
+    def __init__(self, guess: float, weight: float = 1.0) -> None:
+        self._sum, self._weight = guess * weight, weight
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight
+
+    def add(self, total: float, weight: float = 1.0) -> None:
+        """Take in `weight` things that are `total` together."""
+        if weight > 0:
+            self._sum = DECAY * self._sum + total
+            self._weight = DECAY * self._weight + weight
+
+
+class Line:
+    """y = a + b x by least squares, older points fading; b is a guess until x varies."""
+
+    def __init__(self, a: float, b: float) -> None:
+        self._b = b
+        self._n, self._x, self._y, self._xx, self._xy = 1.0, 0.0, a, 0.0, 0.0
+
+    def add(self, x: float, y: float) -> None:
+        for name, value in (("_n", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
+            setattr(self, name, DECAY * getattr(self, name) + value)
+
+    @property
+    def slope(self) -> float:
+        """Of the points where they differ in x, never below 0."""
+        spread = self._xx - self._x * self._x / self._n
+        if spread < 0.25:
+            return self._b
+        return max(0.0, (self._xy - self._x * self._y / self._n) / spread)
+
+    @property
+    def start(self) -> float:
+        """y at x = 0, never below 0."""
+        return max(0.0, (self._y - self.slope * self._x) / self._n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """What an answer says about itself."""
+
+    num_cached: int = 0
+    num_read: int = 0
+    prompt_seconds: float = 0.0
+    num_answer: int = 0
+    answer_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Timings | None:
+        """From the last object of an answer; None if it says nothing."""
+        found = answer.get("timings")
+        if not isinstance(found, dict):
+            return None
+        names = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
+        values = [found.get(name, 0) for name in names]
+        if not all(isinstance(one, int | float) and one >= 0 for one in values):
+            return None
+        cached, read, prompt_ms, predicted, predicted_ms = values
+        return cls(
+            num_cached=int(cached),
+            num_read=int(read),
+            prompt_seconds=prompt_ms / 1000,
+            num_answer=int(predicted),
+            answer_seconds=predicted_ms / 1000,
+        )
+
+
+@dataclass(slots=True)
+class Learned:
+    """Prices of one replica, as its answers show them."""
+
+    prompt_token: Line = field(
+        default_factory=lambda: Line(Prices().prompt_token, Prices().prompt_neighbour)
+    )
+    token: Line = field(default_factory=lambda: Line(Prices().token, Prices().neighbour))
+    request: Mean = field(default_factory=lambda: Mean(Prices().request))
+    tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
+    answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
+    trust: float = 0.0  # in these prices, 0 to 1; what it lacks is in the other replicas'
+
+    def add(
+        self, timings: Timings, num_prompt_bytes: int, num_before: int = 0, num_after: int = 0
+    ) -> None:
+        """Take an answer in; so many further requests ran when it began, and when it ended."""
+        num_beside = (num_before + num_after) / 2
+        self.trust += LEARNED_SHARE * (1 - self.trust)
+        num_prompt = timings.num_cached + timings.num_read
+        self.tokens_per_byte.add(num_prompt, num_prompt_bytes)
+        self.answer_tokens.add(timings.num_answer)
+        self.request.add(timings.prompt_seconds + timings.answer_seconds)
+        if timings.num_read >= MIN_READ:
+            self.prompt_token.add(num_before, timings.prompt_seconds / timings.num_read)
+        if timings.num_answer > 1 and timings.answer_seconds:
+            self.token.add(num_beside, timings.answer_seconds / (timings.num_answer - 1))
+
+    def fade(self) -> None:
+        """Another replica answered: what is known of this one is older now."""
+        self.trust -= FORGOTTEN_SHARE * self.trust
+
+    def prices(self) -> Prices:
+        """As its own answers show them."""
+        return Prices(
+            prompt_token=self.prompt_token.start,
+            prompt_neighbour=self.prompt_token.slope,
+            token=self.token.start + self.token.slope,
+            neighbour=self.token.slope,
+            request=self.request.value,
+        )
+
+
+def shared_prices(all_learned: Sequence[Learned]) -> list[Prices]:
+    """What the policy reckons with for each: its own prices as far as they are known, else the
+    others'.
+
+    A replica that was never asked, or was slow when it was asked long ago, is taken for one like
+    the others, or it would never be asked again.
+    """
+    own = [(one.prices(), one.trust) for one in all_learned]
+    total = sum(trust for _, trust in own)
+    if not total:
+        return [Prices() for _ in own]
+
+    def blend(name: str, prices: Prices, trust: float) -> float:
+        mean = sum(getattr(one, name) * weight for one, weight in own) / total
+        return float(trust * getattr(prices, name) + (1 - trust) * mean)
+
+    names = [one.name for one in fields(Prices)]
+    return [Prices(**{name: blend(name, *one) for name in names}) for one in own]
+
+
+def better_capacity(capacity: int, limit: int, num_expected: float, num_cached: float) -> int:
+    """How much text to believe that a replica keeps, after it was asked for some of it.
+
+    Args:
+        num_expected, num_cached: tokens of a prompt that it was believed to have, and had.
+    """
+    if num_expected < MIN_READ:
+        return capacity
+    if num_cached < num_expected / 2:
+        return max(LEAST_CAPACITY, int(capacity * SHRINK))
+    return min(limit, int(capacity * GROW))

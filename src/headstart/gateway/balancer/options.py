@@ -1,0 +1,77 @@
+"""What can be set for a router; what it shares with the server is in `ServerConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from headstart.config import option
+from headstart.config.fields import check_at_least
+from headstart.types.errors import ConfigError
+
+# of `ServerConfig`; the others are about a model
+SERVER_SETTINGS = (
+    "host",
+    "port",
+    "reuse_port",
+    "ssl_key_file",
+    "ssl_cert_file",
+    "api_key",
+    "api_key_file",
+    "allowed_hosts",
+    "cors_origins",
+    "max_connections",
+    "max_body_mb",
+    "timeout",
+    "log_level",
+    "verbose",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """Where requests go, and how often."""
+
+    backend: str | None = option(
+        None, "address of a server that answers, as http://10.0.0.2:8080; may be given again"
+    )
+    backend_api_key: str | None = option(
+        None,
+        "key that the router itself sends to backends, to ask for their state; clients' own keys "
+        "are passed on. Default: the first of --api-key",
+        secret=True,
+    )
+    retries: int = option(2, "further backends that a request is tried at before its first token")
+    max_waiting: int = option(
+        64, "requests that may wait at each backend before new ones get 429 with Retry-After"
+    )
+    health_seconds: float = option(1.0, "seconds between two looks at the backends' state")
+    drain_seconds: int = option(
+        60, "seconds that answers in flight have after SIGTERM or Ctrl-C; new requests get none"
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "retries", 0)
+        check_at_least(self, "max_waiting", 0)
+        check_at_least(self, "drain_seconds", 0)
+        if self.health_seconds <= 0:
+            raise ConfigError(f"--health-seconds is {self.health_seconds} but must be above 0")
+        self.urls()
+
+    def urls(self) -> list[str]:
+        """The backends' addresses, without a slash at their ends.
+
+        Raises:
+            ConfigError: one is no address, or is named twice.
+        """
+        urls = [part.strip().rstrip("/") for part in (self.backend or "").split(",")]
+        found = [url for url in urls if url]
+        for url in found:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+                raise ConfigError(
+                    f"--backend is {url!r} but must be an address as http://10.0.0.2:8080"
+                )
+        if twice := [url for url in found if found.count(url) > 1]:
+            raise ConfigError(f"--backend {twice[0]} was given twice")
+        return found

@@ -1,0 +1,153 @@
+"""One model's server: a process tree of its own, on loopback, with a key of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from headstart.gateway.router.presets import ModelPreset
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+TENANT_HEADER = "X-Headstart-Tenant"
+# of every child: whatever else it was given, it is asked by nobody but the router
+OWN_ARGUMENTS = (f"--host={HOST}", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page")
+KEEP_SLOTS = "--keep-slots="
+LONGEST_LINE = 2**20
+
+
+class Listener(Protocol):
+    """Whom a child tells, in the asyncio loop."""
+
+    def on_state(self, state: Mapping[str, Any]) -> None:
+        """The child says how it is doing: `state` is loading, loaded, sleeping or failed."""
+
+    def on_exit(self, code: int) -> None:
+        """It ended, with all of its processes; negative for a signal."""
+
+
+class Child(Protocol):
+    """What the pool needs of a child."""
+
+    key: str
+
+    def stop(self) -> None:
+        """Ask it to end; kill it after the seconds of its preset."""
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[ModelPreset, Sequence[str], Listener], Child]
+"""Starts a model's server with further arguments; the listener is told of all that follows."""
+
+
+class ChildProcess:
+    """`headstart serve` in a process, whose own children are in its session."""
+
+    def __init__(self, preset: ModelPreset, arguments: Sequence[str], listener: Listener) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self._preset, self._listener = preset, listener
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_stopped = self._is_killed = False  # perhaps before there is a process
+        self._killing: asyncio.TimerHandle | None = None
+        self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._send(signal.SIGTERM)
+        if self._killing is None:
+            loop = asyncio.get_running_loop()
+            self._killing = loop.call_later(self._preset.stop_seconds, self.kill)
+
+    def kill(self) -> None:
+        self._is_killed = True
+        self._send(signal.SIGKILL, to_all=True)
+
+    async def _run(self) -> None:
+        code = 1
+        try:
+            code = await self._live()
+        except OSError as error:
+            reason = f"no process can be made: {error}"
+            self._listener.on_state({"state": "failed", "message": reason})
+        finally:
+            if self._killing is not None:
+                self._killing.cancel()
+            self._listener.on_exit(code)
+
+    async def _live(self) -> int:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = self._process = await self._make(theirs)
+            except BaseException:
+                ours.close()
+                raise
+        if self._is_killed:
+            self.kill()
+        elif self._is_stopped:
+            self.stop()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
+        assert process.stdout is not None
+        reading = asyncio.gather(self._listen(reader), self._pass_on(process.stdout))
+        try:
+            code = await process.wait()
+        finally:
+            self._send(signal.SIGKILL, to_all=True)  # whatever it left
+            writer.close()  # it ends with us, should we be cancelled
+            await reading
+        return code
+
+    async def _make(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+        number = theirs.fileno()
+        own = {"HEADSTART_ROUTER": str(number), "HEADSTART_API_KEY": self.key}
+        return await asyncio.create_subprocess_exec(
+            *command(self._preset, self._arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=LONGEST_LINE,
+            env={**self._preset.environment, **own},
+            pass_fds=(number,),
+            start_new_session=True,  # Ctrl-C is for the router, which ends its children in order
+        )
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it broke off in the middle of a line
+            while line := await reader.readline():
+                self._listener.on_state(json.loads(line))
+
+    async def _pass_on(self, output: asyncio.StreamReader) -> None:
+        """Its log, under its name."""
+        prefix = f"[{self._preset.name}] "
+        with contextlib.suppress(ValueError):  # a line without an end
+            while line := await output.readline():
+                sys.stderr.write(prefix + line.decode("utf-8", "replace"))
+
+    def _send(self, number: signal.Signals, *, to_all: bool = False) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if to_all:
+                os.killpg(self._process.pid, number)
+            elif self._process.returncode is None:
+                os.kill(self._process.pid, number)
+
+
+def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:
+    """The command line of a model's server; what the router itself says comes last and wins."""
+    own = [*OWN_ARGUMENTS, f"--alias={preset.name}"]
+    if not any(one.startswith(KEEP_SLOTS) for one in preset.arguments):
+        own.append(f"{KEEP_SLOTS}auto")
+    return [sys.executable, "-m", "headstart", "serve", *preset.arguments, *arguments, *own]

@@ -1,0 +1,70 @@
+"""What a router knows of one model: its settings, and how it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.gateway.router.child import Child
+from headstart.gateway.router.eviction import MAIN, PROCESS_BYTES, Bytes, Estimate
+from headstart.gateway.router.presets import ModelPreset
+from headstart.gateway.router.proxy import Backend
+
+UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
+STARTED_STATES = {LOADED, SLEEPING}  # in which a child answers
+
+
+@dataclass(slots=True, eq=False)
+class PooledModel:
+    """A model, loaded or not."""
+
+    preset: ModelPreset
+    status: str = UNLOADED
+    child: Child | None = None
+    backend: Backend | None = None
+    is_stopping: bool = False
+    is_draining: bool = False  # it answers whom it answers and takes no new requests
+    exit_code: int = 0
+    failure: str = ""  # why it could not be loaded, or ended
+    num_requests: int = 0
+    last_used: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
+    estimate: Estimate | None = None
+    lacks_memory: bool = False  # said by its child, before it ended
+    is_retried: bool = False
+    waits_for: PooledModel | None = None  # that this one is gone, before it is tried again
+    is_measured: bool = False  # what it takes is being found out, before it is loaded
+
+    @property
+    def name(self) -> str:
+        return self.preset.name
+
+    @property
+    def group(self) -> str:
+        return self.preset.group
+
+    @property
+    def is_running(self) -> bool:
+        return self.status != UNLOADED
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status == LOADED and not (self.is_stopping or self.is_draining)
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.status == SLEEPING and not self.is_stopping
+
+    @property
+    def has_failed(self) -> bool:
+        return self.status == UNLOADED and self.exit_code != 0
+
+    @property
+    def needs(self) -> Bytes:
+        return self.estimate.needs if self.estimate else {}
+
+    @property
+    def held(self) -> Bytes:
+        """What it takes now: without its engine, only its processes."""
+        return {MAIN: PROCESS_BYTES} if self.status == SLEEPING else self.needs

@@ -1,0 +1,1 @@
+"""Constraints on an answer, compiled: which tokens they leave at each position."""

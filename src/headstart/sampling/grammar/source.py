@@ -1,0 +1,175 @@
+"""A constraint as llguidance's own grammar text. Pure text: no vocabulary, no model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# the converter takes time that grows with the square of the text
+MAX_GBNF_BYTES = 1 << 14
+# Objects of a schema are written as Python's json.dumps writes them, which is what models mostly
+# learned; the schema's own "x-guidance" changes that. Objects without a schema may be laid out
+# freely, but no model can spend an answer on white space.
+SCHEMA_OPTIONS: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+OBJECT_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,20}"}
+# llguidance would accept these and do nothing, or could not take a token back any more
+_UNUSABLE = re.compile(r"\[[^\]\"/]*\b(temperature|max_tokens|stop)\s*=")
+_SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
+
+
+def grammar_text(constraint: Constraint) -> str:
+    """llguidance's form of the constraint: Lark, or JSON that holds grammars.
+
+    Raises:
+        InvalidParameterError: it is not well-formed, or asks for what cannot be honoured.
+    """
+    try:
+        text = _convert(constraint)
+    except RecursionError as error:
+        raise InvalidParameterError(
+            f"the {constraint.kind.title} is nested too deep; use fewer levels"
+        ) from error
+    except ValueError as error:
+        raise InvalidParameterError(
+            f"the {constraint.kind.title} cannot be used: {_reason(error)}"
+        ) from error
+    before = "before? " * bool(constraint.before) + "SPACE? " * constraint.allows_space
+    if not before:
+        return text
+    is_lark = constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF)
+    (grammar,) = [{"lark_grammar": text}] if is_lark else json.loads(text)["grammars"]
+    lines = [f"start: {before}@body", _SPACE * constraint.allows_space, constraint.before]
+    whole = {"lark_grammar": "\n".join(filter(None, lines))}
+    return json.dumps({"grammars": [whole, {**grammar, "name": "body"}]})
+
+
+def _convert(constraint: Constraint) -> str:
+    text = constraint.text
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return LLMatcher.grammar_from_json_schema('{"type":"object"}', OBJECT_OPTIONS)
+        case ConstraintKind.JSON_SCHEMA:
+            LLMatcher.grammar_from_json_schema(text, SCHEMA_OPTIONS)  # well-formed, not too deep
+            closed = json.dumps(close_objects(json.loads(text)))
+            return LLMatcher.grammar_from_json_schema(closed, SCHEMA_OPTIONS)
+        case ConstraintKind.REGEX:
+            return LLMatcher.grammar_from_regex(text)
+        case ConstraintKind.LARK:
+            return _lark(text)
+        case ConstraintKind.GBNF:
+            return LLMatcher.grammar_from_lark(_gbnf_as_lark(text))
+
+
+_LITERALS = ("const", "enum", "default", "examples")  # no schemas
+# names to schemas: a property may have the name of a keyword
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+
+def close_objects(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` where it lists properties and leaves this open.
+
+    As at llama-server: a model that may write any property more seldom comes to an end. Every such
+    text satisfies the schema. Where schemas are merged, the one might forbid what the other has,
+    so nothing is changed then.
+    """
+    return schema if any(_merges(part) for part in _parts(schema)) else _closed(schema)
+
+
+def _merges(part: dict[str, Any]) -> bool:
+    return "allOf" in part or (
+        "properties" in part and not part.keys().isdisjoint(("$ref", "anyOf", "oneOf"))
+    )
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object of the schema that is a schema, itself included."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _parts(one)
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            for one in value.values():
+                yield from _parts(one)
+        elif key not in _LITERALS:
+            yield from _parts(value)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(value) for value in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            result[key] = {name: _closed(one) for name, one in value.items()}
+        else:
+            result[key] = value if key in _LITERALS else _closed(value)
+    names, required = schema.get("properties"), schema.get("required", [])
+    if (
+        isinstance(names, dict)
+        and isinstance(required, list)
+        and all(name in names for name in required)
+        and "minProperties" not in schema
+        and "patternProperties" not in schema
+        and schema.get("type", "object") == "object"
+    ):
+        result.setdefault("additionalProperties", False)
+    return result
+
+
+def _lark(text: str) -> str:
+    if found := _UNUSABLE.search(text):
+        raise ValueError(
+            f"rule option {found[1]} is not supported; use max_tokens, temperature and stop of the "
+            "request"
+        )
+    return LLMatcher.grammar_from_lark(text)
+
+
+def _gbnf_as_lark(text: str) -> str:
+    size = len(text.encode("utf-8", "replace"))
+    if size > MAX_GBNF_BYTES:
+        raise ValueError(
+            f"it has {size} bytes but at most {MAX_GBNF_BYTES} are taken in this form; write it in "
+            "Lark"
+        )
+    try:
+        return gbnf_to_lark(text)
+    except RecursionError:
+        raise
+    except Exception as error:  # the converter raises plain Exception for an unknown rule
+        raise ValueError(str(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, in one line."""
+    text = str(error)
+    if "recursion limit" in text:
+        return "it is nested deeper than 128 levels of JSON"
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """Beginning and end of a message of several lines, which may quote a whole grammar."""
+    words = (word if len(word) <= 60 else f"{word[:30]}..." for word in text.split())
+    line = " ".join(words)
+    return line if len(line) <= 300 else f"{line[:140]} ... {line[-150:]}"

@@ -1,0 +1,309 @@
+"""Where one answer stands in its constraint: which tokens are legal now, which must follow.
+
+Only emitted tokens come here, so nothing is ever taken back but a look ahead. What is legal is a
+function of the constraint and the emitted tokens: not of drafts, and not of what was asked before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from headstart.sampling.grammar.source import one_line
+from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar.triggers import FreeText, Triggers
+from headstart.structures.prefix import common_prefix_length
+from headstart.types.constraint import Constraint
+from headstart.types.errors import InvalidParameterError
+
+R = TypeVar("R")
+
+
+class GrammarState:
+    """`Legality` of one answer.
+
+    opening    the answer may be constrained text or begin with the mark of thoughts; `_opening`
+               holds what is missing of the mark, `_matcher` is None once only that is possible
+    free       before a trigger, or inside thoughts; `_matcher` is None
+    matching   `_matcher` has read `_read`, the tokens of the constrained text so far
+    over       the text is complete and nothing can follow
+    """
+
+    def __init__(
+        self, constraint: Constraint, tokens: GrammarTokens, make: Callable[[], LLMatcher]
+    ) -> None:
+        self._constraint = constraint
+        self._tokens = tokens
+        self._make = make
+        awaited = _awaited(constraint)
+        self._is_required = awaited is not None and awaited.is_required
+        self._triggers = Triggers(awaited, tokens) if awaited else None
+        marks = constraint.thoughts
+        self._opening = () if constraint.triggers or not marks or marks.is_open else marks.opening
+        self._matcher = make() if self._opening or not self._triggers else None
+        self._read: list[int] = []
+        self._free = self._triggers.begin() if self._triggers else FreeText()
+        self._forced: list[int] | None = None
+        self._has_looked = False  # since the matcher was made
+        self.is_over = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the text is constrained now."""
+        return self._matcher is not None and not self._opening
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+        if self._opening and token == self._opening[0]:
+            return True
+        if self._matcher is None:
+            return not self._opening and self._allows_free(token)
+        if forced := self._matcher_forced():
+            return token == forced[0]
+        return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
+
+    def legal_mask(self) -> NDArray[np.bool_]:
+        """Of each token whether it may come next.
+
+        Raises:
+            InvalidParameterError: none may, or the grammar is too complex here.
+        """
+        if not self._opening:
+            return self._legal_free() if self._matcher is None else self._legal_matching()
+        mask = (
+            np.zeros(self._tokens.size, np.bool_)
+            if self._matcher is None
+            else (self._legal_matching())
+        )
+        mask[self._opening[0]] = True
+        return mask
+
+    def _legal_matching(self) -> NDArray[np.bool_]:
+        size = self._tokens.size
+        if forced := self._matcher_forced():
+            mask = np.zeros(size, np.bool_)
+            mask[forced[0]] = True
+            return mask
+        bits = np.frombuffer(self._ask(LLMatcher.compute_bitmask), np.uint8)
+        return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
+
+    def forced(self) -> list[int]:
+        """Tokens that must follow, as far as the model's tokenizer could not write them otherwise.
+
+        The text is certain further than that, but its last bytes may share a token with what comes
+        behind. Empty if there is a choice.
+        """
+        if self._opening:
+            return list(self._opening) if self._matcher is None else []
+        return self._matcher_forced()
+
+    def _matcher_forced(self) -> list[int]:
+        if self._matcher is None or self.is_over:
+            return []
+        if self._forced is None:
+            self._forced = self._ask(LLMatcher.compute_ff_tokens)
+        return self._forced
+
+    def read(self, token: int) -> None:
+        """The text grew by this token, which was legal.
+
+        Raises:
+            InvalidParameterError: the grammar is too complex for this text.
+        """
+        if self._opening:
+            self._read_opening(token)
+        elif self._matcher is None:
+            self._read_free(token)
+        else:
+            self._consume([token])
+
+    @contextmanager
+    def lookahead(self) -> Iterator[Lookahead]:
+        """Follow tokens that were not emitted; afterwards all is as before."""
+        if self._matcher is None or self._opening or self.is_over:
+            yield Lookahead(self, None)
+            return
+        ahead = Lookahead(self, self._matcher)
+        try:
+            yield ahead
+        finally:
+            self._has_looked = True
+            is_back = not ahead.num_read or self._matcher.rollback(ahead.num_read)
+            if not is_back or self._matcher.is_error():
+                self._rebuild()
+
+    def fork(self) -> LLMatcher | None:
+        """A matcher of its own that stands here; None where the text is not constrained now."""
+        if self._matcher is None or self._opening or self.is_over:
+            return None
+        return self._matcher.deep_copy()
+
+    def _consume(self, tokens: Sequence[int]) -> None:
+        assert self._matcher is not None
+        # what stays forced needs no new tokenizing: it would give the same tokens
+        known = self._forced if len(tokens) == 1 else None
+        self._ask(lambda matcher: matcher.consume_tokens(list(tokens)))
+        self._forced = known[1:] if known and known[1:] and known[0] == tokens[0] else None
+        self._read += tokens
+        if self._matcher.is_stopped():
+            if self._constraint.repeats:
+                self._matcher, self._read, self._free = None, [], FreeText()
+            else:
+                self.is_over = True
+
+    def _ask(self, question: Callable[[LLMatcher], R]) -> R:
+        """What the matcher says.
+
+        What a look ahead built counts towards its limits, but must not decide about the text.
+
+        Raises:
+            InvalidParameterError: the grammar is too complex for this text.
+        """
+        assert self._matcher is not None
+        answer = question(self._matcher)
+        if self._matcher.is_error() and self._has_looked:
+            self._rebuild()
+            answer = question(self._matcher)
+        if self._matcher.is_error():
+            raise InvalidParameterError(
+                f"the {self._constraint.kind.title} cannot be followed further: "
+                f"{explain(self._matcher)}"
+            )
+        return answer
+
+    def _rebuild(self) -> None:
+        """Begin anew: an error of llguidance's stays, also when what caused it was taken back."""
+        self._matcher, self._has_looked = self._make(), False
+        self._matcher.consume_tokens(self._read)
+
+    def _allows_free(self, token: int) -> bool:
+        assert self._triggers is not None
+        if token in self._tokens.eog_ids:
+            return not self._is_required
+        found, _ = self._triggers.follow(self._free, token)
+        return found is None or self._triggers.is_legal(found, self._make)
+
+    def _legal_free(self) -> NDArray[np.bool_]:
+        assert self._triggers is not None
+        mask = np.ones(self._tokens.size, np.bool_)
+        mask[self._triggers.illegal_ids(self._free, self._make)] = False
+        if self._is_required:
+            mask[list(self._tokens.eog_ids)] = False
+        return mask
+
+    def _read_opening(self, token: int) -> None:
+        """The mark of thoughts goes on, or there are none; at first the text may be both."""
+        if token != self._opening[0]:
+            self._opening = ()
+            self._consume([token])
+            return
+        self._opening = self._opening[1:]
+        is_thinking = not self._opening
+        if is_thinking or self._matcher is None or self._matcher.validate_tokens([token]) != 1:
+            self._matcher, self._read, self._forced = None, [], None
+        else:
+            self._consume([token])
+
+    def _read_free(self, token: int) -> None:
+        assert self._triggers is not None
+        found, self._free = self._triggers.follow(self._free, token)
+        if found is None:
+            return
+        self._matcher, self._forced, self._has_looked = self._make(), None, False
+        if found:
+            self._consume(self._tokens.encode(found))
+
+
+class Lookahead:
+    """A matcher that reads on for a while; see `GrammarState.lookahead`.
+
+    Where it fails it only says that nothing more is legal: it serves drafts.
+    """
+
+    def __init__(self, state: GrammarState, matcher: LLMatcher | None) -> None:
+        self.num_read = 0
+        self._state = state
+        self._matcher = matcher
+        self._forced = state.forced() if matcher else []
+
+    def read_legal(self, tokens: Sequence[int]) -> int:
+        """Read these up to the first that is illegal; returns how many were legal."""
+        if self._matcher is None:
+            return self._count_free(tokens)
+        for index, token in enumerate(tokens):
+            forced = self.forced()
+            if self._matcher.is_stopped() or (forced and token != forced[0]):
+                return index
+            if token in self._state._tokens.eog_ids:  # nothing comes after it
+                return index + self._matcher.is_accepting()
+            if self._matcher.try_consume_tokens([token]) != 1:
+                return index
+            self.num_read += 1
+            self._forced = forced[1:]
+        return len(tokens)
+
+    def forced(self) -> list[int]:
+        """Tokens that must follow what was read."""
+        if self._matcher is None or self._matcher.is_stopped():
+            return []
+        if not self._forced:
+            self._forced = self._matcher.compute_ff_tokens()
+        return self._forced
+
+    def _count_free(self, tokens: Sequence[int]) -> int:
+        """In a free text all is legal up to a trigger; behind it a copy of the state follows."""
+        state = self._state
+        if state.is_over or state._triggers is None:
+            return 0
+        num_opening = common_prefix_length(tokens, state._opening)
+        if num_opening < len(state._opening):
+            if num_opening == len(tokens) or state._matcher is None:
+                return num_opening
+            num_matched = state._matcher.deep_copy().validate_tokens(list(tokens))
+            return max(num_opening, num_matched)
+        return num_opening + self._count_behind_opening(tokens[num_opening:])
+
+    def _count_behind_opening(self, tokens: Sequence[int]) -> int:
+        state = self._state
+        assert state._triggers is not None
+        text = state._free
+        for index, token in enumerate(tokens):
+            if token in state._tokens.eog_ids:
+                return index + (not state._is_required)
+            found, text = state._triggers.follow(text, token)
+            if found is not None:
+                return index + self._count_behind(found, tokens[index + 1 :])
+        return len(tokens)
+
+    def _count_behind(self, found: bytes, tokens: Sequence[int]) -> int:
+        state = self._state
+        assert state._triggers is not None
+        if not state._triggers.is_legal(found, state._make):
+            return 0
+        matcher = state._make()
+        matcher.consume_tokens(state._tokens.encode(found))
+        return 1 + max(0, matcher.validate_tokens(list(tokens)))
+
+
+def _awaited(constraint: Constraint) -> Constraint | None:
+    """What a free text is searched for: triggers, or the end of the thoughts before the text."""
+    marks = constraint.thoughts
+    if constraint.triggers:
+        return constraint
+    if marks is None or not (marks.is_open or marks.opening):
+        return None
+    return dataclasses.replace(constraint, triggers=(marks.end,), thoughts=None, is_required=True)
+
+
+def explain(matcher: LLMatcher) -> str:
+    """Why a matcher gave up, in one line."""
+    text = matcher.get_error().partition("<non-verbose/>")[0].partition("<state>")[0]
+    if "NoExtension" in text:
+        return "no text can satisfy it"
+    return one_line(text)

@@ -1,0 +1,276 @@
+"""Caches of a drafter that follow the target's: what the target shares, cuts, saves and restores,
+they share, cut, save and restore.
+
+Knows tokens, states and lengths; the speculator decides what is read and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.speculators.state_batch import MERGED_ROWS, HeadContext, StateBatch
+from headstart.speculators.target_states import TargetStates
+from headstart.types import ContextFullError, DecodedStates
+
+# Multiplications that take about as long as what a decode costs besides its rows, on one core.
+_DECODE_WORK = 2**23
+CONTEXT_FULL = "draft context full"
+LEAST_WAITING = 256  # rows of a sequence that may wait, whatever they take
+_MIB = 2**20
+
+
+@dataclass(slots=True)
+class FollowedSequence:
+    """One sequence of the target, and the rows of it in the heads' caches."""
+
+    states: TargetStates
+    held: list[int]  # length of each head's cache; rows from `states.read` on are drafts
+    last_used: int = 0  # number of the draft call
+
+
+class FollowedCaches:
+    """The caches of all heads. Each head has sequences of its own: it has read other parts."""
+
+    first_row = 0  # position of the first row of a text
+
+    def __init__(
+        self, heads: HeadContext, layers: Sequence[int], waiting_mib: int, width: int = 0
+    ) -> None:
+        """Follow with empty caches.
+
+        Args:
+            heads: what drafts.
+            layers: whose states are read, side by side.
+            waiting_mib: of states of one sequence, before they are read.
+            width: of such a row of states, if it is not that of the states of `heads`.
+        """
+        self.heads, self._engine = heads, heads.engine
+        self.width = width or heads.state_width
+        self.batch = StateBatch(self._engine.max_batch_tokens, heads.state_width)
+        self.num_decoded = 0  # rows
+        self.lost: dict[str, int] = {}  # times that caches could not follow, by reason
+        self.sequences: dict[int, FollowedSequence] = {}
+        self._layers = tuple(layers)
+        self._most_waiting = max(LEAST_WAITING, waiting_mib * _MIB // (4 * self.width))
+
+    def sequence(self, seq_id: int) -> FollowedSequence:
+        """What is known of a sequence of the target; an empty one if nothing is."""
+        sequence = self.sequences.get(seq_id)
+        if sequence is None:
+            num_heads = self.heads.num_heads
+            states = TargetStates(num_heads, self.width)
+            sequence = self.sequences[seq_id] = FollowedSequence(states, [0] * num_heads)
+        return sequence
+
+    def id_of(self, seq_id: int, head: int) -> int:
+        """The head's own sequence."""
+        return seq_id * self.heads.num_heads + head
+
+    def observe(self, decoded: DecodedStates) -> None:
+        """Keep the states until they are read; read them now where they become too many."""
+        layers = [decoded.states[layer] for layer in self._layers]
+        for start, end in _runs(decoded.seq_ids):
+            seq_id, position = int(decoded.seq_ids[start]), int(decoded.positions[start])
+            sequence = self.sequence(seq_id)
+            tokens = decoded.tokens[start:end].tolist()
+            parts = [rows[start:end] for rows in layers]
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+            if not sequence.states.observe(position, tokens, rows):
+                self._lose(seq_id, "the beginning is not known")
+            self.cut(seq_id)
+            if sequence.states.num_states > self._most_waiting:
+                self._read_waiting(seq_id)
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        """As the target's."""
+        self.sequence(seq_id).states.truncate(length)
+        self.cut(seq_id)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """As the target's."""
+        states = self.sequence(source).states.copy(length)
+        self.sequences[target] = FollowedSequence(states, list(states.read))
+        for head, read in enumerate(states.read):
+            of_target = self.id_of(target, head)
+            if read <= states.first:
+                self._engine.clear(of_target)
+            elif not self._engine.copy_prefix(self.id_of(source, head), of_target, read):
+                self._lose(target, "no room for a copy")
+                return
+
+    def save(self, seq_id: int) -> bytes | None:
+        """The states, then each head's cache; None if there is nothing."""
+        sequence = self.sequence(seq_id)
+        states = sequence.states
+        if not states.length:
+            return None
+        states.settle()
+        self.cut(seq_id)
+        parts = [states.to_bytes()]
+        for head, read in enumerate(states.read):
+            own = (
+                self._engine.save_sequence(self.id_of(seq_id, head)) if read > states.first else b""
+            )
+            parts.append(bytes(own))
+        sizes = np.array([len(part) for part in parts], np.int64)
+        return b"".join((sizes.tobytes(), *parts))
+
+    def restore(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+        """What `save` returned, perhaps under another id."""
+        num_heads, view = self.heads.num_heads, memoryview(data)
+        sizes = np.frombuffer(view, np.int64, 1 + num_heads)
+        ends = (8 * len(sizes) + np.cumsum([0, *sizes])).tolist()
+        parts = [view[start:end] for start, end in pairwise(ends)]
+        states = TargetStates.from_bytes(parts[0], num_heads, self.width)
+        self.sequences[seq_id] = FollowedSequence(states, list(states.read))
+        for head, part in enumerate(parts[1:]):
+            own = self.id_of(seq_id, head)
+            if not len(part):
+                self._engine.clear(own)
+            elif not self._engine.restore_sequence(own, part):
+                self._lose(seq_id, "no room for a restored prompt")
+                return
+
+    def read(self, seq_id: int, head: int, num_rows: int) -> None:
+        """A head reads so many of the target's rows that it lacks, or all that there are.
+
+        Raises:
+            ContextFullError: there is no room for them.
+        """
+        sequence = self.sequence(seq_id)
+        states, batch = sequence.states, self.batch
+        end = min(states.length, states.read[head] + num_rows)
+        states.count_missing(states.read[head])
+        while (start := states.read[head]) < end:
+            stop = min(end, start + batch.capacity)
+            tokens = states.tokens[start:stop]
+            batch.clear()
+            batch.head = head
+            self.add_verified(self.id_of(seq_id, head), start, tokens, states.before(start, stop))
+            if batch.num_rows:
+                self.decode()
+            states.read[head] = sequence.held[head] = stop
+
+    def catch_up(self, seq_ids: Sequence[int], head: int) -> list[NDArray[np.float32]]:
+        """A head reads the target's rows that it lacks, of all these sequences in one decode.
+
+        They need no outputs. Where outputs cost less than that decode, they are left to be read in
+        the same decode as the drafts.
+
+        Returns of each sequence what the rows that are left and that of the next token are made of
+        besides their tokens.
+
+        Raises:
+            ContextFullError: there is no room for them.
+        """
+        known = [self.sequence(seq_id).states for seq_id in seq_ids]
+        for seq_id, states in zip(seq_ids, known, strict=True):
+            num_rows = states.length - states.read[head]
+            if num_rows > min(MERGED_ROWS, self.batch.capacity - 1):
+                self.read(seq_id, head, num_rows)
+            states.count_missing(states.read[head])
+        parts = self.encoded([s.before(s.read[head], s.length + 1) for s in known])
+        parts = [
+            rows[max(0, self.first_row - states.read[head]) :]
+            for rows, states in zip(parts, known, strict=True)
+        ]
+        if self._is_merged(sum(map(len, parts)), len(parts), head):
+            return parts
+        self._read_together(seq_ids, head, parts)
+        return [rows[-1:] for rows in parts]
+
+    def _is_merged(self, num_rows: int, num_drafts: int, head: int) -> bool:
+        """Whether so many rows of so many drafts are computed with outputs in one decode."""
+        most = min(self._engine.max_outputs, self.batch.capacity) - head * num_drafts
+        work = (num_rows - num_drafts) * self._engine.vocab_size * self.heads.state_width
+        return num_rows <= most and work <= _DECODE_WORK
+
+    def _read_together(
+        self, seq_ids: Sequence[int], head: int, parts: Sequence[NDArray[np.float32]]
+    ) -> None:
+        """Read all rows of the parts but the last of each, in one decode where they fit."""
+        batch, waiting = self.batch, [*zip(seq_ids, parts, strict=True)]
+        while waiting:
+            batch.clear()
+            batch.head = head
+            added = []
+            while waiting and batch.num_rows + len(waiting[-1][1]) <= batch.capacity:
+                seq_id, rows = waiting.pop()
+                states = self.sequence(seq_id).states
+                start = states.length + 1 - len(rows)
+                tokens = states.tokens[start : states.length]
+                batch.add_rows(self.id_of(seq_id, head), start, tokens, rows[:-1])
+                added.append(self.sequence(seq_id))
+            if batch.num_rows:
+                self.decode()
+            for sequence in added:
+                sequence.states.read[head] = sequence.held[head] = sequence.states.length
+
+    def encoded(self, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """What rows are made of besides their tokens, from states of the target."""
+        return parts
+
+    def add_verified(
+        self, own: int, start: int, tokens: Sequence[int], states: NDArray[np.float32]
+    ) -> None:
+        """Add rows of the target's text to the batch, with the target's states before them."""
+        self.batch.add_rows(own, start, tokens, states)
+
+    def decode(self) -> NDArray[np.float32]:
+        """Decode the batch; its logits."""
+        logits = self._engine.decode(self.batch)
+        self.num_decoded += self.batch.num_rows
+        return logits
+
+    def cut(self, seq_id: int) -> None:
+        """Drop rows of drafts, and of texts that did not go on like that, from the caches."""
+        sequence = self.sequence(seq_id)
+        for head, (held, read) in enumerate(zip(sequence.held, sequence.states.read, strict=True)):
+            if held > read:
+                if read > sequence.states.first:
+                    self._engine.truncate(self.id_of(seq_id, head), read)
+                else:
+                    self._engine.clear(self.id_of(seq_id, head))
+            sequence.held[head] = read
+
+    def make_room(self, busy: Sequence[int]) -> None:
+        """Forget what was used longest ago, and else what was asked for."""
+        idle = [
+            seq_id
+            for seq_id, sequence in self.sequences.items()
+            if seq_id not in busy and max(sequence.held) > sequence.states.first
+        ]
+        idle.sort(key=lambda seq_id: self.sequences[seq_id].last_used)
+        for seq_id in idle[: len(idle) // 2 + 1] or busy:
+            self._lose(seq_id, CONTEXT_FULL)
+
+    def _read_waiting(self, seq_id: int) -> None:
+        """More states wait than there is memory for."""
+        states = self.sequence(seq_id).states
+        try:
+            for head in range(self.heads.num_heads):
+                self.read(seq_id, head, states.length)
+            states.drop_read()
+        except ContextFullError:
+            self.make_room([seq_id])
+            self._lose(seq_id, CONTEXT_FULL)
+
+    def _lose(self, seq_id: int, reason: str) -> None:
+        """What the heads read is gone; they go on with what comes."""
+        self.lost[reason] = self.lost.get(reason, 0) + 1
+        sequence = self.sequence(seq_id)
+        sequence.states.forget_caches()
+        for head in range(self.heads.num_heads):
+            self._engine.clear(self.id_of(seq_id, head))
+        sequence.held = list(sequence.states.read)
+
+
+def _runs(seq_ids: NDArray[np.int32]) -> list[tuple[int, int]]:
+    """Where the adjacent rows of each sequence begin and end."""
+    edges = np.flatnonzero(seq_ids[1:] != seq_ids[:-1]) + 1
+    return list(pairwise([0, *edges.tolist(), len(seq_ids)]))

@@ -1,0 +1,143 @@
+"""How a whole answer is written: thoughts, content, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from headstart.text.thinking import Thinking
+from headstart.text.toolcalls.formats import (
+    CallFormat,
+    DemandableBody,
+    JsonCall,
+    MarkedCalls,
+    NamedCall,
+)
+from headstart.text.toolcalls.reader import Reading, TextReader
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a request wants to be read out of an answer's text."""
+
+    splits_thoughts: bool = True
+    reads_calls: bool = True
+    start: Literal["answer", "thoughts", "content"] = "answer"  # what the model writes first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """Thoughts first, then content, then or in between calls."""
+
+    thinking: Thinking | None = None
+    calls: CallFormat | None = None
+    content_start: str = ""  # markers around the content, which are no part of it
+    content_end: str = ""
+    calls_end_thoughts: bool = False  # a call may begin before the thoughts have ended
+    required_calls: MarkedCalls | None = None  # for calls of another kind: a form to demand
+    after_thoughts: str = ""  # what stands between thoughts and demanded calls
+    seen_markers: tuple[str, ...] = ()  # further markers that are read
+    dropped: tuple[str, ...] = ()  # markers in the content that are no part of it
+    why_no_calls: str = ""  # where there is no format of calls
+
+    @property
+    def name(self) -> str:
+        """What /props and the log call it."""
+        return self.calls.name if self.calls else "content"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All texts that have to be seen in the answer, also where they are special tokens."""
+        found = [self.content_start, self.content_end]
+        if self.thinking:
+            found += [self.thinking.start, self.thinking.end]
+        if isinstance(self.calls, MarkedCalls):
+            found += self.calls.markers
+        return tuple(marker.strip() for marker in (*found, *self.seen_markers) if marker.strip())
+
+    @property
+    def constrained_calls(self) -> MarkedCalls | None:
+        """The form in which calls can be demanded."""
+        if self.required_calls or not isinstance(self.calls, MarkedCalls):
+            return self.required_calls
+        return (
+            self.calls
+            if isinstance(self.calls.body, JsonCall | NamedCall | DemandableBody)
+            else None
+        )
+
+    def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
+        """Read an answer from its beginning to its end."""
+        triggers = self.calls.triggers if self.calls and options.reads_calls else ()
+        if options.splits_thoughts and options.start != "content":
+            yield from self._read_thoughts(reader, options.start == "thoughts", triggers)
+        yield from self._read_content(reader, triggers)
+
+    def _read_thoughts(
+        self, reader: TextReader, is_thinking: bool, triggers: tuple[str, ...]
+    ) -> Reading[None]:
+        if self.thinking is None:
+            return
+        start, end = self.thinking.start, self.thinking.end
+        place = reader.mark()
+        yield from reader.skip_space()
+        is_marked = bool(start) and (yield from reader.takes(start.strip()))
+        reader.release(None if is_marked else place)
+        if not is_marked and not is_thinking:
+            return
+        if is_marked and start[-1:].isspace():
+            yield from reader.skip_space()
+        stops = triggers if self.calls_end_thoughts else ()
+        if self.content_start:
+            stops = (*stops, self.content_start)
+        yield from _skip_space_before(reader, (end.strip(),))  # alone it is no thought
+        found = yield from reader.until((end.strip(), *stops), reader.thoughts)
+        if found in stops and found is not None:
+            reader.at -= len(found)
+        elif end[-1:].isspace():
+            yield from reader.skip_space()
+
+    def _read_content(self, reader: TextReader, triggers: tuple[str, ...]) -> Reading[None]:
+        around = (self.content_start.strip(), self.content_end.strip())
+        drops = tuple(filter(None, (*around, *self.dropped)))
+        # alone it is no content of an answer that only calls
+        yield from _skip_space_before(reader, [one for one in triggers if one != "{"])
+        while True:
+            found = yield from reader.until((*triggers, *drops), reader.content)
+            if found is None:
+                return
+            if found not in drops:
+                yield from self._read_calls(reader, found)
+
+    def _read_calls(self, reader: TextReader, trigger: str) -> Reading[None]:
+        """Read the calls that begin in front of here; what turns out to be none is content."""
+        assert self.calls is not None
+        reader.at -= len(trigger)
+        place = reader.mark()
+        if (yield from self.calls.read(reader)):
+            reader.release()
+            yield from _skip_space_at_the_end(reader)
+            return
+        reader.release(place)
+        reader.content(trigger)
+        reader.at += len(trigger)
+
+
+def _skip_space_before(reader: TextReader, markers: Sequence[str]) -> Reading[None]:
+    """Go behind white space if one of the markers follows it."""
+    place = reader.mark()
+    yield from reader.skip_space()
+    for marker in markers:
+        if (yield from reader.sees(marker)):
+            reader.release()
+            return
+    reader.release(place)
+
+
+def _skip_space_at_the_end(reader: TextReader) -> Reading[None]:
+    """Go behind white space if nothing follows it."""
+    place = reader.mark()
+    yield from reader.skip_space()
+    is_end = not (yield from reader.peek(1))
+    reader.release(None if is_end else place)

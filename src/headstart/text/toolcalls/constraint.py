@@ -1,0 +1,232 @@
+"""Calls as a grammar, so that a model can write no others: llguidance's Lark.
+
+Markers that are special tokens stand in it by their ids, because a text never matches those.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.text.toolcalls.formats import (
+    DemandableBody,
+    JsonArguments,
+    JsonCall,
+    MarkedCalls,
+    NamedCall,
+    TaggedArguments,
+)
+from headstart.text.toolcalls.tools import Tools
+from headstart.text.toolcalls.value_rules import SchemaRules, as_json, quoted, refuse_undemanded
+from headstart.types.constraint import Constraint, ConstraintKind
+
+_PIECES = re.compile(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)")
+_TYPES = ("number", "array", "object", "boolean", "null")  # of values that are no text
+TokenOf = Callable[[str], int | None]
+"""The id of the special token with this spelling, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """Which calls may be written."""
+
+    tools: Tools
+    names: Sequence[str]  # of the tools that may be called
+    is_parallel: bool
+    token_of: TokenOf
+
+
+def required_calls(calls: MarkedCalls, rules: CallRules) -> Constraint:
+    """The answer is calls."""
+    grammar = _Grammar(rules)
+    grammar.add_section(calls, with_trigger=True)
+    return Constraint(kind=ConstraintKind.LARK, text=grammar.text("section"))
+
+
+def calls_at_a_trigger(calls: MarkedCalls, rules: CallRules) -> Constraint | None:
+    """What follows the marker of calls is a call; None where no marker shows that one begins."""
+    if calls.triggers == ("{",):
+        return None
+    grammar = _Grammar(rules)
+    grammar.add_section(calls, with_trigger=False)
+    return Constraint(
+        kind=ConstraintKind.LARK,
+        text=grammar.text("section"),
+        triggers=tuple(trigger.encode() for trigger in calls.triggers),
+    )
+
+
+def before_rules(after_thoughts: str, header: str, token_of: TokenOf) -> str:
+    """What may stand before what is demanded, as `Constraint.before` wants it.
+
+    Args:
+        after_thoughts: stands between thoughts and whatever follows them.
+        header: stands before that which is demanded.
+    """
+    if not after_thoughts and not header:
+        return ""
+    grammar = _Grammar(CallRules(Tools([]), (), False, token_of))
+    first, second = grammar.spelled(after_thoughts), grammar.spelled(header)
+    return f"before: ({first})? {second}" if first and second else f"before: {first}{second}"
+
+
+class _Grammar:
+    """Rules of a Lark grammar, written one by one."""
+
+    def __init__(self, rules: CallRules) -> None:
+        self._rules = rules
+        self._lines: list[str] = []
+
+    def text(self, start: str) -> str:
+        space = "SPACE: /[ \\t\\r\\n]{1,4}/"
+        return "\n".join([f"start: {start}", space, *self._lines])
+
+    def add_section(self, calls: MarkedCalls, *, with_trigger: bool) -> None:
+        """All calls with what is around them; without the trigger if that was written already."""
+        opening, first_start = calls.section_start, calls.call_start
+        if not with_trigger:
+            trigger = calls.triggers[0]
+            if opening.strip():
+                opening = opening.partition(trigger)[2]
+            else:
+                first_start = first_start.partition(trigger)[2]
+        bodies = [self._call(calls, name) for name in self._rules.names]
+        for index, body in enumerate(bodies):
+            self._lines.append(f"call_{index}: {body}")
+        self._lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(bodies))))
+        messages = self._further_messages(calls)
+        if with_trigger and calls.header:
+            self._lines.append(f"section: message {messages}")
+            return
+        more = ""
+        if self._rules.is_parallel and calls.is_parallel:
+            before = self.spelled(calls.separator + calls.call_start)
+            more = f"({before} call {self.spelled(calls.call_end)})*"
+        parts = [
+            self.spelled(opening),
+            self.spelled(first_start),
+            "call",
+            self.spelled(calls.call_end),
+            more,
+            self.spelled(calls.section_end),
+            messages,
+        ]
+        self._lines.append("section: " + " ".join(filter(None, parts)))
+
+    def _further_messages(self, calls: MarkedCalls) -> str:
+        """What may follow a message whose header names the tool: more of them."""
+        if not calls.header:
+            return ""
+        end = self.spelled(calls.call_end + calls.section_end)
+        messages = []
+        for index, name in enumerate(self._rules.names):
+            start = calls.header.format(name=name) + calls.section_start + calls.call_start
+            messages.append(f"{self.spelled(start)} call_{index} {end}")
+        self._lines.append("message: " + " | ".join(messages))
+        if not (self._rules.is_parallel and calls.next_message):
+            return ""
+        return f"({self.spelled(calls.next_message)} message)*"
+
+    def _call(self, calls: MarkedCalls, name: str) -> str:
+        # arguments that the tool does not declare would be of no use
+        tools = self._rules.tools
+        schema = {"type": "object", "additionalProperties": False, **tools.parameters(name)}
+        if not tools.is_strict(name):  # what is not supported is not demanded
+            schema["x-guidance"] = {"lenient": True, "coerce_one_of": True}
+        match calls.body:
+            case JsonCall():
+                return self._json_call(calls.body, name, schema)
+            case NamedCall():
+                return self._named_call(calls.body, name, schema)
+            case DemandableBody():
+                return calls.body.rule(name, SchemaRules(schema, self._lines, self.spelled))
+        raise TypeError(f"no grammar for {calls.body!r}")
+
+    def _json_call(self, body: JsonCall, name: str, schema: Mapping[str, Any]) -> str:
+        arguments = as_json(schema)
+        if body.is_name_key:
+            return f'{quoted("{" + json.dumps(name) + ": ")} {arguments} "}}"'
+        key, written = json.dumps(body.name_key), json.dumps(name)
+        fields = f"{key}: {written}, {json.dumps(body.arguments_key)}: "
+        id_field = json.dumps(body.id_key) + ': "'
+        if body.id_key and body.is_id_last:
+            last = f"{quoted(', ' + id_field)} /[a-zA-Z0-9]{{9}}/ {quoted(chr(34))}"
+            return f'{quoted("{" + fields)} {arguments} {last} "}}"'
+        if body.id_key:
+            first = f"{quoted('{' + id_field)} /[0-9]{{1,4}}/ {quoted(chr(34) + ', ' + fields)}"
+            return f'{first} {arguments} "}}"'
+        return f'{quoted("{" + fields)} {arguments} "}}"'
+
+    def _named_call(self, body: NamedCall, name: str, schema: Mapping[str, Any]) -> str:
+        parts = []
+        if body.is_id_first:
+            parts += ["/[a-zA-Z0-9]{9}/", self.spelled(body.name_start)]
+        if body.is_name_id:
+            parts += [quoted(f"functions.{name}:"), "/[0-9]{1,4}/"]
+        else:
+            parts.append(quoted(name))
+        if body.id_start:
+            parts += [self.spelled(body.id_start), "/[a-zA-Z0-9]{9}/"]
+        parts.append(self.spelled(body.name_end))
+        if body.number_end:
+            parts += ["/[0-9]{1,3}/", self.spelled(body.number_end)]
+        match body.arguments:
+            case JsonArguments():
+                parts.append(as_json(schema))
+            case TaggedArguments():
+                parts += self._tagged(body.arguments, name, schema)
+        return " ".join(filter(None, parts))
+
+    def _tagged(
+        self, arguments: TaggedArguments, name: str, schema: Mapping[str, Any]
+    ) -> list[str]:
+        properties = schema.get("properties")
+        required = schema.get("required") or ()
+        parts = []
+        for key, value in (properties if isinstance(properties, Mapping) else {}).items():
+            is_text = self._rules.tools.is_text(name, key)
+            if is_text and self._rules.tools.is_strict(name):
+                refuse_undemanded(value)
+            written = self._argument(arguments, key, value, None if is_text else schema)
+            parts.append(f"({written})" if key in required else f"({written})?")
+        return parts
+
+    def _argument(
+        self, form: TaggedArguments, key: str, schema: Any, root: Mapping[str, Any] | None
+    ) -> str:
+        """Key and value; `root` is the schema of all arguments, or None if the value is text."""
+        is_text = root is None
+        has_values = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
+        parts = [self.spelled(form.key_start), quoted(key), self.spelled(form.key_end)]
+        if form.attribute_end:
+            others = ("false",) if form.text_attribute == "true" else _TYPES
+            words = (form.text_attribute,) if is_text else others
+            parts.append(f"({' | '.join(map(quoted, words))})")
+            parts.append(self.spelled(form.attribute_end))
+        opening = " ".join(parts)
+        if is_text and has_values:
+            values = schema.get("enum") or [schema["const"]]
+            choices = " | ".join(quoted(str(value)) for value in values)
+            return f"{opening} ({choices}) {self.spelled(form.value_end)}"
+        if not is_text:
+            return f"{opening} {as_json(schema, root)} {self.spelled(form.value_end)}"
+        end = form.value_end
+        if self._rules.token_of(end.strip()) is not None:
+            return f"{opening} /(?s:.*)/ {self.spelled(end)}"
+        name = f"text_{len(self._lines)}_{len(opening)}"
+        self._lines.append(f"{name}[suffix={quoted(end)}]: /(?s:.*)/")
+        return f"{opening} {name}"
+
+    def spelled(self, marker: str) -> str:
+        """A marker as text and ids of special tokens.
+
+        White space is a piece of its own: what may follow it is decided behind it.
+        """
+        parts = []
+        for part in filter(None, _PIECES.split(marker)):
+            token = self._rules.token_of(part)
+            parts.append(quoted(part) if token is None else f"<[{token}]>")
+        return " ".join(parts)

@@ -1,0 +1,132 @@
+"""Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,other:2}<tool_call|>`.
+
+Source: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.formats import MarkedCalls
+from headstart.text.toolcalls.json_text import dump, value_or_text
+from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.value_rules import Limits, Member, SchemaRules, ValueRules, quoted
+
+_QUOTE = '<|"|>'
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaCall:
+    """A name and an object with bare keys, whose texts stand between quotes of their own."""
+
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+        """Read the call, its arguments as JSON while they arrive."""
+        name = yield from reader.run(lambda char: char.isalnum() or char in "_.-:")
+        if name not in reader.tools or not (yield from reader.sees("{")):
+            return False
+        reader.begin_call(name)
+        yield from _read_object(reader)
+        return True
+
+    def rule(self, name: str, rules: SchemaRules) -> str:
+        """The name and an object."""
+        return f"{quoted(name)} {_GemmaValues(rules).value(rules.schema)}"
+
+
+class _GemmaValues(ValueRules):
+    """Objects have their keys in the order of the alphabet, as the template writes them."""
+
+    def text(self, end: str) -> str:
+        quote = self.spelled(_QUOTE)
+        if quote != quoted(_QUOTE):  # a special token, which text never matches
+            return f"{quote} /(?s:.*)/ {quote}"
+        rest = self.named(f"text[suffix={quote}]", "/(?s:.*)/")
+        return f"{quote} {rest}"
+
+    def literal(self, value: Any, end: str) -> str:
+        if not isinstance(value, str):
+            return quoted(dump(value))
+        quote = self.spelled(_QUOTE)
+        return f"{quote} {quoted(value)} {quote}"
+
+    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
+        return f'"[" {self.repeated(item(""), ",", limits)} "]"'
+
+    def member(self, key: str, value: Callable[[str], str]) -> str:
+        return f"{quoted(key + ':')} {value('')}"
+
+    def object_of(self, members: Sequence[Member], end: str) -> str:
+        ordered = sorted(members, key=lambda one: one.text.casefold())
+        return f'"{{" {self.joined(ordered, ",")} "}}"'
+
+
+def _read_object(reader: TextReader) -> Reading[None]:
+    """Write an object and all that is in it as JSON; depth is counted, not called."""
+    open_brackets: list[str] = []
+    while True:
+        yield from reader.skip_space()
+        if open_brackets and open_brackets[-1] == "}":
+            yield from _read_key(reader)
+        opening = yield from reader.takes_one((_QUOTE, "{", "["))
+        if opening == _QUOTE:
+            reader.arguments('"')
+            yield from reader.until((_QUOTE,), lambda text: reader.arguments(dump(text)[1:-1]))
+            reader.arguments('"')
+        elif opening:
+            reader.arguments(opening)
+            open_brackets.append("}" if opening == "{" else "]")
+            if not (yield from _is_empty(reader, open_brackets[-1])):
+                continue
+        else:
+            word = yield from reader.run(lambda char: char not in ",{}[]<")
+            reader.arguments(dump(value_or_text(word.strip())))
+        if not (yield from _go_on(reader, open_brackets)):
+            return
+
+
+def _read_key(reader: TextReader) -> Reading[None]:
+    key: list[str] = []
+    if not (yield from reader.takes_one((_QUOTE,))):
+        yield from reader.until((":",), key.append)
+    else:
+        yield from reader.until((_QUOTE,), key.append)
+        yield from reader.takes(":")
+    reader.arguments(dump("".join(key).strip()) + ":")
+    yield from reader.skip_space()
+
+
+def _is_empty(reader: TextReader, bracket: str) -> Reading[bool]:
+    yield from reader.skip_space()
+    return (yield from reader.sees(bracket))
+
+
+def _go_on(reader: TextReader, open_brackets: list[str]) -> Reading[bool]:
+    """Close what is closed; whether another value follows."""
+    while open_brackets:
+        yield from reader.skip_space()
+        if (yield from reader.takes(open_brackets[-1])):
+            reader.arguments(open_brackets.pop())
+            continue
+        if (yield from reader.takes(",")):
+            reader.arguments(",")
+            return True
+        return False
+    return False
+
+
+_CALLS = MarkedCalls("gemma4", GemmaCall(), call_start="<|tool_call>call:", call_end="<tool_call|>")
+FORMAT = AnswerFormat(
+    calls=_CALLS, seen_markers=(_QUOTE, "<|channel>", "<channel|>"), dropped=("<|tool_response>",)
+)
+
+
+def detect(template: ChatTemplate) -> AnswerFormat | None:
+    """Its template writes calls so."""
+    if "'<|tool_call>call:'" not in template.source:
+        return None
+    return dataclasses.replace(FORMAT, thinking=template.thinking)

@@ -1,0 +1,44 @@
+"""Kimi K3: everything stands in tags, `<|open|>response<|sep|>text<|close|>response<|sep|>`.
+
+Source: its chat template in llama.cpp's models/templates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
+
+_SEP = "<|sep|>"
+_ARGUMENTS = TaggedArguments(
+    key_start='<|open|>argument key="',
+    key_end='" type="',
+    value_end="<|close|>argument<|sep|>",
+    attribute_end='"<|sep|>',
+    text_attribute="string",
+)
+_CALLS = MarkedCalls(
+    "kimi-k3",
+    NamedCall(_ARGUMENTS, name_end='" index="', number_end='"<|sep|>'),
+    section_start="<|open|>tools<|sep|>",
+    section_end="<|close|>tools<|sep|>",
+    call_start='<|open|>call tool="',
+    call_end="<|close|>call<|sep|>",
+)
+FORMAT = AnswerFormat(
+    calls=_CALLS,
+    content_start="<|open|>response<|sep|>",
+    content_end="<|close|>response<|sep|>",
+    dropped=("<|close|>message<|sep|>", "<|end_of_msg|>"),
+    seen_markers=("<|open|>", "<|close|>", _SEP),
+)
+
+
+def detect(template: ChatTemplate) -> AnswerFormat | None:
+    """Its markers are unique."""
+    words = ("<|open|>", "<|close|>", "<|end_of_msg|>")
+    if not all(word in template.source for word in words):
+        return None
+    return dataclasses.replace(FORMAT, thinking=template.thinking)

@@ -1,0 +1,150 @@
+"""LFM2: calls as Python writes them, `<|tool_call_start|>[f(a='x', b=2)]<|tool_call_end|>`.
+
+Source: https://docs.liquid.ai/lfm/key-concepts/tool-use
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.formats import MarkedCalls
+from headstart.text.toolcalls.json_text import dump, value_or_text
+from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.value_rules import (
+    Limits,
+    Member,
+    SchemaRules,
+    ValueRules,
+    as_json,
+    quoted,
+)
+
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """A name, and keyword arguments in parentheses."""
+
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+        """Read the call; each argument is passed on when it is whole."""
+        name = yield from reader.run(lambda char: char.isalnum() or char in "_.-")
+        if name not in reader.tools or not (yield from reader.takes("(")):
+            return False
+        reader.begin_call(name)
+        reader.arguments("{")
+        before = ""
+        while True:
+            yield from reader.skip_space()
+            key = yield from reader.run(lambda char: char.isalnum() or char == "_")
+            yield from reader.skip_space()
+            if not key or not (yield from reader.takes("=")):
+                break
+            value = yield from _source_of_value(reader)
+            reader.arguments(f"{before}{dump(key)}:{dump(_value(value))}")
+            before = ","
+            yield from reader.takes(",")
+        reader.arguments("}")
+        yield from reader.takes(")")
+        return True
+
+    def rule(self, name: str, rules: SchemaRules) -> str:
+        """The name, and the arguments by their keys."""
+        values = _PythonValues(rules)
+        arguments = values.joined(values.members(rules.schema), ", ")
+        return f'{quoted(name + "(")} {arguments} ")"'
+
+
+class _PythonValues(ValueRules):
+    """Texts in either kind of quotes; all else as in JSON."""
+
+    def text(self, end: str) -> str:
+        return self.named("text", as_json({"type": "string"}) + r""" | "'" /[^'\\\n]*/ "'" """)
+
+    def literal(self, value: Any, end: str) -> str:
+        texts = [dump(value)]
+        if isinstance(value, str) and not set(value) & set("'\\\n"):
+            texts.append(f"'{value}'")
+        return f"({' | '.join(map(quoted, texts))})"
+
+    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
+        return f'"[" {self.repeated(item(""), ", ", limits)} "]"'
+
+    def member(self, key: str, value: Callable[[str], str]) -> str:
+        return f"{quoted(key + '=')} {value('')}"
+
+    def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
+        is_object = isinstance(schema, Mapping) and schema.get("type") == "object"
+        return as_json(schema, self.root) if is_object else super().value(schema, end, depth)
+
+    def object_of(self, members: Sequence[Member], end: str) -> str:
+        return as_json({"type": "object"}, self.root)
+
+
+def _source_of_value(reader: TextReader) -> Reading[str]:
+    """The text up to the comma or parenthesis that ends the value."""
+    text: list[str] = []
+    depth = 0
+    while True:
+        found = yield from reader.until(("'", '"', ",", *_OPEN, *_CLOSE), text.append)
+        if found is None:
+            break
+        if (found in _CLOSE and depth == 0) or (found == "," and depth == 0):
+            reader.at -= 1
+            break
+        text.append(found)
+        depth += (found in _OPEN) - (found in _CLOSE)
+        if found in "'\"":
+            yield from _rest_of_string(reader, found, text)
+    return "".join(text).strip()
+
+
+def _rest_of_string(reader: TextReader, quote: str, text: list[str]) -> Reading[None]:
+    while True:
+        found = yield from reader.until((quote, "\\"), text.append)
+        if found is None:
+            return
+        text.append(found)
+        if found == quote:
+            return
+        escaped = yield from reader.peek(1)
+        text.append(escaped)
+        reader.at += len(escaped)
+
+
+def _value(source: str) -> object:
+    """What Python or JSON means by it; the text itself if neither knows it."""
+    value = value_or_text(source)
+    if value != source:
+        return value
+    try:
+        read = ast.literal_eval(source.replace("\n", "\\n"))
+        dump(read)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return source
+    return list(read) if isinstance(read, set | tuple) else read
+
+
+_CALLS = MarkedCalls(
+    "lfm2",
+    PythonCall(),
+    section_start="<|tool_call_start|>[",
+    section_end="]<|tool_call_end|>",
+    separator=", ",
+)
+FORMAT = AnswerFormat(calls=_CALLS, calls_end_thoughts=True)
+
+
+def detect(template: ChatTemplate) -> AnswerFormat | None:
+    """Its templates list the tools in their own way."""
+    source = template.source
+    words = ("<|tool_list_start|>", "<|tool_list_end|>")
+    if not all(word in source for word in words) and "List of tools: [" not in source:
+        return None
+    return dataclasses.replace(FORMAT, thinking=template.thinking)

@@ -1,0 +1,128 @@
+"""MiniMax M3: XML whose every tag has `]<]minimax[>[` before it, and whose tags are the keys.
+
+Source: its chat template in llama.cpp's models/templates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.formats import MarkedCalls
+from headstart.text.toolcalls.json_text import dump, value_or_text
+from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.value_rules import Limits, Member, SchemaRules, ValueRules, quoted
+
+_NS = "]<]minimax[>["
+_MAX_DEPTH = 32
+_TAG = re.compile(re.escape(_NS) + r"<(/?)([\w.-]+)>")
+
+
+@dataclass(frozen=True, slots=True)
+class MinimaxCall:
+    """A name, then one element for each argument."""
+
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+        """Read the call; each argument is passed on when it is whole."""
+        name = yield from reader.run(lambda char: char not in '"<>\n')
+        if name not in reader.tools or not (yield from reader.takes('">')):
+            return False
+        reader.begin_call(name)
+        reader.arguments("{")
+        before = ""
+        while True:
+            place = reader.mark()
+            yield from reader.skip_space()
+            is_there = yield from reader.takes(_NS + "<")
+            key = yield from reader.run(lambda char: char not in "<>/\n")
+            is_there = is_there and bool(key) and (yield from reader.takes(">"))
+            reader.release(None if is_there else place)
+            if not is_there:
+                break
+            text: list[str] = []
+            yield from reader.until((f"{_NS}</{key}>",), text.append)
+            value = _value("".join(text), is_text=reader.tools.is_text(name, key))
+            reader.arguments(f"{before}{dump(key)}:{dump(value)}")
+            before = ","
+        reader.arguments("}")
+        return True
+
+    def rule(self, name: str, rules: SchemaRules) -> str:
+        """The name and an element for each argument."""
+        values = _ElementValues(rules)
+        arguments = values.joined(values.members(rules.schema), "")
+        return f"{quoted(name + chr(34) + '>')} {arguments}"
+
+
+class _ElementValues(ValueRules):
+    """Elements inside elements; an empty list or object cannot be told from an empty text."""
+
+    def text(self, end: str) -> str:
+        if self.spelled(_NS) != quoted(_NS):  # a special token, which text never matches
+            return f"/(?s:.*)/ {self.spelled(end)}"
+        return self.named(f"text[suffix={quoted(end)}]", "/(?s:.*)/")
+
+    def literal(self, value: Any, end: str) -> str:
+        return f"{quoted(value if isinstance(value, str) else dump(value))} {self.spelled(end)}"
+
+    def scalar(self, schema: Any, end: str) -> str:
+        return f"{super().scalar(schema, end)} {self.spelled(end)}"
+
+    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
+        element = self.member("item", item)
+        least = max(1, limits[0])
+        return f"{self.repeated(element, '', (least, limits[1]))} {self.spelled(end)}"
+
+    def member(self, key: str, value: Callable[[str], str]) -> str:
+        return f"{self.spelled(_NS)} {quoted(f'<{key}>')} {value(f'{_NS}</{key}>')}"
+
+    def object_of(self, members: Sequence[Member], end: str) -> str:
+        return f"{self.joined(members, '')} {self.spelled(end)}"
+
+
+def _value(text: str, *, is_text: bool = False, depth: int = 0) -> object:
+    """What an element says: elements make an object or a list, other text itself or its JSON."""
+    children = _children(text) if depth < _MAX_DEPTH else None
+    if not children:
+        return text if is_text else value_or_text(text)
+    values = [(key, _value(inner, depth=depth + 1)) for key, inner in children]
+    if all(key == "item" for key, _ in values):
+        return [value for _, value in values]
+    return dict(values)
+
+
+def _children(text: str) -> list[tuple[str, str]] | None:
+    """The elements of which the text consists; None if it is anything else."""
+    found: list[tuple[str, str]] = []
+    at = 0
+    while match := _TAG.match(text, at):
+        end = text.find(f"{_NS}</{match[2]}>", match.end())
+        if match[1] or end < 0:
+            return None
+        found.append((match[2], text[match.end() : end]))
+        at = end + len(f"{_NS}</{match[2]}>")
+    return found if not text[at:].strip() else None
+
+
+_CALLS = MarkedCalls(
+    "minimax-m3",
+    MinimaxCall(),
+    section_start=_NS + "<tool_call>\n",
+    section_end=_NS + "</tool_call>",
+    call_start=_NS + '<invoke name="',
+    call_end=_NS + "</invoke>\n",
+)
+FORMAT = AnswerFormat(calls=_CALLS, seen_markers=(_NS,), dropped=("</mm:think>",))
+
+
+def detect(template: ChatTemplate) -> AnswerFormat | None:
+    """Its namespace is unique."""
+    words = (_NS, "<tool_call>", "<invoke name=")
+    if not all(word in template.source for word in words):
+        return None
+    return dataclasses.replace(FORMAT, thinking=template.thinking)

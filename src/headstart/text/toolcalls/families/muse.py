@@ -1,0 +1,85 @@
+"""Muse Glimmer: messages to a recipient, ` to=self<|message|>thoughts<|eom|>`; calls are XML.
+
+Source: its chat template in llama.cpp's models/templates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
+from headstart.text.toolcalls.reader import Reading, TextReader
+
+_ENDS = ("<|eom|>", "<|eot|>")
+_START = "<|start|>assistant"
+_CALLS = MarkedCalls(
+    "muse",
+    NamedCall(
+        TaggedArguments('<atem:parameter name="', '">', "</atem:parameter>\n"), name_end='">\n'
+    ),
+    section_start="<atem:function_calls>\n",
+    section_end="</atem:function_calls>",
+    call_start='<atem:invoke name="',
+    call_end="</atem:invoke>\n",
+    header=" to={name}<|message|>",
+    next_message="<|eom|>" + _START,
+    is_parallel=False,  # each is a message of its own
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MuseFormat(AnswerFormat):
+    """Messages to recipients."""
+
+    def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
+        """Read message after message."""
+        recipient = {"thoughts": "self", "content": "user"}.get(options.start)
+        while True:
+            if recipient is None:
+                recipient = yield from self._read_recipient(reader)
+            is_thought = recipient == "self" and options.splits_thoughts
+            if (yield from self._read_body(reader, options, is_thought=is_thought)):
+                return
+            recipient = None
+
+    def _read_recipient(self, reader: TextReader) -> Reading[str]:
+        """Whom the next message is to; "" where it has no header."""
+        place = reader.mark()
+        yield from reader.takes(_START)
+        if (yield from reader.takes(" to=")):
+            name = yield from reader.run(lambda char: char not in "<\n ")
+            if (yield from reader.takes("<|message|>")):
+                reader.release()
+                return name
+        reader.release(place)
+        return ""
+
+    def _read_body(
+        self, reader: TextReader, options: ReadOptions, *, is_thought: bool
+    ) -> Reading[bool]:
+        """Read up to the end of a message; returns whether the text is over."""
+        sink = reader.thoughts if is_thought else reader.content
+        triggers = _CALLS.triggers if options.reads_calls and not is_thought else ()
+        while True:
+            found = yield from reader.until((*_ENDS, *triggers), sink)
+            if found is None:
+                return True
+            if found in _ENDS:
+                return not (yield from reader.peek(1))
+            yield from self._read_calls(reader, found)
+
+
+FORMAT = MuseFormat(
+    calls=_CALLS, after_thoughts=_START, seen_markers=("<|message|>", "<|start|>", "<|eom|>")
+)
+
+
+def detect(template: ChatTemplate) -> AnswerFormat | None:
+    """Its markers are unique."""
+    words = ("<atem:function_calls>", "<|eom|>")
+    if not all(word in template.source for word in words):
+        return None
+    return dataclasses.replace(FORMAT, thinking=template.thinking)

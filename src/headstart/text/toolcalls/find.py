@@ -1,0 +1,351 @@
+"""How a model writes calls and content, found by rendering its chat template with known ones.
+
+Two conversations that differ in one known thing show what stands around it. This sees every format
+whose calls are JSON objects, or names with JSON or marked arguments; the others have a file each
+in `families/`.
+
+Source of the idea: llama.cpp's common/chat-diff-analyzer.cpp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headstart.structures.prefix import common_prefix_length
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.formats import (
+    CallFormat,
+    JsonArguments,
+    JsonCall,
+    MarkedCalls,
+    NamedCall,
+    TaggedArguments,
+)
+from headstart.types.errors import InvalidParameterError
+
+_QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
+_CONTENT = "A_ASST_MSG I can help END_A"
+_NAMES = ("fff_first_fun_f", "sss_second_fun_s")
+_KEYS = ("aa_arg_fst_aa", "bb_arg_snd_bb")
+_VALUES = ("vvv_first_val_v", "www_second_val_w")
+_IDS = ("call00001", "call00002")
+# words of templates whose models may begin to call without ending their thoughts
+_ENDS_THOUGHTS = (
+    ("<function=", "<parameter="),
+    ("<|START_ACTION|>",),
+    ("<|tool_calls_section_begin|>",),
+    ("dsml_token",),
+    ("<role>ASSISTANT</role>", "<arg_key>"),
+)
+_ID = re.compile("call0000[12]")
+
+
+def find_format(template: ChatTemplate) -> AnswerFormat:
+    """The format of a template's answers; `why_no_calls` says why it has none for calls."""
+    from headstart.text.toolcalls.families import FAMILIES  # they need what is defined here
+
+    for detect in FAMILIES:
+        if found := detect(template):
+            return found
+    probe = _Probe(template)
+    start, end = probe.around_content()
+    try:
+        calls, why_none = _find_calls(probe), ""
+    except _NotFoundError as error:
+        calls, why_none = None, str(error)
+    return AnswerFormat(
+        thinking=template.thinking,
+        calls=calls,
+        content_start=start,
+        content_end=end,
+        calls_end_thoughts=any(
+            all(word in template.source for word in words) for words in _ENDS_THOUGHTS
+        ),
+        why_no_calls=why_none,
+    )
+
+
+class _NotFoundError(Exception):
+    """The renderings do not show how calls are written."""
+
+
+class _Probe:
+    """Renders answers of one template."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._before = self._render([_QUESTION])
+        self.generation_prompt = ""
+        with contextlib.suppress(InvalidParameterError):  # what is refused has no format
+            self.generation_prompt = template.generation_prompt([_QUESTION], tools=_tools())
+        self.message_end = self.around_content(strips=False)[1]
+
+    def _render(self, messages: list[dict[str, Any]]) -> str | None:
+        try:
+            return self._template.render(messages, tools=_tools(), add_generation_prompt=False)
+        except InvalidParameterError:
+            return None
+
+    def answer(self, **message: Any) -> str | None:
+        """The text of an assistant's message, from where the model begins to write."""
+        whole = self._render([_QUESTION, {"role": "assistant", "content": "", **message}])
+        if whole is None or self._before is None or not whole.startswith(self._before):
+            return None
+        text = whole[len(self._before) :]
+        shared = text[: common_prefix_length(text, self.generation_prompt)]
+        return text[len(re.sub(r"<[^<>]*$", "", shared)) :]  # markers stay whole
+
+    def calls(self, *calls: dict[str, Any]) -> str:
+        """The text of an answer with calls.
+
+        Raises:
+            _NotFoundError: the template does not render them.
+        """
+        text = self.answer(tool_calls=list(calls))
+        if text is None:
+            raise _NotFoundError("the template refuses messages with tool calls")
+        if calls[0]["function"]["name"] not in text:
+            raise _NotFoundError("the template does not show tool calls")
+        return text
+
+    def around_content(self, *, strips: bool = True) -> tuple[str, str]:
+        """What stands around the content of an answer, thoughts and the end of turns aside."""
+        text = self.answer(content=_CONTENT)
+        if text is None or _CONTENT not in text:
+            return "", ""
+        start, _, end = text.partition(_CONTENT)
+        if not strips:
+            return start, end
+        if self._template.thinking:
+            start = start.rpartition(self._template.thinking.end.strip())[2]
+        return start.strip() if _is_marker(start) else "", _content_end(end)
+
+
+def _is_marker(text: str) -> bool:
+    """Whether it is one tag that speaks of content."""
+    words = ("RESPONSE", "TEXT", "content", "response")
+    return bool(re.fullmatch(r"\s*(<[^<>]*>)\s*", text)) and any(word in text for word in words)
+
+
+def _content_end(text: str) -> str:
+    first = re.match(r"\s*<[^<>]*>", text)
+    is_marker = first and _is_marker(first[0]) and "END" in first[0].upper()
+    return first[0].strip() if first and is_marker else ""
+
+
+def _call(at: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": _NAMES[at], "arguments": json.dumps(arguments)}
+    return {"id": _IDS[at], "type": "function", "function": function}
+
+
+def _tools() -> list[dict[str, Any]]:
+    properties = {key: {"type": "string", "description": "An argument"} for key in _KEYS}
+    parameters = {"type": "object", "properties": properties, "required": list(_KEYS)}
+    return [
+        {
+            "type": "function",
+            "function": {"name": name, "description": "A function", "parameters": parameters},
+        }
+        for name in _NAMES
+    ]
+
+
+def _find_calls(probe: _Probe) -> CallFormat:
+    values = dict(zip(_KEYS, _VALUES, strict=True))
+    one = probe.calls(_call(0, values))
+    try:
+        two = probe.calls(_call(0, values), _call(1, values))
+    except _NotFoundError:
+        two = ""
+    if _NAMES[1] not in two:
+        two = ""
+    if re.search(rf'[{{,:]\s*"{_NAMES[0]}"', one):
+        return _json_calls(probe, one, two)
+    if re.search(rf'"{_KEYS[0]}"\s*:', one):
+        return _named_json_calls(probe, one, two)
+    if _KEYS[0] in one and _VALUES[0] in one:
+        return _tagged_calls(probe, one, two)
+    raise _NotFoundError("the template shows the arguments of calls in no known form")
+
+
+def _json_calls(probe: _Probe, one: str, two: str) -> CallFormat:
+    start, end = _object_span(one, one.index(_NAMES[0]))
+    body = _json_body(one[start:end])
+    second = _object_span(two, two.index(_NAMES[1]), start + 1) if two else None
+    between = two[end : second[0]] if second else ""
+    after = two[second[1] :] if second else one[end:]
+    return _marked("json", body, (one[:start], between, after), probe, is_parallel=bool(two))
+
+
+def _object_span(text: str, inside: int, least: int = 0) -> tuple[int, int]:
+    """The largest JSON object of the text around a place."""
+    at = text.find("{", least)
+    while 0 <= at <= inside:
+        try:
+            _, end = json.JSONDecoder().raw_decode(text, at)
+        except ValueError:
+            end = -1
+        if end > inside:
+            return at, end
+        at = text.find("{", at + 1)
+    raise _NotFoundError("the template shows calls in something like JSON that is none")
+
+
+def _json_body(text: str) -> JsonCall:
+    outer = json.loads(text)
+    if _NAMES[0] in outer:
+        return JsonCall(is_name_key=True, name_key="", arguments_key="")
+    flat = {**outer, **(outer["function"] if isinstance(outer.get("function"), dict) else {})}
+    keys = {"name": "", "arguments": "", "id": ""}
+    for key, value in flat.items():
+        if value == _NAMES[0]:
+            keys["name"] = key
+        elif key != "function" and _KEYS[0] in json.dumps(value):
+            keys["arguments"] = key
+        elif (isinstance(value, str) and _ID.search(value)) or key.endswith("id"):
+            keys["id"] = key
+    if not keys["name"] or not keys["arguments"]:
+        raise _NotFoundError("the template shows calls as JSON without a name or arguments")
+    order = list(flat)
+    is_last = bool(keys["id"]) and order.index(keys["id"]) > order.index(keys["arguments"])
+    return JsonCall(keys["name"], keys["arguments"], keys["id"], is_id_last=is_last)
+
+
+def _named_json_calls(probe: _Probe, one: str, two: str) -> CallFormat:
+    start, end = _object_span(one, one.index(_KEYS[0]))
+    before, name_end = one[:start].rsplit(_NAMES[0], 1)
+    between = after = ""
+    if two:
+        second = _object_span(two, two.rindex(_KEYS[0]), two.index(_NAMES[1]))
+        between, after = two[end : two.index(_NAMES[1])], two[second[1] :]
+    else:
+        after = one[end:]
+    body, before, between = _named_body(before, name_end, between)
+    return _marked("named-json", body, (before, between, after), probe, is_parallel=bool(two))
+
+
+def _named_body(before: str, name_end: str, between: str) -> tuple[NamedCall, str, str]:
+    """The body, and the text before the first name and between calls without what is of ids."""
+    arguments = JsonArguments()
+    if _IDS[0] in before:
+        start, name_start = before.rsplit(_IDS[0], 1)
+        body = NamedCall(arguments, name_end, is_id_first=True, name_start=name_start)
+        return body, start, between.rsplit(_IDS[1], 1)[0]
+    if _IDS[0] in name_end:
+        id_start, name_end = name_end.split(_IDS[0], 1)
+        return NamedCall(arguments, name_end, id_start), before, between
+    if before.endswith("functions.") and name_end.startswith(":0"):
+        body = NamedCall(arguments, name_end[2:], is_name_id=True)
+        return body, before.removesuffix("functions."), between.removesuffix("functions.")
+    return NamedCall(arguments, name_end), before, between
+
+
+def _tagged_calls(probe: _Probe, one: str, two: str) -> CallFormat:
+    first = one.index(_NAMES[0])
+    head, rest = one[first + len(_NAMES[0]) :].split(_KEYS[0], 1)
+    key_end, rest = rest.split(_VALUES[0], 1)
+    middle, rest = rest.split(_KEYS[1], 1)
+    tail = rest.split(_VALUES[1], 1)[1]
+    key_start = _common_suffix(head, middle)
+    name_end = head[: len(head) - len(key_start)]
+    value_end = _value_end(middle[: len(middle) - len(key_start)], tail)
+    empty = probe.calls(_call(0, {}))
+    call_end = tail[len(value_end) :]
+    if name_end and not empty[empty.index(_NAMES[0]) + len(_NAMES[0]) :].startswith(
+        name_end.rstrip()
+    ):
+        key_start, name_end = name_end + key_start, ""
+    arguments = _tagged_arguments(probe, key_start, key_end, value_end)
+    between, after = "", call_end
+    if two:
+        second = two.index(_NAMES[1])
+        between = two[:second].rsplit(_VALUES[1], 1)[1][len(value_end) :]
+        after = two.rsplit(_VALUES[1], 1)[1][len(value_end) :]
+    body = NamedCall(arguments, name_end)
+    return _marked("tagged", body, (one[:first], between, after), probe, is_parallel=bool(two))
+
+
+def _value_end(middle: str, tail: str) -> str:
+    """What ends a value: common to the one in the middle and the last one, whole tags only."""
+    common = middle[: common_prefix_length(middle, tail)]
+    tags = re.match(r"(?:\s*<[^<>]*>|[^<>]*?\]<\]\S*)*", common)
+    return tags[0] if tags and tags[0].strip() else common
+
+
+def _tagged_arguments(
+    probe: _Probe, key_start: str, key_end: str, value_end: str
+) -> TaggedArguments:
+    """See whether an attribute tells text from other values."""
+    number = probe.calls(_call(0, {_KEYS[0]: 7}))
+    other = number.split(_KEYS[0], 1)[1].split("7", 1)[0]
+    if other == key_end:
+        return TaggedArguments(key_start, key_end, value_end)
+    words = re.fullmatch(r"(.*?\")(\w+)(\".*)", key_end, re.S)
+    if not words or not other.startswith(words[1]) or not other.endswith(words[3]):
+        raise _NotFoundError("the template marks arguments of different types in different ways")
+    return TaggedArguments(key_start, words[1], value_end, words[3], words[2])
+
+
+def _marked(
+    kind: str,
+    body: Any,
+    texts: Sequence[str],
+    probe: _Probe,
+    *,
+    is_parallel: bool,
+) -> CallFormat:
+    """Tell what stands around each call from what stands around all of them.
+
+    Args:
+        texts: before the first call, between two calls, after the last one.
+    """
+    before, between, after = texts
+    if probe.generation_prompt and before.endswith(probe.generation_prompt):
+        before = ""
+    before = _without_thoughts(before, probe)
+    if not before.strip() and not isinstance(body, JsonCall):
+        raise _NotFoundError("nothing stands before a call that would tell it from content")
+    after = _without_turn_end(after, probe.message_end)
+    if not is_parallel:
+        return MarkedCalls(kind, body, before.lstrip(), after.rstrip(), is_parallel=False)
+    call_start = _common_suffix(before, between)
+    if not before[: len(before) - len(call_start)].strip():
+        call_start = call_start.lstrip()  # no section: white space before it separates calls
+    between = between[: len(between) - len(call_start)]
+    call_end = between[: common_prefix_length(between, after)]
+    return MarkedCalls(
+        kind,
+        body,
+        section_start=before[: len(before) - len(call_start)].lstrip(),
+        section_end=after[len(call_end) :].rstrip(),
+        call_start=call_start,
+        call_end=call_end,
+        separator=between[len(call_end) :],
+    )
+
+
+def _without_thoughts(text: str, probe: _Probe) -> str:
+    thinking = probe._template.thinking
+    end = thinking.end.strip() if thinking else ""
+    return text.rpartition(end)[2] if end and end in text else text
+
+
+def _without_turn_end(text: str, end: str) -> str:
+    """Without the end of the message, which the model says by ending."""
+    length = 0
+    while length < min(len(text), len(end)) and text[-1 - length] == end[-1 - length]:
+        length += 1
+    cut = text[: len(text) - length]
+    return cut if not re.search(r"<[^<>]*$", cut) else text
+
+
+def _common_suffix(one: str, other: str) -> str:
+    """What both end with, from the beginning of a marker on if it begins inside one."""
+    length = common_prefix_length(one[::-1], other[::-1])
+    common = one[len(one) - length :]
+    return re.sub(r"^[^<]*>", "", common) if "<" in one else common

@@ -1,0 +1,380 @@
+"""How calls are written between markers: as JSON objects, or as a name and its arguments.
+
+Markers are compared without the white space around them, because models are free with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from headstart.text.toolcalls.json_text import (
+    dump,
+    read_members,
+    read_string,
+    read_value,
+    value_or_text,
+)
+from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.value_rules import SchemaRules
+
+_PIECE = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|\S")
+_NAME_CHARS = frozenset("._-:/")
+
+
+def pieces(marker: str) -> tuple[str, ...]:
+    """The tags and single characters of a marker."""
+    return tuple(_PIECE.findall(marker))
+
+
+class CallFormat(Protocol):
+    """How a model writes calls."""
+
+    @property
+    def name(self) -> str:
+        """What /props and the log call it."""
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """Texts of which one stands where calls begin."""
+
+    def read(self, reader: TextReader) -> Reading[bool]:
+        """Read the calls that begin here.
+
+        Returns whether there is at least one; if not, no event was noted.
+        """
+
+
+class CallBody(Protocol):
+    """How one call is written between the markers around it."""
+
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+        """Read the call that begins here; `ends` are markers that stand behind it.
+
+        Returns whether it is one; if not, no event was noted.
+        """
+
+
+@runtime_checkable
+class DemandableBody(CallBody, Protocol):
+    """A call whose form is its own, and for which there is a grammar."""
+
+    def rule(self, name: str, rules: SchemaRules) -> str:
+        """A call of this tool, as text of a grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedCalls:
+    """Calls between markers: around all of them, around each, and between two."""
+
+    name: str
+    body: CallBody
+    section_start: str = ""
+    section_end: str = ""
+    call_start: str = ""
+    call_end: str = ""
+    separator: str = ""
+    further_triggers: tuple[str, ...] = ()  # instead of the start of the section
+    is_parallel: bool = True  # the template shows several calls
+    header: str = ""  # before the section where calls are demanded; {name} is the tool's
+    next_message: str = ""  # between a section and the header of the next one
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        start = self.section_start.strip() or self.call_start.strip()
+        return (start or "{", *self.further_triggers)
+
+    @property
+    def markers(self) -> list[str]:
+        """All texts that are markers."""
+        own = [self.section_start, self.section_end, self.call_start, self.call_end]
+        body = self.body
+        if isinstance(body, NamedCall):
+            own += [body.name_start, body.name_end, body.id_start, body.number_end]
+            if isinstance(body.arguments, TaggedArguments):
+                form = body.arguments
+                own += [form.key_start, form.key_end, form.value_end, form.attribute_end]
+        return own
+
+    def read(self, reader: TextReader) -> Reading[bool]:
+        """Read all calls of a section."""
+        if start := self.section_start.strip():
+            yield from reader.takes_one((start, *self.further_triggers))
+        ends = (pieces(self.call_end) or pieces(self.section_end))[:1]
+        is_call = False
+        while (yield from self._read_one(reader, ends)):
+            is_call = True
+        if is_call:
+            yield from _take_pieces(reader, self.section_end)
+        return is_call
+
+    def _read_one(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+        place = reader.mark()
+        yield from reader.skip_space()
+        is_call = yield from reader.takes(self.call_start.strip())
+        if is_call:
+            yield from reader.skip_space()
+            is_call = yield from self.body.read(reader, ends)
+        if not is_call:
+            reader.release(place)
+            return False
+        reader.release()
+        yield from _take_pieces(reader, self.call_end)
+        yield from _take_pieces(reader, self.separator)
+        return True
+
+
+def _take_pieces(reader: TextReader, marker: str) -> Reading[None]:
+    """Go behind as much of a marker as there is; the text may end inside."""
+    for piece in pieces(marker):
+        place = reader.mark()
+        yield from reader.skip_space()
+        is_there = yield from reader.takes(piece)
+        reader.release(None if is_there else place)
+        if not is_there:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """An object with the name, the arguments and maybe an id."""
+
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    id_key: str = ""
+    is_id_last: bool = False  # the id stands behind the arguments
+    is_name_key: bool = False  # {name: arguments}
+
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+        """Read the object."""
+        if not (yield from reader.sees("{")):
+            return False
+        reading = _JsonCallReading(self, reader)
+        is_whole = yield from read_members(reader, reading.read_member)
+        if not reading.has_begun and reading.name and is_whole:
+            reading.begin()
+            reader.arguments("".join(reading.held) or "{}")
+        if not is_whole and reading.has_begun:
+            sink = reader.arguments if reading.is_broken else _drop
+            yield from _to_the_end(reader, ends, sink)
+        return reading.has_begun
+
+
+def _drop(_: str) -> None:
+    """Take text that is of no use."""
+
+
+def _to_the_end(
+    reader: TextReader, ends: Sequence[str], sink: Callable[[str], object]
+) -> Reading[None]:
+    """Leave broken text behind, up to what stands behind a call."""
+    found = yield from reader.until(ends, sink)
+    if found:
+        reader.at -= len(found)
+
+
+@dataclass(slots=True)
+class _JsonCallReading:
+    """What is known of a call while its object is read."""
+
+    format: JsonCall
+    reader: TextReader
+    name: str = ""
+    call_id: str = ""
+    held: list[str] = field(default_factory=list)  # arguments that wait for the name or the id
+    has_begun: bool = False
+    is_broken: bool = False  # in its arguments
+    is_nested: bool = False  # inside `function`
+
+    def read_member(self, key: str) -> Reading[bool]:
+        form, reader = self.format, self.reader
+        if form.is_name_key:
+            if self.has_begun or key not in reader.tools:
+                return False
+            self.name = key
+            return (yield from self._read_arguments())
+        if key == form.name_key:
+            return (yield from self._read_name())
+        if key == form.id_key:
+            return (yield from self._read_id())
+        if key == "function" and not self.is_nested and (yield from reader.sees("{")):
+            self.is_nested = True
+            return (yield from read_members(reader, self.read_member))
+        if not self.name:
+            # nothing long may come before the name: until then it may turn out to be content
+            return key == "type" and (yield from read_string(reader, _drop))
+        if key in (form.arguments_key, "arguments", "parameters"):  # models mix them up
+            return (yield from self._read_arguments())
+        if not self.has_begun and (yield from self._is_container()):
+            return False
+        return (yield from read_value(reader, _drop))
+
+    def begin(self) -> None:
+        self.reader.begin_call(self.name, self.call_id)
+        self.has_begun = True
+
+    def _read_name(self) -> Reading[bool]:
+        name: list[str] = []
+        is_whole = yield from read_string(self.reader, name.append)
+        self.name = "".join(name)
+        return is_whole and self.name in self.reader.tools
+
+    def _read_id(self) -> Reading[bool]:
+        value: list[str] = []
+        if (yield from self._is_container()):
+            return False
+        is_whole = yield from read_value(self.reader, value.append)
+        self.call_id = str(value_or_text("".join(value)))
+        return is_whole
+
+    def _is_container(self) -> Reading[bool]:
+        char = yield from self.reader.peek(1)
+        return bool(char) and char in "{["
+
+    def _read_arguments(self) -> Reading[bool]:
+        reader = self.reader
+        if self.name and not self.format.is_id_last:
+            self.begin()
+        sink = reader.arguments if self.has_begun else self.held.append
+        is_text = yield from reader.sees('"')  # JSON in a string, as OpenAI has it
+        read = read_string if is_text else read_value
+        is_whole = yield from read(reader, sink)
+        self.is_broken = not is_whole
+        if self.is_broken and not self.has_begun:  # it goes on as a call, broken as it is
+            self.begin()
+            reader.arguments("".join(self.held))
+        return is_whole
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """A name, then its arguments: JSON, or each between markers."""
+
+    arguments: JsonArguments | TaggedArguments
+    name_end: str = ""  # between name and arguments
+    id_start: str = ""  # between name and id, where the id stands there
+    is_id_first: bool = False  # the id stands before the name; name_start is between
+    name_start: str = ""
+    number_end: str = ""  # behind name_end stands the call's number, and this
+    is_name_id: bool = False  # the name as it is written, `functions.name:0`, is the id
+
+    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+        """Read name, id and arguments."""
+        call_id = ""
+        if self.is_id_first:
+            found: list[str] = []
+            if not (yield from reader.until((self.name_start.strip(),), found.append)):
+                return False
+            call_id = "".join(found).strip()
+        written = yield from reader.run(lambda char: char.isalnum() or char in _NAME_CHARS)
+        name = written if written in reader.tools else _bare_name(written)
+        if name not in reader.tools:
+            return False
+        if self.is_name_id and name != written:
+            call_id = written
+        if self.id_start:
+            yield from reader.skip_space()
+            if (yield from reader.takes(self.id_start.strip())):
+                call_id = yield from reader.run(lambda char: char not in "[<{ \n")
+        if not (yield from _takes_marker(reader, self.name_end)):
+            return False
+        if self.number_end:
+            yield from reader.run(str.isdigit)
+            if not (yield from _takes_marker(reader, self.number_end)):
+                return False
+        yield from reader.skip_space()
+        if not (yield from self.arguments.is_next(reader)):
+            return False
+        reader.begin_call(name, call_id)
+        yield from self.arguments.read(reader, name, ends)
+        return True
+
+
+def _bare_name(written: str) -> str:
+    match = re.fullmatch(r"(?:functions\.)?(.+?)(?::\d+)?", written)
+    return match[1] if match else written
+
+
+def _takes_marker(reader: TextReader, marker: str) -> Reading[bool]:
+    """Go behind a marker whose parts may have other white space between them."""
+    for part in marker.split():
+        yield from reader.skip_space()
+        if not (yield from reader.takes(part)):
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class JsonArguments:
+    """Arguments as one JSON object."""
+
+    def is_next(self, reader: TextReader) -> Reading[bool]:
+        """Whether arguments begin here."""
+        return (yield from reader.sees("{"))
+
+    def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
+        """Pass the object on; what is broken is passed on up to the end of the call."""
+        if not (yield from read_value(reader, reader.arguments)):
+            yield from _to_the_end(reader, ends, reader.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedArguments:
+    """Each argument's name and value between markers; their JSON is made here."""
+
+    key_start: str
+    key_end: str  # between name and value; up to the attribute, where there is one
+    value_end: str
+    # an attribute between name and value says whether the value is text
+    attribute_end: str = ""
+    text_attribute: str = ""
+
+    def is_next(self, reader: TextReader) -> Reading[bool]:
+        """Whether arguments may begin here: a call may have none."""
+        yield from ()
+        return True
+
+    def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
+        """Write the arguments as they come, as members of a JSON object."""
+        reader.arguments("{")
+        before = ""
+        while True:
+            place = reader.mark()
+            yield from reader.skip_space()
+            is_there = yield from reader.takes(self.key_start.strip())
+            reader.release(None if is_there else place)
+            if not is_there:
+                break
+            key: list[str] = []
+            if not (yield from reader.until((self.key_end.strip(),), key.append)):
+                break
+            reader.arguments(f"{before}{dump(''.join(key))}:")
+            before = ","
+            yield from self._read_value(reader, name, "".join(key))
+        reader.arguments("}")
+
+    def _read_value(self, reader: TextReader, name: str, key: str) -> Reading[None]:
+        is_text = reader.tools.is_text(name, key)
+        if self.attribute_end:
+            word: list[str] = []
+            yield from reader.until((self.attribute_end.strip(),), word.append)
+            is_text = "".join(word) == self.text_attribute
+        if (self.attribute_end or self.key_end)[-1:].isspace():
+            yield from reader.takes("\n")
+        end = self.value_end.strip()
+        ends = ("\n" + end, end) if self.value_end[:1].isspace() else (end,)
+        if is_text and not (yield from reader.sees("<![CDATA[")):
+            reader.arguments('"')
+            yield from reader.until(ends, lambda text: reader.arguments(dump(text)[1:-1]))
+            reader.arguments('"')
+            return
+        value: list[str] = []
+        yield from reader.until(ends, value.append)
+        text = "".join(value)
+        if text.startswith("<![CDATA[") and text.endswith("]]>"):
+            text = text[9:-3]
+            reader.arguments(dump(text))
+        else:
+            reader.arguments(dump(value_or_text(text)))

@@ -1,0 +1,165 @@
+"""JSON values in a text that arrives: where they end, and what they say, without a whole parse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from headstart.text.toolcalls.reader import Reading, TextReader
+
+_SHORT_ESCAPES = {
+    '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"
+}  # fmt: skip
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
+_SCALAR = frozenset("0123456789+-.eEtrufalsn")
+
+
+def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+    """Emit the JSON value that begins here, as it is written, while it arrives.
+
+    Returns whether a value began and ended; what is emitted of a broken one is its beginning.
+    """
+    opening = yield from reader.peek(1)
+    if opening == '"':
+        return (yield from _string(reader, emit))
+    if opening and opening in "{[":
+        return (yield from _container(reader, emit))
+    text = yield from reader.run(lambda char: char in _SCALAR)
+    emit(text)
+    return _parses(text)
+
+
+def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+    """Emit what the JSON string that begins here says, with its escapes resolved."""
+    if not (yield from reader.takes('"')):
+        return False
+    while True:
+        found = yield from reader.until(('"', "\\"), emit)
+        if found == '"':
+            return True
+        if found is None:
+            return False
+        if not (yield from _escape(reader, emit)):
+            return False
+
+
+def _escape(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+    """Resolve the escape whose backslash was read; halves of surrogate pairs become U+FFFD."""
+    kind = yield from reader.peek(1)
+    if kind != "u":
+        text = _SHORT_ESCAPES.get(kind)
+        if text is None:
+            return False
+        emit(text)
+        reader.at += 1
+        return True
+    code = _code((yield from reader.peek(5)))
+    if code is None:
+        return False
+    reader.at += 5
+    if 0xD800 <= code < 0xDC00:
+        rest = yield from reader.peek(6)
+        low = _code(rest[1:]) if rest.startswith("\\") else None
+        if low is not None and 0xDC00 <= low < 0xE000:
+            reader.at += 6
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+    emit("\ufffd" if 0xD800 <= code < 0xE000 else chr(code))
+    return True
+
+
+def _code(text: str) -> int | None:
+    """The number in `uXXXX`."""
+    digits = text[1:]
+    is_whole = text.startswith("u") and len(digits) == 4
+    return int(digits, 16) if is_whole and all(d in _HEX_DIGITS for d in digits) else None
+
+
+def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
+    """Read an object's members; `on_member` reads the value behind each key.
+
+    Returns whether the object ended as it should.
+    """
+    if not (yield from reader.takes("{")):
+        return False
+    yield from reader.skip_space()
+    if (yield from reader.takes("}")):
+        return True
+    while True:
+        key: list[str] = []
+        yield from reader.skip_space()
+        if not (yield from read_string(reader, key.append)):
+            return False
+        yield from reader.skip_space()
+        if not (yield from reader.takes(":")):
+            return False
+        yield from reader.skip_space()
+        if not (yield from on_member("".join(key))):
+            return False
+        yield from reader.skip_space()
+        if (yield from reader.takes("}")):
+            return True
+        if not (yield from reader.takes(",")):
+            return False
+
+
+def value_or_text(text: str) -> Any:
+    """What the text says as JSON; the text itself where it is none."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def dump(value: Any) -> str:
+    """Compact JSON text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+    emit('"')
+    reader.at += 1
+    while True:
+        found = yield from reader.until(('"', "\\"), emit)
+        if found is None:
+            return False
+        emit(found)
+        if found == '"':
+            return True
+        escaped = yield from reader.peek(1)
+        emit(escaped)
+        reader.at += len(escaped)
+
+
+def _container(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+    """An object or a list: brackets that are not in strings are counted."""
+    depth: list[str] = []
+    while True:
+        found = yield from reader.until(('"', "{", "[", "}", "]"), emit)
+        if found is None:
+            return False
+        if found == '"':
+            reader.at -= 1
+            if not (yield from _string(reader, emit)):
+                return False
+            continue
+        if found in "{[":
+            depth.append("}" if found == "{" else "]")
+        elif depth.pop() != found:
+            reader.at -= 1
+            return False
+        emit(found)
+        if not depth:
+            return True
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _parses(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,168 @@
+"""Text that is read while it arrives.
+
+A reader of a format is a generator: it yields where it needs more text to go on, and goes on when
+there is more, or when the text is over. What it does depends on the text only, never on where the
+pieces ended, because every method waits until no further text could change its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.tools import Tools
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+"""A part of a reader; use with `yield from`."""
+
+
+class TextReader:
+    """The text so far, a place in it, and the events that were found."""
+
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+        self.text = ""
+        self.at = 0
+        self.is_over = False
+        self.num_calls = 0
+        self._events: list[AnswerEvent] = []
+        self._num_marks = 0
+
+    # ---- what comes in and goes out
+
+    def add(self, text: str) -> None:
+        """Append text; what lies behind all marks is forgotten."""
+        if not self._num_marks and self.at > 4096:
+            self.text, self.at = self.text[self.at :], 0
+        self.text += text
+
+    def take_events(self) -> list[AnswerEvent]:
+        """The events since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def content(self, text: str) -> None:
+        """Note text for the user."""
+        if text:
+            self._events.append(Content(text))
+
+    def thoughts(self, text: str) -> None:
+        """Note text of the model to itself."""
+        if text:
+            self._events.append(Thoughts(text))
+
+    def begin_call(self, name: str, call_id: str = "") -> None:
+        """Note that a call begins."""
+        self._events.append(CallBegin(self.num_calls, name, call_id))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Note a piece of the arguments of the call that began last."""
+        if text:
+            self._events.append(CallArguments(self.num_calls - 1, text))
+
+    # ---- trying
+
+    def mark(self) -> int:
+        """Remember this place, to come back to it; `release` it afterwards."""
+        self._num_marks += 1
+        return self.at
+
+    def release(self, place: int | None = None) -> None:
+        """Forget a mark, going back to its place if one is given."""
+        self._num_marks -= 1
+        if place is not None:
+            self.at = place
+
+    # ---- reading
+
+    def peek(self, count: int) -> Reading[str]:
+        """The next characters, fewer at the end of the text."""
+        while len(self.text) - self.at < count and not self.is_over:
+            yield
+        return self.text[self.at : self.at + count]
+
+    def sees(self, marker: str) -> Reading[bool]:
+        """Whether the text goes on with this marker; stays in front of it."""
+        while True:
+            rest = self.text[self.at : self.at + len(marker)]
+            if len(rest) == len(marker) or self.is_over or not marker.startswith(rest):
+                return rest == marker
+            yield
+
+    def takes(self, marker: str) -> Reading[bool]:
+        """Whether the text goes on with this marker; goes behind it if it does."""
+        is_there = yield from self.sees(marker)
+        if is_there:
+            self.at += len(marker)
+        return is_there
+
+    def takes_one(self, markers: Sequence[str]) -> Reading[str | None]:
+        """The longest of the markers with which the text goes on, if any; goes behind it."""
+        for marker in sorted(markers, key=len, reverse=True):
+            if (yield from self.takes(marker)):
+                return marker
+        return None
+
+    def skip_space(self) -> Reading[None]:
+        """Go behind white space."""
+        while True:
+            while self.at < len(self.text) and self.text[self.at].isspace():
+                self.at += 1
+            if self.at < len(self.text) or self.is_over:
+                return
+            yield
+
+    def run(self, belongs: Callable[[str], bool]) -> Reading[str]:
+        """The characters from here on for which this holds; goes behind them."""
+        start = self.mark()
+        while True:
+            while self.at < len(self.text) and belongs(self.text[self.at]):
+                self.at += 1
+            if self.at < len(self.text) or self.is_over:
+                break
+            yield
+        self.release()
+        return self.text[start : self.at]
+
+    def until(self, markers: Sequence[str], emit: Callable[[str], object]) -> Reading[str | None]:
+        """Emit the text up to the first of the markers and go behind that marker.
+
+        Returns the marker, the longest of those that begin at the same place; None if none comes.
+        """
+        while True:
+            found, place = self._first(markers)
+            waits = len(self.text) if self.is_over else self._unfinished(markers)
+            stop = min(place, waits)
+            if stop > self.at:
+                emit(self.text[self.at : stop])
+                self.at = stop
+            if found is not None and place < waits:
+                self.at = place + len(found)
+                return found
+            if self.is_over:
+                return None
+            yield
+
+    def _first(self, markers: Sequence[str]) -> tuple[str | None, int]:
+        """The marker that begins first, and where."""
+        best: str | None = None
+        place = len(self.text)
+        for marker in markers:
+            at = self.text.find(marker, self.at)
+            if at >= 0 and (at < place or (at == place and len(marker) > len(best or ""))):
+                best, place = marker, at
+        return best, place
+
+    def _unfinished(self, markers: Sequence[str]) -> int:
+        """Where a marker may have begun whose end has not arrived."""
+        place = len(self.text)
+        for marker in markers:
+            most = min(len(marker) - 1, len(self.text) - self.at)
+            for length in range(most, 0, -1):
+                if self.text.endswith(marker[:length]):
+                    place = min(place, len(self.text) - length)
+                    break
+        return place

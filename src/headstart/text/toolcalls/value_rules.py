@@ -1,0 +1,222 @@
+"""Arguments of a tool's schema as rules of a grammar, in forms that are not JSON.
+
+What a schema says of texts beyond their choice (`pattern`, `format`, lengths) is not demanded in
+these forms; nor is what it says of properties that it does not list. A tool that is strict is
+refused for it.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from headstart.types.errors import InvalidParameterError
+
+MAX_DEPTH = 32
+SCALARS = ("number", "integer", "boolean", "null")
+
+
+def quoted(text: str) -> str:
+    """A text as a string of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
+    """A JSON value of this schema; objects are laid out as Python's json.dumps does, which is what
+    models mostly learned.
+
+    Args:
+        root: the schema that this one is a part of; its definitions go along, and what it says of
+            how to read it.
+    """
+    whole = dict(schema) if isinstance(schema, Mapping) else {}
+    shared = {key: root[key] for key in _SHARED if root and key in root}
+    layout = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+    whole = {**shared, **whole}
+    whole["x-guidance"] = {**whole.get("x-guidance", {}), **layout}
+    return "%json " + json.dumps(whole, ensure_ascii=False)
+
+
+def refuse_undemanded(schema: Mapping[str, Any]) -> None:
+    """Raises InvalidParameterError if a value's schema has a keyword that is not demanded in forms
+    that are not JSON.
+    """
+    for keyword in schema:
+        if keyword not in _DEMANDED and keyword not in _NOTES:
+            raise InvalidParameterError(
+                f'a strict tool has "{keyword}" in its parameters, which cannot be demanded in the '
+                'form in which this model writes calls; leave it out, or send "strict": false'
+            )
+
+
+Limits = tuple[int, int | None]
+"""The least and the largest number of elements"""
+
+
+class SchemaRules(NamedTuple):
+    """What the rules of a schema's values are made from."""
+
+    schema: Mapping[str, Any]
+    lines: list[str]  # of the grammar; rules go to its end
+    spelled: Callable[[str], str]  # a marker as text and ids of special tokens
+
+
+class Member(NamedTuple):
+    """A property of an object."""
+
+    text: str  # in the grammar: key and value
+    is_required: bool
+
+
+class ValueRules(ABC):
+    """Values of one tool's schema; each form of writing them is a subclass."""
+
+    def __init__(self, rules: SchemaRules) -> None:
+        self.root, self.lines, self.spelled = rules
+        self._known: dict[tuple[str, str], str] = {}  # rules of what references name
+
+    @abstractmethod
+    def text(self, end: str) -> str:
+        """Any text; `end` is what stands behind the value."""
+
+    @abstractmethod
+    def literal(self, value: Any, end: str) -> str:
+        """One certain value."""
+
+    @abstractmethod
+    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
+        """An array; `item` makes the rule of an element from what stands behind it."""
+
+    @abstractmethod
+    def member(self, key: str, value: Callable[[str], str]) -> str:
+        """A property of an object; `value` makes the rule of its value likewise."""
+
+    @abstractmethod
+    def object_of(self, members: Sequence[Member], end: str) -> str:
+        """An object."""
+
+    def scalar(self, schema: Any, end: str) -> str:
+        """A number, true, false or null."""
+        return as_json(schema, self.root)
+
+    def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
+        """A value of this schema."""
+        schema = schema if isinstance(schema, Mapping) else {}
+        self._check(schema)
+        if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+            return self._referenced(reference, end, depth)
+        if "const" in schema or "enum" in schema:
+            values = schema.get("enum", [schema.get("const")])
+            return self._one_of(self.literal(value, end) for value in values)
+        for key in ("anyOf", "oneOf"):
+            if schema.get(key):
+                return self._one_of(self.value(one, end, depth + 1) for one in schema[key])
+        types = schema.get("type") or _guessed_types(schema)
+        names = types if isinstance(types, list) else [types]
+        return self._one_of(self._typed(name, schema, end, depth) for name in names)
+
+    def members(self, schema: Mapping[str, Any], depth: int = 0) -> list[Member]:
+        """The listed properties of an object, in their order."""
+        self._check(schema)
+        properties, required = schema.get("properties"), schema.get("required")
+        return [
+            Member(
+                self.member(key, partial(self.value, value, depth=depth + 1)),
+                isinstance(required, list) and key in required,
+            )
+            for key, value in (properties if isinstance(properties, Mapping) else {}).items()
+        ]
+
+    def joined(self, members: Sequence[Member], separator: str) -> str:
+        """Members in their order, those that are not required or not, separators between them."""
+        number = self._number()
+        between = quoted(separator) * bool(separator)
+        self.lines.append(f'tail_{number}_{len(members)}: ""')
+        for at in range(len(members) - 1, 0, -1):
+            text, is_required = members[at]
+            one = f"{between} {text}" if is_required else f"({between} {text})?"
+            self.lines.append(f"tail_{number}_{at}: {one} tail_{number}_{at + 1}")
+        first = next((at for at, one in enumerate(members) if one.is_required), None)
+        choices = [
+            f"{members[at].text} tail_{number}_{at + 1}"
+            for at in range(len(members) if first is None else first + 1)
+        ]
+        self.lines.append(f"members_{number}: {' | '.join(choices) or quoted('')}")
+        return f"members_{number}" + "?" * (first is None and bool(members))
+
+    def repeated(self, item: str, separator: str, limits: Limits) -> str:
+        """Elements with separators between them."""
+        least, most = limits
+        more = f"({quoted(separator)} {item})" if separator else f"({item})"
+        upper = "" if most is None else str(max(0, most - 1))
+        some = f"{item} {more}{{{max(0, least - 1)},{upper}}}"
+        if most == 0:
+            return '""'
+        return some if least else f"({some})?"
+
+    def named(self, name: str, body: str) -> str:
+        """A rule of its own; returns its name. `name` may have attributes behind it."""
+        number = self._number()
+        bare, bracket, attributes = name.partition("[")
+        self.lines.append(f"{bare}_{number}{bracket}{attributes}: {body}")
+        return f"{bare}_{number}"
+
+    def _check(self, schema: Mapping[str, Any]) -> None:
+        if not self.root.get("x-guidance"):  # which the schemas of tools that are not strict have
+            refuse_undemanded(schema)
+
+    def _typed(self, name: Any, schema: Mapping[str, Any], end: str, depth: int) -> str:
+        if name in SCALARS:
+            bounds = {key: schema[key] for key in _BOUNDS if key in schema}
+            return self.scalar({"type": name, **bounds}, end)
+        if name == "array" and depth < MAX_DEPTH:
+            limits = schema.get("minItems", 0), schema.get("maxItems")
+            items = schema.get("items")
+            return self.array(partial(self.value, items, depth=depth + 1), limits, end)
+        if name == "object" and depth < MAX_DEPTH:
+            return self.object_of(self.members(schema, depth), end)
+        return self.text(end)
+
+    def _referenced(self, reference: str, end: str, depth: int) -> str:
+        """The rule of what a reference names; it may name itself."""
+        if known := self._known.get((reference, end)):
+            return known
+        number = self._number()
+        self._known[reference, end] = name = f"ref_{number}"
+        schema: Any = self.root
+        for key in filter(None, reference[1:].split("/")):
+            schema = schema.get(key) if isinstance(schema, Mapping) else None
+        self.lines[number] = f"{name}: {self.value(schema, end, depth + 1)}"
+        return name
+
+    def _one_of(self, choices: Any) -> str:
+        texts = list(dict.fromkeys(choices))
+        return texts[0] if len(texts) == 1 else self.named("choice", " | ".join(texts))
+
+    def _number(self) -> int:
+        """A number that no other rule has in its name."""
+        self.lines.append("")
+        return len(self.lines) - 1
+
+
+_SHARED = ("$defs", "definitions", "x-guidance")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_DEMANDED = frozenset((
+    "type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "$ref",
+    "minItems", "maxItems", "additionalProperties", *_BOUNDS,
+))  # fmt: skip
+# what says nothing of a value itself
+_NOTES = frozenset((
+    "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default",
+    "examples", "deprecated", "readOnly", "writeOnly",
+))  # fmt: skip
+
+
+def _guessed_types(schema: Mapping[str, Any]) -> list[str]:
+    """Types of a schema that names none."""
+    if "properties" in schema:
+        return ["object"]
+    return ["array"] if "items" in schema else ["string", "number", "boolean", "null"]

@@ -1,0 +1,166 @@
+"""How two vocabularies relate, and which way tokens go from one to the other."""
+
+# ruff: noqa: RUF001 (DeepSeek spells its markers with fullwidth bars)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.text.vocabulary.table import VocabTable, read_table
+from headstart.types import Vocab
+
+MIN_SHARED = 0.9
+"""Share of either vocabulary that must map for tokens to be mapped instead of translated by text.
+Below it acceptance falls fast (vLLM #38174: 99.8 % overlap 61 % accepted, 79.8 % overlap 25 %)."""
+
+MAX_PADDING = 128
+"""Sizes of one vocabulary may differ by this many unused ids at the end."""
+
+_ROLES: tuple[frozenset[bytes], ...] = tuple(
+    frozenset(spelling.encode() for spelling in spellings.split())
+    for spellings in (
+        "<|im_end|> <|eot_id|> <end_of_turn> <turn|> <|end|> <|END_OF_TURN_TOKEN|> <|eot|> <EOT>",
+        "</s> <|endoftext|> <|end_of_text|> <eos> <EOS_TOKEN> <｜end▁of▁sentence｜>",
+        "<|fim_prefix|> <fim_prefix> <fim-prefix> <PRE> ▁<PRE> <｜fim▁begin｜>",
+        "<|fim_suffix|> <fim_suffix> <fim-suffix> <SUF> ▁<SUF> <｜fim▁hole｜>",
+        "<|fim_middle|> <fim_middle> <fim-middle> <MID> ▁<MID> <｜fim▁end｜>",
+    )
+)
+
+
+class TranslationMode(Enum):
+    """How tokens of the target become tokens of the draft and back."""
+
+    IDENTICAL = "identical"  # the ids mean the same
+    SHARED = "shared"  # ids are mapped; the few without a partner go by text
+    TEXT = "text"  # everything goes by text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """What `compare` found. Maps hold -1 where a token has no partner."""
+
+    mode: TranslationMode
+    to_draft: NDArray[np.int32]  # (target size,)
+    to_target: NDArray[np.int32]  # (draft size,)
+    special_differences: tuple[str, ...] = ()
+
+    @property
+    def num_shared(self) -> int:
+        """Draft tokens with a partner in the target."""
+        return int(np.count_nonzero(self.to_target >= 0))
+
+    @property
+    def draft_share(self) -> float:
+        """Share of the draft's tokens that have a partner."""
+        return float(np.mean(self.to_target >= 0))
+
+    def describe(self) -> str:
+        """One line for the log."""
+        line = (
+            f"{self.mode.value} vocabularies: {self.num_shared} of {len(self.to_target)} draft "
+            "tokens "
+            f"({self.draft_share:.1%}) are also among the target's {len(self.to_draft)}"
+        )
+        return "; ".join([line, *self.special_differences])
+
+
+def compare(target: Vocab, draft: Vocab) -> Comparison:
+    """Compare two vocabularies and choose the way between them. O(sizes)."""
+    return compare_tables(read_table(target), read_table(draft))
+
+
+def compare_tables(target: VocabTable, draft: VocabTable) -> Comparison:
+    """Compare two vocabularies that were read before."""
+    differences = tuple(_special_differences(target, draft))
+    if _is_identical(target, draft):
+        common = min(target.size, draft.size)
+        to_draft, to_target = np.full(target.size, -1, np.int32), np.full(draft.size, -1, np.int32)
+        to_draft[:common] = to_target[:common] = np.arange(common)
+        return Comparison(TranslationMode.IDENTICAL, to_draft, to_target, differences)
+    to_draft, to_target = _map(target, draft), _map(draft, target)
+    # A small vocabulary inside a much larger one maps as a whole, but most of what the target
+    # emits does not: both shares count.
+    is_shared = min(np.mean(to_draft >= 0), np.mean(to_target >= 0)) >= MIN_SHARED
+    return Comparison(
+        TranslationMode.SHARED if is_shared else TranslationMode.TEXT,
+        to_draft,
+        to_target,
+        differences,
+    )
+
+
+def _is_identical(target: VocabTable, draft: VocabTable) -> bool:
+    common = min(target.size, draft.size)
+    if (
+        max(target.size, draft.size) - common > MAX_PADDING
+        or target.pieces[:common] != draft.pieces[:common]
+    ):
+        return False
+    inside = [
+        {t: text for t, text in table.controls.items() if t < common} for table in (target, draft)
+    ]
+    return inside[0] == inside[1]
+
+
+def _map(source: VocabTable, other: VocabTable) -> NDArray[np.int32]:
+    ids = other.ids
+    mapped = np.fromiter((ids.get(piece, -1) for piece in source.pieces), np.int32, source.size)
+    for token, partner in pair_controls(source, other).items():
+        mapped[token] = partner
+    return mapped
+
+
+def pair_controls(
+    source: VocabTable, other: VocabTable, replacements: Mapping[bytes, bytes] | None = None
+) -> dict[int, int]:
+    """Partners of control tokens: as replaced, spelled alike, or with the same role.
+
+    Only control tokens of `other` are partners, so that text never becomes a marker.
+    """
+    by_text = {text: token for token, text in other.controls.items()}
+    pairs = {}
+    for token, text in source.controls.items():
+        wanted = (replacements or {}).get(text, text)
+        partner = by_text.get(wanted)
+        if partner is None:
+            partner = _with_same_role(source, other, token, by_text)
+        if partner is not None:
+            pairs[token] = partner
+    return pairs
+
+
+def _with_same_role(
+    source: VocabTable, other: VocabTable, token: int, by_text: Mapping[bytes, int]
+) -> int | None:
+    text = source.controls[token]
+    for role in _ROLES:
+        if text in role:
+            found = [by_text[spelling] for spelling in role if spelling in by_text]
+            if found:
+                return min(found)
+    if token == source.bos_id and token != source.eos_id:
+        return other.bos_id if other.bos_id != other.eos_id else None
+    return other.eos_id if token in source.eog_ids and other.eos_id in other.controls else None
+
+
+def _special_differences(target: VocabTable, draft: VocabTable) -> Iterable[str]:
+    for role in ("bos_id", "eos_id"):
+        theirs, ours = target.spelling(getattr(target, role)), draft.spelling(getattr(draft, role))
+        if theirs != ours:
+            yield f"{role[:3]} {_quote(theirs)} / {_quote(ours)}"
+    if target.add_bos != draft.add_bos:
+        yield f"the {'target' if target.add_bos else 'draft'} alone starts with bos"
+    ends = [frozenset(map(table.spelling, table.eog_ids)) for table in (target, draft)]
+    for name, only in (("target", ends[0] - ends[1]), ("draft", ends[1] - ends[0])):
+        if only:
+            yield f"ends only the {name}: {', '.join(map(_quote, sorted(only)))}"
+
+
+def _quote(text: bytes) -> str:
+    return repr(text.decode("utf-8", "replace")) if text else "none"

@@ -1,0 +1,386 @@
+"""The history and the draft in a draft model's tokens: the target's own, or those of another
+vocabulary.
+
+One `DraftTokenizer` a sequence, one `DraftBuilder` a draft. Rows of logits go in, draft-model
+tokens come out one by one, and at the end target tokens with a confidence each.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.structures.prefix import common_prefix_length
+from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
+from headstart.types import DraftRequest, TokenChoice
+
+_DECAY = 0.98  # per comparison
+# Logits up to here need not be moved before they are exponents: their sum over a vocabulary fits
+# into a float32, and what is too small for one is nothing beside the best.
+_MODERATE = 60.0
+
+
+class Preference:
+    """Whether to pick coupled or argmax tokens: by order, or by what was accepted so far."""
+
+    def __init__(self, sampling: str) -> None:
+        self._is_open = sampling == "auto"
+        # of coupled over argmax, in tokens, older ones fading
+        self._lead = 0.0 if sampling != "argmax" else -1.0
+        self.compares = sampling != "argmax"
+        """Whether anybody wants to know what coupling would have picked."""
+
+    @property
+    def couples(self) -> bool:
+        return self._lead >= 0
+
+    def compare(self, choice: TokenChoice, token: int) -> None:
+        """Where either could have been picked, the target emitted `token`."""
+        if self._is_open and choice.coupled != choice.argmax:
+            self._lead = self._lead * _DECAY + (token == choice.coupled) - (token == choice.argmax)
+
+
+class DraftBuilder(ABC):
+    """One draft while it grows, in the draft model's tokens."""
+
+    def __init__(self, request: DraftRequest, limit: int) -> None:
+        self.request = request
+        self.limit = limit  # most draft-model tokens
+        self.tokens: list[int] = []
+        # the target token that it was too unsure of to go on, if that ended the draft
+        self.stopped_at: int | None = None
+
+    @abstractmethod
+    def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
+        """Pick the next draft-model token from its logits; None ends the draft."""
+
+    @abstractmethod
+    def finish(self) -> tuple[list[int], list[float]]:
+        """The draft as target tokens, with a probability for each."""
+
+    @abstractmethod
+    def learn(self, emitted: Sequence[int]) -> None:
+        """The target emitted these tokens where the draft began."""
+
+    def num_right(self, emitted: Sequence[int]) -> int:
+        """Tokens, at most, that the draft has in common with these."""
+        return len(emitted)
+
+
+class DraftTokenizer(ABC):
+    """One sequence as the draft model knows it."""
+
+    num_stable = 0  # leading history tokens that the last `listen` left as they were
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether there is a history to continue."""
+        return True
+
+    @abstractmethod
+    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
+        """The history in draft-model tokens, given that its first `known` target tokens are as
+        before.
+        """
+
+    @abstractmethod
+    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
+        """Target tokens of the last history; `read`: the draft-model tokens in its cache."""
+
+    @abstractmethod
+    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
+        """Start a draft of at most `limit` draft-model tokens."""
+
+    def num_draft_tokens(self, num_target_tokens: int) -> int:
+        """Draft-model tokens that make about so many target tokens."""
+        return num_target_tokens
+
+    @abstractmethod
+    def num_settled(self, history: Sequence[int], num_open: int) -> int:
+        """Leading tokens of the last history that stay, whatever comes in place of its last
+        `num_open` target tokens.
+        """
+
+    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int | None:
+        """The target token that a draft would have at this position of the text, which is written,
+        from the logits behind the text before it; None: one row of logits does not say.
+
+        Learns which way of picking tokens would have been accepted.
+        """
+        return None
+
+
+def make_draft_tokenizer(
+    translator: VocabularyTranslator | None, sampling: str
+) -> Callable[[], DraftTokenizer]:
+    """A factory of tokenizers that share what they learn."""
+    preference = Preference(sampling)
+    if translator is None:
+        return lambda: DirectTokenizer(preference)
+    return lambda: TranslatingTokenizer(translator, preference)
+
+
+class DirectTokenizer(DraftTokenizer):
+    """Both models have the same tokens."""
+
+    def __init__(self, preference: Preference) -> None:
+        self._preference = preference
+
+    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
+        self.num_stable = known
+        return tokens
+
+    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
+        return read
+
+    def num_settled(self, history: Sequence[int], num_open: int) -> int:
+        return len(history) - num_open
+
+    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
+        return DirectBuilder(request, limit, self._preference)
+
+    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int:
+        choice = _choose(request, logits, position)
+        picked = choice.coupled if self._preference.couples else choice.argmax
+        self._preference.compare(choice, request.tokens[position])
+        return picked
+
+
+class DirectBuilder(DraftBuilder):
+    """Keeps both choices of every row, so that one draft tells what either would have earned."""
+
+    def __init__(self, request: DraftRequest, limit: int, preference: Preference) -> None:
+        super().__init__(request, limit)
+        self._preference = preference
+        self._couples = preference.couples
+        self._confidence: list[float] = []
+        self._choices: list[TokenChoice] = []
+
+    def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
+        choice = self._choose(logits)
+        token, confidence = self._preferred(choice)
+        legality = self.request.legality
+        if legality is not None and (legal := legality.legal_mask(token)) is not None:
+            logits = _legal_logits(logits, legal)
+            if logits.max() == -np.inf:  # the text is complete, or what may follow is unknown here
+                return None
+            choice = self._choose(logits)
+            token, confidence = self._preferred(choice)
+        if confidence < min_confidence:
+            self.stopped_at = token
+            return None
+        if legality is not None:
+            legality.read(token)
+        self.tokens.append(token)
+        self._confidence.append(confidence)
+        self._choices.append(choice)
+        return token
+
+    def _choose(self, logits: NDArray[np.float32]) -> TokenChoice:
+        return _choose(self.request, logits, len(self.request.tokens) + len(self.tokens))
+
+    def _preferred(self, choice: TokenChoice) -> tuple[int, float]:
+        if self._couples:
+            return choice.coupled, choice.coupled_probability
+        return choice.argmax, choice.argmax_probability
+
+    def finish(self) -> tuple[list[int], list[float]]:
+        return self.tokens, self._confidence
+
+    def num_right(self, emitted: Sequence[int]) -> int:
+        return common_prefix_length(self.tokens, emitted)
+
+    def learn(self, emitted: Sequence[int]) -> None:
+        """Compare both choices of every row that had the right history before it."""
+        for token, drafted, choice in zip(emitted, self.tokens, self._choices, strict=False):
+            self._preference.compare(choice, token)
+            if token != drafted:
+                break
+
+
+class TranslatingTokenizer(DraftTokenizer):
+    """The draft model has another vocabulary."""
+
+    def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
+        self.translator = translator
+        self.preference = preference
+        self.sequence = translator.open()
+
+    @property
+    def can_draft(self) -> bool:
+        return self.sequence.can_draft
+
+    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
+        sequence = self.sequence
+        had = sequence.target_tokens
+        shared = common_prefix_length(had, tokens, min(known, len(had), len(tokens)))
+        self.num_stable = len(sequence.draft_history)
+        if shared < len(had):
+            sequence.truncate(shared)
+            self.num_stable = min(self.num_stable, sequence.num_stable)
+        if shared < len(tokens):
+            sequence.extend(tokens[shared:])
+            self.num_stable = min(self.num_stable, sequence.num_stable)
+        return sequence.draft_history
+
+    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
+        return self.sequence.target_tokens
+
+    def num_settled(self, history: Sequence[int], num_open: int) -> int:
+        """Of open tokens an estimate: that each takes no more than four of the draft's."""
+        return max(0, min(self.sequence.num_final, len(history) - 4 * num_open))
+
+    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
+        return TranslatingBuilder(request, limit, self)
+
+    def num_draft_tokens(self, num_target_tokens: int) -> int:
+        """By the ratio of this text so far, one more, since the last one is provisional, and the
+        healed one.
+        """
+        sequence = self.sequence
+        ratio = len(sequence.draft_history) / max(1, len(sequence.target_tokens))
+        return (
+            math.ceil(num_target_tokens * max(0.5, min(4.0, ratio)))
+            + 1
+            + (sequence.healed is not None)
+        )
+
+
+class TranslatingBuilder(DraftBuilder):
+    """Picks draft-model tokens and translates them at the end.
+
+    Where the draft so far ends with a whole target token and the next one exists on both sides, its
+    position in the target's text is known, and with it the noise that the target will use there:
+    then the token can be coupled. Elsewhere it is the likeliest.
+    """
+
+    def __init__(self, request: DraftRequest, limit: int, tokenizer: TranslatingTokenizer) -> None:
+        super().__init__(request, limit)
+        self._translator, self._sequence, self._preference = (
+            tokenizer.translator,
+            tokenizer.sequence,
+            tokenizer.preference,
+        )
+        # bytes of the history that the draft has to spell again
+        self._pending = self._sequence.pending
+        self._num_healed = len(self._pending)
+        self._couples = self._preference.couples
+        self._probabilities: list[float] = []
+        self._choices: list[
+            tuple[int, TokenChoice]
+        ] = []  # with the number of target tokens before each
+
+    def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
+        token, probability = self._pick(logits)
+        if token is None or probability < min_confidence:
+            return None
+        self.tokens.append(token)
+        self._probabilities.append(probability)
+        self._pending = self._pending[len(self._translator.draft.pieces[token]) :]
+        if token in self._translator.draft.eog_ids:
+            self.limit = len(self.tokens)
+        return token
+
+    def _pick(self, logits: NDArray[np.float32]) -> tuple[int | None, float]:
+        if self._pending:
+            return self._healing(self._pending, logits)
+        choice = self._choose(logits)
+        if choice is None or not self._couples:
+            return best_of(logits)
+        return int(self._translator.to_draft[choice.coupled]), choice.coupled_probability
+
+    def _healing(self, pending: bytes, logits: NDArray[np.float32]) -> tuple[int | None, float]:
+        """The best token among those that agree with the pending bytes."""
+        allowed = self._translator.allowed(pending)
+        if not len(allowed):
+            return None, 0.0
+        index, probability = best_of(logits[allowed])
+        return int(allowed[index]), probability
+
+    def _choose(self, logits: NDArray[np.float32]) -> TokenChoice | None:
+        """What the request would make of this row, among the tokens that both sides have."""
+        translator, choose = self._translator, self.request.choose
+        if (
+            choose is None
+            or not self._preference.compares
+            or translator.to_target[int(logits.argmax())] < 0
+        ):
+            return None
+        before = self._sequence.translate(self.tokens)[0]
+        if len(translator.target.join(before)) + self._num_healed != len(
+            translator.draft.join(self.tokens)
+        ):
+            # inside a character: the next token may become part of one with those before
+            return None
+        choice = choose(translator.map_logits(logits), len(self.request.tokens) + len(before))
+        self._choices.append((len(before), choice))
+        return choice
+
+    def finish(self) -> tuple[list[int], list[float]]:
+        # Provisional tokens are kept: most are what the target goes on with (acceptance length
+        # 3.79, not 3.14).
+        tokens = self._sequence.translate(self.tokens)[0][: self.request.max_tokens]
+        drafted = [len(self._translator.draft.pieces[t]) for t in self.tokens]
+        spelled = [len(self._translator.target.pieces[t]) for t in tokens]
+        return tokens, spread(self._probabilities, drafted, spelled, self._num_healed)
+
+    def learn(self, emitted: Sequence[int]) -> None:
+        """Compare both choices of every row that had the right history before it."""
+        num_right = common_prefix_length(self.finish()[0], emitted) if self._choices else 0
+        for num_before, choice in self._choices:
+            if num_before <= num_right and num_before < len(emitted):
+                self._preference.compare(choice, emitted[num_before])
+
+
+def _choose(request: DraftRequest, logits: NDArray[np.float32], position: int) -> TokenChoice:
+    """What the request would make of this row."""
+    if request.choose is None:
+        token, probability = best_of(logits)
+        return TokenChoice(token, probability, token, probability)
+    return request.choose(logits, position)
+
+
+def _legal_logits(logits: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """A row with the illegal tokens banned; vocabularies may differ in their padding."""
+    size = min(len(logits), len(legal))
+    masked = np.full_like(logits, -np.inf)
+    masked[:size] = np.where(legal[:size], logits[:size], -np.inf)
+    return masked
+
+
+def best_of(logits: NDArray[np.float32]) -> tuple[int, float]:
+    """The likeliest entry and its probability."""
+    best = int(logits.argmax())
+    if not abs(logits[best]) <= _MODERATE:
+        logits = logits - logits[best]
+    weights = np.exp(logits)
+    total = np.einsum("i->", weights)  # a third of the time of `sum`, which rounds less
+    return best, float(weights[best] / total)
+
+
+def spread(
+    probabilities: Sequence[float], drafted: Sequence[int], spelled: Sequence[int], skip: int = 0
+) -> list[float]:
+    """Probabilities of target tokens from those of draft tokens that spell the same bytes.
+
+    A target token is as likely as all draft tokens that begin inside it; the first `skip` bytes of
+    the draft belong to the history. Control tokens count as one byte.
+
+    >>> spread([0.5, 0.5, 0.9], [2, 2, 3], [4, 3])
+    [0.25, 0.9]
+    """
+    begins = [max(0, b - skip) for b in accumulate((max(1, n) for n in drafted), initial=0)][:-1]
+    ends = list(accumulate(max(1, n) for n in spelled))
+    result, at = [], 0
+    for end in ends:
+        likely = 1.0
+        while at < len(begins) and begins[at] < end:
+            likely *= probabilities[at]
+            at += 1
+        result.append(likely)
+    return result

@@ -1,0 +1,116 @@
+"""Tokenizing a piece out of the middle of a text, byte for byte.
+
+A model's own tokenizer is made for whole, well-formed texts: SentencePiece puts a space before the
+first word, invalid UTF-8 is replaced by U+FFFD (BPE) or swallows its neighbours (SentencePiece),
+and a token that a GGUF marks as control loses its text. Here the result always stands for the very
+bytes that went in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from headstart.text.vocabulary.table import VocabTable
+from headstart.types import Vocab
+
+# takes the space of a tokenizer that puts one before the first word; joins with nothing
+_ANCHOR = b"\x02"
+_INVALID = re.compile("([\udc80-\udcff]+)")  # what `surrogateescape` makes of invalid bytes
+_MAX_CACHED_BYTES = 64
+_MAX_SPELLED_BYTES = 32  # longest token tried when spelling
+
+
+class Encoder:
+    """Turns bytes into tokens as the vocabulary's own tokenizer would, but byte for byte."""
+
+    def __init__(self, vocab: Vocab, table: VocabTable) -> None:
+        self.table = table
+        self._vocab = vocab
+        adds_space = table.join(self._tokenize(b"a")) != b"a"
+        self._anchor = _ANCHOR if adds_space else b""
+        self._num_anchor_tokens = len(self._tokenize(_ANCHOR)) if adds_space else 0
+        # Words repeat, and some pre-tokenizers cost 0.1 ms a call.
+        self._encode_cached = lru_cache(maxsize=16384)(self._encode)
+
+    def encode(self, text: bytes) -> Sequence[int]:
+        """Tokens whose bytes are exactly `text`; never a control token. Read only: may be shared.
+
+        Bytes for which the vocabulary has no token at all are left out.
+        """
+        return self._encode_cached(text) if len(text) <= _MAX_CACHED_BYTES else self._encode(text)
+
+    def _encode(self, text: bytes) -> list[int]:
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return self._encode_broken(text)
+        return self._encode_valid(text)
+
+    def _encode_broken(self, text: bytes) -> list[int]:
+        tokens: list[int] = []
+        for index, part in enumerate(_INVALID.split(text.decode("utf-8", "surrogateescape"))):
+            raw = part.encode("utf-8", "surrogateescape")
+            tokens += self._spell(raw) if index % 2 else self._encode_valid(raw)
+        return tokens
+
+    def _encode_valid(self, text: bytes) -> list[int]:
+        if not text:
+            return []
+        tokens = self._tokenize(self._anchor + text)[self._num_anchor_tokens :]
+        if self.table.join(tokens) == text:
+            return tokens
+        # Something in the text is not tokenized faithfully: narrow it down, spell only that.
+        if len(text) <= _MAX_SPELLED_BYTES:
+            return self._spell(text)
+        middle = _middle(text)
+        return self._encode_valid(text[:middle]) + self._encode_valid(text[middle:])
+
+    def _spell(self, text: bytes) -> list[int]:
+        """Longest token first, from left to right."""
+        ids, tokens, start = self.table.ids, [], 0
+        while start < len(text):
+            for end in range(min(len(text), start + _MAX_SPELLED_BYTES), start, -1):
+                token = ids.get(text[start:end])
+                if token is not None:
+                    tokens.append(token)
+                    break
+            start = end
+        return tokens
+
+    def _tokenize(self, text: bytes) -> list[int]:
+        return self._vocab.tokenize(text, add_special=False, parse_special=False)
+
+
+def _middle(text: bytes) -> int:
+    """A place near the middle to cut valid UTF-8: before a space if there is one, else between
+    characters.
+    """
+    middle = len(text) // 2
+    space = text.rfind(b" ", 1, middle + 1)
+    if space > 0:
+        return space
+    while text[middle] & 0xC0 == 0x80:
+        middle -= 1
+    return middle
+
+
+def num_incomplete(text: bytes) -> int:
+    """How many bytes at the end begin a UTF-8 character that is not complete yet (0 to 3)."""
+    if text[-1:] < b"\x80":
+        return 0
+    for count in range(1, min(4, len(text) + 1)):
+        byte = text[-count]
+        if byte & 0xC0 != 0x80:
+            length = (
+                4
+                if 0xF0 <= byte < 0xF5
+                else 3
+                if 0xE0 <= byte < 0xF0
+                else 2
+                if 0xC2 <= byte < 0xE0
+                else 1
+            )
+            return count if length > count else 0
+    return 0

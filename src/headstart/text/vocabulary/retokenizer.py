@@ -1,0 +1,151 @@
+"""Tokens of a text that grows, without tokenizing it from the start again.
+
+The tokens of a prefix are not a prefix of the tokens of the whole: "hel" + "lo" is one token. But
+what can change lies at the end. Pre-tokenizers start anew behind a word and at a space between two
+words, so what comes before the last such place is final (as long as no token reaches over it, which
+is checked). Where there is none (CJK) tokens that end `LOOKBEHIND` bytes before the end are taken
+as final. Tokens behind a boundary do not depend on bytes before it: BPE applies merges by rank, and
+none of them crossed the boundary. So only the window behind it is tokenized again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from headstart.structures.prefix import common_prefix_length
+from headstart.text.vocabulary.encoder import Encoder, num_incomplete
+
+LOOKBEHIND = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state that `restore` returns to. Tokens before `start` never change after it was taken."""
+
+    start: int
+    base: int
+    window: bytes
+    partial: bytes
+
+
+class Retokenizer:
+    """Tokens of a growing byte stream, with control tokens in between."""
+
+    __slots__ = (
+        "_base",
+        "_encoder",
+        "_ends",
+        "_start",
+        "_window",
+        "num_stable",
+        "partial",
+        "tokens",
+    )
+
+    # tokens[0 : _start]               final; bytes 0 .. _base of the stream
+    # tokens[_start : len(tokens)]     of _window, may change
+    # partial                          begins a character that is not complete; no tokens yet
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.tokens: list[int] = []
+        self.partial = b""
+        self.num_stable = 0  # leading tokens not changed since the caller last set this
+        self._ends: list[int] = []  # stream position after each token
+        self._start = 0
+        self._base = 0
+        self._window = b""
+
+    @property
+    def num_final(self) -> int:
+        """Leading tokens that nothing that is appended changes."""
+        return self._start
+
+    def append(self, data: bytes) -> None:
+        """The stream grew by `data`. O(window + data)."""
+        window = self._window
+        if (
+            window
+            and data
+            and not self.partial
+            and self._encoder.table.word_ends[window[-1] << 8 | data[0]]
+        ):
+            # the common case; what follows is mostly a word seen before
+            self._freeze(len(self.tokens))
+        text = self._window + self.partial + data
+        complete = len(text) - num_incomplete(text)
+        self.partial = text[complete:]
+        self._rewrite(text[:complete])
+        self._advance()
+
+    def append_controls(self, tokens: Sequence[int]) -> None:
+        """Control tokens follow: what came before is final, even a broken character at its end."""
+        if self.partial:
+            text, self.partial = self._window + self.partial, b""
+            self._rewrite(text)
+        self.tokens += tokens
+        self._base += len(self._window)
+        self._ends += [self._base] * len(tokens)
+        self._window = b""
+        self._start = len(self.tokens)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._start, self._base, self._window, self.partial)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to an earlier state of this stream. O(window)."""
+        del self.tokens[snapshot.start :], self._ends[snapshot.start :]
+        self.num_stable = min(self.num_stable, snapshot.start)
+        self._start, self._base, self.partial = snapshot.start, snapshot.base, snapshot.partial
+        self._rewrite(snapshot.window)
+
+    def _rewrite(self, window: bytes) -> None:
+        if window == self._window and len(self.tokens) > self._start:
+            return
+        fresh = self._encoder.encode(window)
+        start, old = self._start, self.tokens[self._start :]
+        same = common_prefix_length(old, list(fresh))
+        pieces = self._encoder.table.pieces
+        position = self._ends[start + same - 1] if same else self._base
+        self.tokens[start + same :] = fresh[same:]
+        lengths = (len(pieces[token]) for token in fresh[same:])
+        self._ends[start + same :] = list(accumulate(lengths, initial=position))[1:]
+        self.num_stable = min(self.num_stable, start + same)
+        covered = self._ends[-1] - self._base if fresh else 0
+        # Bytes that the vocabulary has no tokens for are left out of the stream.
+        self._window = window if covered == len(window) else self._encoder.table.join(fresh)
+
+    def _advance(self) -> None:
+        """Move the window's start to the last place behind which nothing can reach."""
+        ends, base, window = self._ends, self._base, self._window
+        cut = len(window)
+        while (cut := last_split(window, cut, self._encoder.table.word_ends)) > 0:
+            index = bisect_left(ends, base + cut, self._start)
+            if index < len(ends) and ends[index] == base + cut:
+                self._freeze(index + 1)
+                return
+        if len(window) > 2 * LOOKBEHIND:
+            index = bisect_right(ends, base + len(window) - LOOKBEHIND, self._start)
+            if index > self._start:
+                self._freeze(index)
+
+    def _freeze(self, start: int) -> None:
+        end = self._ends[start - 1]
+        self._window = self._window[end - self._base :]
+        self._start, self._base = start, end
+
+
+def last_split(text: bytes, before: int, word_ends: bytes) -> int:
+    """Last position under `before` where a pre-tokenizer starts anew whatever follows; 0 if there
+    is none.
+    """
+    for position in range(min(before, len(text)) - 1, 0, -1):
+        byte, last = text[position], text[position - 1]
+        if word_ends[last << 8 | byte]:
+            return position
+        if byte == 32 and last > 32 and text[position + 1 : position + 2] > b" ":
+            return position
+    return 0

@@ -1,0 +1,90 @@
+"""Replacement pairs between chat templates of known families, found by their markers."""
+
+# ruff: noqa: RUF001 (DeepSeek spells its markers with fullwidth bars)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.text.vocabulary.replacements import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFamily:
+    """Markers that a family of chat templates puts around the messages."""
+
+    marker: str  # occurs in templates of this family and of none before it in the list
+    user: str  # opens a user message
+    assistant: str  # opens an answer
+    close: str  # closes an answer
+    system: str = ""
+    close_user: str | None = None  # closes a user or system message, if not like an answer
+
+    @property
+    def reply(self) -> str:
+        """What stands between a user message and its answer."""
+        return (self.close if self.close_user is None else self.close_user) + self.assistant
+
+
+_FAMILIES = {
+    "chatml": TemplateFamily(
+        "<|im_start|>",
+        "<|im_start|>user\n",
+        "<|im_start|>assistant\n",
+        "<|im_end|>\n",
+        "<|im_start|>system\n",
+    ),
+    "llama-3": TemplateFamily(
+        "<|start_header_id|>",
+        "<|start_header_id|>user<|end_header_id|>\n\n",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|eot_id|>",
+        "<|start_header_id|>system<|end_header_id|>\n\n",
+    ),
+    "gemma": TemplateFamily(
+        "<start_of_turn>", "<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>\n"
+    ),
+    "gemma-4": TemplateFamily(
+        "<|turn>", "<|turn>user\n", "<|turn>model\n", "<turn|>\n", "<|turn>system\n"
+    ),
+    "command-r": TemplateFamily(
+        "<|START_OF_TURN_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
+    ),
+    "deepseek": TemplateFamily(
+        "<｜User｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", close_user=""
+    ),
+    "phi-3": TemplateFamily(
+        "<|end|>", "<|user|>\n", "<|assistant|>\n", "<|end|>\n", "<|system|>\n"
+    ),
+    "zephyr": TemplateFamily("<|user|>", "<|user|>\n", "<|assistant|>\n", "</s>\n", "<|system|>\n"),
+    "mistral": TemplateFamily("[INST]", "[INST]", "[/INST]", "</s>", close_user=""),
+}
+
+
+def find_family(template: str) -> str | None:
+    """Name of the family a chat template belongs to, by its markers."""
+    return next((name for name, family in _FAMILIES.items() if family.marker in template), None)
+
+
+def find_replacements(target_template: str, draft_template: str) -> list[Pair]:
+    """Pairs that turn the target's rendered chats into the draft's; empty if a family is unknown or
+    both agree.
+    """
+    names = find_family(target_template), find_family(draft_template)
+    if None in names or names[0] == names[1]:
+        return []
+    target, draft = (_FAMILIES[name] for name in names if name is not None)
+    pairs = [
+        (target.reply, draft.reply),
+        (target.close, draft.close),
+        (target.close.rstrip(), draft.close.rstrip()),
+        (target.user, draft.user),
+        (target.assistant, draft.assistant),
+    ]
+    if target.system and draft.system:
+        pairs.append((target.system, draft.system))
+    return list(dict.fromkeys(pairs))

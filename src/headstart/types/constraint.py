@@ -1,0 +1,85 @@
+"""What a request may demand of its answer's text, as plain values that cross the process border."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from headstart.types.errors import InvalidParameterError
+
+MAX_TEXT_BYTES = 1 << 20
+MAX_TRIGGERS = 64
+MAX_TRIGGER_BYTES = 256
+
+
+class ConstraintKind(Enum):
+    """The language in which a constraint is written."""
+
+    JSON_OBJECT = "json_object"  # any JSON object; no text
+    JSON_SCHEMA = "json_schema"  # a JSON schema, as JSON
+    GBNF = "gbnf"  # llama.cpp's grammars; the start rule is `root`
+    LARK = "lark"  # llguidance's dialect of Lark; the start rule is `start`
+    REGEX = "regex"  # Rust's regex syntax; the whole text has to match
+
+    @property
+    def title(self) -> str:
+        """The language as errors name it."""
+        titles = {"gbnf": "GBNF grammar", "lark": "Lark grammar"}
+        return titles.get(self.value, self.value.replace("json_", "JSON "))
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """What stands around thoughts, control tokens spelled out."""
+
+    start: bytes  # empty: thoughts only stand at the beginning of the answer
+    end: bytes
+    is_open: bool  # the answer begins inside thoughts
+    opening: tuple[int, ...] = ()  # the tokens of `start`, where an answer may begin with thoughts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """Which texts a request's answer may have.
+
+    Without triggers it holds from the first token to the end of the answer, or from the end of the
+    thoughts that the answer begins with, if `thoughts` says how. With triggers the text
+    is free until one of them appears in it, and what follows has to match. Triggers are looked for
+    in the text with special tokens spelled out (`Vocab.token_text`), so `</think>` is found whether
+    it is one token or several; it is also found when it ends inside a token, whose remaining bytes
+    then belong to the constrained text. Inside `thoughts` they do not count.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    triggers: tuple[bytes, ...] = ()
+    includes_trigger: bool = False  # the constrained text begins with the trigger, not behind it
+    is_required: bool = False  # the answer must not end before a trigger has appeared
+    repeats: bool = False  # after the constrained text comes free text, and maybe a trigger again
+    allows_space: bool = False  # up to four characters of white space may come before it
+    before: str = ""  # rules in Lark; their `before` may stand before the constrained text
+    thoughts: ThoughtMarks | None = None  # in which the text is free
+
+    def __post_init__(self) -> None:
+        size = len((self.text + self.before).encode("utf-8", "replace"))
+        if size > MAX_TEXT_BYTES:
+            raise InvalidParameterError(
+                f"the {self.kind.title} has {size} bytes but at most {MAX_TEXT_BYTES} are taken"
+            )
+        if len(self.triggers) > MAX_TRIGGERS:
+            raise InvalidParameterError(
+                f"the constraint has {len(self.triggers)} triggers but at most {MAX_TRIGGERS} are "
+                "taken"
+            )
+        for trigger in self.triggers:
+            if not 1 <= len(trigger) <= MAX_TRIGGER_BYTES:
+                raise InvalidParameterError(
+                    f"a trigger has {len(trigger)} bytes but must have 1 to {MAX_TRIGGER_BYTES}"
+                )
+        if self.thoughts and not self.thoughts.end:
+            raise InvalidParameterError("thoughts need a mark that ends them")
+        if not self.triggers and (self.is_required or self.repeats or self.includes_trigger):
+            raise InvalidParameterError(
+                "is_required, repeats and includes_trigger say something about triggers, but there "
+                "is none; name one or leave them out"
+            )

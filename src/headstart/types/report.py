@@ -1,0 +1,82 @@
+"""What a worker tells about itself: for /props, /slots, /metrics and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.types import ModelInfo
+from headstart.types.counters import Counters
+from headstart.types.speculation_stats import SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """How a worker embeds."""
+
+    size: int  # numbers of a vector
+    max_tokens: int  # of one text
+    pooling: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """Fixed facts of a loaded worker."""
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    num_slots: int
+    context_size: int  # most tokens of one request, prompt and answer
+    max_batch_tokens: int  # most tokens in one decode
+    speculation: Mapping[str, Any]  # mode, types, and why something is off; JSON-ready
+    system: str  # libllama's build and processor features
+    embedding: EmbeddingInfo | None = None  # None: it does not embed
+    why_no_text: str = ""  # of a model that only embeds
+    # of LoRA: path, scale at the start, ...; JSON-ready
+    adapters: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotReport:
+    """One slot now. Counts of tokens."""
+
+    slot_id: int
+    request_id: str = ""
+    is_processing: bool = False
+    num_prompt: int = 0
+    num_processed: int = 0  # prompt tokens in the cache
+    num_cached: int = 0  # of them, reused
+    num_in_cache: int = 0  # tokens of this slot in the KV cache
+    num_emitted: int = 0
+    max_tokens: int | None = None
+    drafts: SpeculationStats = field(default_factory=SpeculationStats)
+    by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculatorReport:
+    """One speculator since the start. Times in seconds."""
+
+    name: str
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    seconds: Mapping[str, float] = field(default_factory=dict)  # begin, propose, observe, accept
+    failure: str = ""  # why it was switched off
+    details: Mapping[str, Any] = field(default_factory=dict)  # its own `describe()`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What was counted since the start, and the present state."""
+
+    num_processing: int = 0
+    num_waiting: int = 0
+    counters: Counters = field(default_factory=Counters)
+    drafts: SpeculationStats = field(default_factory=SpeculationStats)  # of all speculators
+    engine_restarts: int = 0
+    prompts_in_memory: int = 0  # of those that lost their place in the model's cache
+    prompt_bytes_in_memory: int = 0
+    slots: tuple[SlotReport, ...] = ()
+    speculators: tuple[SpeculatorReport, ...] = ()
+    memory_bytes: int = 0  # resident in the engine's process
+    control: Mapping[str, Any] = field(default_factory=dict)  # costs and acceptance, JSON-ready

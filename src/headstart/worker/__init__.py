@@ -1,0 +1,1 @@
+"""The scheduler's process: its loop, the border between processes, embeddings."""

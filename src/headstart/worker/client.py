@@ -1,0 +1,307 @@
+"""The asyncio side of a worker: requests in, events out, restarts when the engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from headstart.types import errors
+from headstart.types.errors import (
+    HeadstartError,
+    ModelError,
+    RpcWorkerError,
+    UnavailableError,
+    WorkerDeadError,
+)
+from headstart.types.report import WorkerInfo, WorkerReport
+from headstart.types.request import (
+    EmbeddingEvent,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    PromptEvent,
+    TokenEvent,
+    Work,
+)
+from headstart.types.worker import Deliver
+from headstart.worker.messages import Cancel, Command, Message
+from headstart.worker.request_log import log_embedding, log_error, log_request
+from headstart.worker.transport import Receiver
+
+log = logging.getLogger(__name__)
+
+_NOT_THE_LAST = (TokenEvent, ProgressEvent, PromptEvent)  # events of a request that goes on
+_SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
+MAX_RESTARTS = 3  # of engines that answered nothing, before the worker gives up
+STABLE_SECONDS = 60.0  # an engine that was ready for so long counts as one that answers
+FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a row, and later ones
+
+
+class Transport(Protocol):
+    """Runs the loop somewhere (see transport.py)."""
+
+    def start(self, receiver: Receiver) -> None: ...
+
+    def send(self, command: Command) -> None: ...
+
+    def close(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class WorkerClient:
+    """`Worker` over a transport. Belongs to the loop that called `start`."""
+
+    def __init__(self, make_transport: Callable[[], Transport]) -> None:
+        self.status = "loading"
+        self.failure = ""
+        self.info: WorkerInfo | None = None
+        # told when the model was unloaded ("sleeping") and loaded again ("loaded")
+        self.on_change: Callable[[str], None] = lambda state: None
+        self._make_transport = make_transport
+        self._transport: Transport | None = None
+        self._closing: Transport | None = None  # being closed, in another thread
+        self._report = WorkerReport()
+        self._deliver: dict[str, Deliver] = {}  # by request_id
+        self._failures = 0  # engines in a row that ended before they answered anything
+        self._ready_since = 0.0
+        self._launches = 0  # tries in a row that made no process
+        self._waits = 0  # tries in a row in which a machine of --rpc did not answer
+        self._restarts = 0
+        self._relay: _Relay | None = None  # of the engine at work
+        self._unloading: asyncio.Task[None] | None = None
+        self._waking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the models; return when ready.
+
+        Raises:
+            ConfigError, ModelError: they cannot be loaded.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._launch()
+        await asyncio.shield(self._ready)
+
+    def submit(self, request: Work, deliver: Deliver) -> None:
+        """Run a request; see `Worker.submit`."""
+        if self.status != "ready" or self._transport is None:
+            raise UnavailableError(
+                f"the engine is {self.status}" + (f": {self.failure}" if self.failure else "")
+            )
+        self._transport.send(request)
+        self._deliver[request.request_id] = deliver
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request; see `Worker.cancel`."""
+        if self._deliver.pop(request_id, None) is not None and self._transport is not None:
+            self._transport.send(Cancel(request_id))
+
+    async def report(self) -> WorkerReport:
+        """Counters, slots and speculators as of the last step; never waits for a step."""
+        return dataclasses.replace(self._report, engine_restarts=self._restarts)
+
+    async def sleep(self) -> None:
+        """End the engine until `wake`, unless something runs; see `Worker.sleep`."""
+        transport = self._transport
+        if self.status != "ready" or self._deliver or transport is None:
+            return
+        log.info("nobody asks for anything: the model is unloaded until the next request")
+        self.status, self._transport, self._relay, self._closing = "sleeping", None, None, transport
+        self._unloading = asyncio.create_task(asyncio.to_thread(transport.close))
+        self.on_change("sleeping")
+
+    async def wake(self) -> None:
+        """Start an engine if there is none because of `sleep`; see `Worker.wake`."""
+        if self.status == "sleeping":
+            self.status = "waking"
+            self._waking = asyncio.create_task(self._load_again())
+            # whoever waited may be gone when it fails
+            self._waking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if self.status == "waking" and self._waking is not None:
+            await asyncio.shield(self._waking)
+
+    async def _load_again(self) -> None:
+        if self._unloading is not None:
+            await self._unloading
+        self._ready = self._loop.create_future()
+        try:
+            self._launch()
+            await self._ready
+        except Exception as error:
+            if self.status == "closed":
+                raise UnavailableError(_SHUTTING_DOWN) from error
+            self.status, self._transport, self._relay = "sleeping", None, None
+            log.error("the model could not be loaded again: %s", error)
+            raise UnavailableError(
+                f"the model could not be loaded again: {error}; try again"
+            ) from error
+
+    async def close(self) -> None:
+        """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
+        self.status = "closed"
+        self._fail_all(UnavailableError(_SHUTTING_DOWN))
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            self._closing = transport
+            await asyncio.to_thread(transport.close)
+
+    def kill(self) -> None:
+        """Do not wait for the engine to end its step; for those who asked to stop twice. In the
+        loop's thread.
+        """
+        self.status = "closed"  # so that nobody restarts it
+        self._fail_all(UnavailableError(_SHUTTING_DOWN))
+        for transport in (self._transport, self._closing):
+            if transport is not None:
+                transport.kill()
+
+    def _launch(self) -> None:
+        self._transport = None
+        transport = self._make_transport()
+        self._relay = _Relay(self)
+        transport.start(self._relay)
+        self._transport = transport
+
+    def _on_ready(self, info: WorkerInfo) -> None:
+        if self.status == "closed":
+            return
+        self.info, self.status, self.failure = info, "ready", ""
+        self._ready_since, self._waits = time.monotonic(), 0
+        if not self._ready.done():
+            self._ready.set_result(None)
+            if self._waking is not None:
+                log.info("the model is loaded again")
+                self.on_change("loaded")
+        else:
+            log.warning("the engine is ready again after restart %d", self._restarts)
+
+    def _on_message(self, message: Message) -> None:
+        if message.report is not None:
+            self._report = message.report
+        for event in message.events:
+            if isinstance(event, _NOT_THE_LAST):
+                deliver = self._deliver.get(event.request_id)
+                if deliver is not None:
+                    deliver(event)
+            else:
+                self._note_end(event)
+                deliver = self._deliver.pop(event.request_id, None)
+                if deliver is not None:
+                    deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
+
+    def _note_end(self, event: Event) -> None:
+        """Log it here: nobody hears of the end of what was cancelled."""
+        match event:
+            case FinishEvent():
+                log_request(event.request_id, event.stats, event.reason)
+                if event.stats.num_emitted:
+                    self._failures = 0
+            case ErrorEvent():
+                log_error(event)
+            case EmbeddingEvent():
+                log_embedding(event)
+                self._failures = 0
+
+    def _on_end(self, error: BaseException | None) -> None:
+        if self.status == "closed":
+            if not self._ready.done():
+                self._ready.set_exception(UnavailableError(_SHUTTING_DOWN))
+            return
+        self.failure = str(error) if error is not None else "the engine stopped"
+        if not self._ready.done():
+            self.status = "failed"
+            self._ready.set_exception(_load_error(error, self.failure))
+            return
+        self._fail_all(
+            WorkerDeadError(
+                f"{self.failure} while this request was running; the server restarts it, try again"
+            )
+        )
+        if isinstance(error, RpcWorkerError):  # nothing is wrong here: it may come back any time
+            self.status = "restarting"
+            self._waits += 1
+            self._restart_after(_delay(self._waits))
+            return
+        was_stable = time.monotonic() - self._ready_since >= STABLE_SECONDS
+        self._failures = 1 if self.status == "ready" and was_stable else self._failures + 1
+        if self._failures > MAX_RESTARTS:
+            self.status = "failed"
+            self.failure += (
+                f"; {self._failures} engines in a row answered nothing, so it stays down"
+            )
+            log.error("%s", self.failure)
+            return
+        self.status = "restarting"
+        self._restart_after(_delay(self._failures - 1))
+
+    def _restart_after(self, seconds: float) -> None:
+        log.error("%s; restarting it in %g s", self.failure, seconds)
+        self._loop.call_later(seconds, self._restart)
+
+    def _restart(self) -> None:
+        """Make a new engine; where the system has no room for a process, try again and again."""
+        if self.status == "closed":
+            return
+        try:
+            self._launch()
+        except Exception as error:
+            self._launches += 1
+            self.failure = f"no new engine process can be made: {error}"
+            self._restart_after(_delay(self._launches))
+            return
+        self._launches = 0
+        self._restarts += 1
+
+    def _fail_all(self, error: HeadstartError) -> None:
+        running, self._deliver = self._deliver, {}
+        for request_id, deliver in running.items():
+            log.warning("request %s failed: %s", request_id, error)
+            deliver(error)
+
+
+class _Relay:
+    """Passes on what an engine says, until another one takes its place or it is put to sleep."""
+
+    def __init__(self, client: WorkerClient) -> None:
+        self._client = client
+
+    def on_ready(self, info: WorkerInfo) -> None:
+        if self._client._relay is self:
+            self._client._on_ready(info)
+
+    def on_message(self, message: Message) -> None:
+        if self._client._relay is self:
+            self._client._on_message(message)
+
+    def on_end(self, error: BaseException | None) -> None:
+        if self._client._relay is self:
+            self._client._on_end(error)
+
+
+def _delay(number: int) -> float:
+    """Seconds before a restart after so many failed ones."""
+    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (number - 1)) if number else 0.0
+
+
+def _load_error(error: BaseException | None, failure: str) -> HeadstartError:
+    """Why the models could not be loaded; a process that just died leaves only a guess."""
+    if isinstance(error, WorkerDeadError):
+        return ModelError(
+            f"{failure} while it loaded the models; a file is damaged, or memory ran out"
+        )
+    return error if isinstance(error, HeadstartError) else HeadstartError(failure)
+
+
+def _as_exception(event: ErrorEvent) -> HeadstartError:
+    kind = getattr(errors, event.error, HeadstartError)
+    error: HeadstartError = kind.__new__(kind)
+    Exception.__init__(error, event.message)
+    for name, value in event.details.items():
+        setattr(error, name, value)
+    return error

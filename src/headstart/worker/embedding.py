@@ -1,0 +1,188 @@
+"""Texts that wait to be turned into vectors: short ones share a decode, over all requests.
+
+Requests take turns, so that one of thousands of texts does not hold up the others, and between two
+decodes the scheduler makes a step: those who generate wait for one decode at most.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.types.counters import Counters
+from headstart.types.errors import CapacityError, EngineError, InvalidParameterError
+from headstart.types.request import EmbeddingEvent, EmbeddingRequest, Event, error_event
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 1 << 21  # tokens
+FEW_TOKENS = 128  # of a decode while others generate
+
+
+class EmbeddingEngine(Protocol):
+    """Texts to vectors. One thread at a time."""
+
+    vocab_size: int
+    size: int  # numbers of a vector
+    pooling: str
+    max_tokens: int  # of one text
+    max_batch_tokens: int
+    max_batch_texts: int
+
+    def embed(
+        self, texts: Sequence[Sequence[int]], position: int = 0, *, is_end: bool = True
+    ) -> list[NDArray[np.float32]]:
+        """See `LlamaEmbedder.embed`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Texts:
+    """A request while it is served."""
+
+    request: EmbeddingRequest
+    submitted: float
+    vectors: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # by text
+    num_taken: int = 0  # texts that were given to the engine, the one being read included
+    position: int = 0  # tokens of the text that is read in pieces
+
+    @property
+    def next_text(self) -> Sequence[int]:
+        return self.request.texts[self.num_taken]
+
+    @property
+    def is_taken(self) -> bool:
+        return self.num_taken == len(self.request.texts)
+
+
+class EmbeddingQueue:
+    """Embedding requests of a worker. Owned by the engine's loop."""
+
+    def __init__(
+        self, engine: EmbeddingEngine, counters: Counters, clock: Callable[[], float]
+    ) -> None:
+        self.engine = engine
+        self._counters = counters
+        self._clock = clock
+        self._jobs: deque[_Texts] = deque()
+        self._long: _Texts | None = None  # whose next text is read in pieces
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs)
+
+    def submit(self, request: EmbeddingRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidParameterError: a text cannot be embedded.
+            CapacityError: too much waits.
+        """
+        if not request.texts:
+            raise InvalidParameterError("there is no input; send at least one text")
+        for index, text in enumerate(request.texts):
+            self._check(index, text)
+        num_waiting = sum(job.request.num_tokens for job in self._jobs)
+        if num_waiting and num_waiting + request.num_tokens > MAX_WAITING:
+            raise CapacityError(f"{num_waiting} tokens wait to be embedded; try again later")
+        self._jobs.append(_Texts(request, self._clock()))
+
+    def _check(self, index: int, text: Sequence[int]) -> None:
+        if not text or min(text) < 0 or max(text) >= self.engine.vocab_size:
+            raise InvalidParameterError(
+                f"input {index} must have tokens, with ids from 0 to {self.engine.vocab_size - 1}"
+            )
+        if len(text) > self.engine.max_tokens:
+            raise InvalidParameterError(
+                f"input {index} has {len(text)} tokens, too large to process: at most "
+                f"{self.engine.max_tokens} are taken; shorten it, or start with a larger --ubatch "
+                "if the model knows so many"
+            )
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request; unknown ones are ignored."""
+        for job in [one for one in self._jobs if one.request.request_id == request_id]:
+            self._drop(job)
+
+    def _drop(self, job: _Texts) -> None:
+        self._jobs.remove(job)
+        if self._long is job:
+            self._long = None
+
+    def step(self, *, is_alone: bool) -> list[Event]:
+        """One decode; returns what it completed. `is_alone`: nobody generates."""
+        if not self._jobs:
+            return []
+        room = self.engine.max_batch_tokens
+        group = self._group(room if is_alone else min(room, FEW_TOKENS))
+        try:
+            num_tokens = self._read(self._long) if self._long else self._embed(group)
+        except EngineError as error:
+            log.error("embedding failed: %s", error)
+            failed = dict.fromkeys([self._long] if self._long else [job for job, _ in group])
+            for job in failed:
+                self._drop(job)
+            return [error_event(job.request.request_id, error) for job in failed]
+        self._counters.embedded_tokens += num_tokens
+        if not self._long:
+            self._jobs.rotate(-1)
+        return self._finished()
+
+    def _group(self, room: int) -> list[tuple[_Texts, int]]:
+        """Texts for one decode, in turns from each request; none if one is read in pieces."""
+        group: list[tuple[_Texts, int]] = []
+        jobs = deque(job for job in self._jobs if not job.is_taken)
+        while jobs and not self._long and len(group) < self.engine.max_batch_texts:
+            job = jobs.popleft()
+            length = len(job.next_text)
+            if length > room and group:
+                continue
+            if length > self.engine.max_batch_tokens:
+                self._long = job
+            else:
+                group.append((job, job.num_taken))
+                room -= length
+                if len(job.request.texts) > job.num_taken + 1:
+                    jobs.append(job)
+            job.num_taken += 1
+        return group
+
+    def _embed(self, group: Sequence[tuple[_Texts, int]]) -> int:
+        texts = [job.request.texts[index] for job, index in group]
+        for (job, index), vectors in zip(group, self.engine.embed(texts), strict=True):
+            job.vectors[index] = vectors
+        return sum(map(len, texts))
+
+    def _read(self, job: _Texts) -> int:
+        """Decode the next piece of a text that is too long for one decode."""
+        index = job.num_taken - 1
+        text, start = job.request.texts[index], job.position
+        piece = text[start : start + self.engine.max_batch_tokens]
+        job.position = start + len(piece)
+        is_end = job.position == len(text)
+        vectors = self.engine.embed([piece], start, is_end=is_end)
+        if is_end:
+            job.vectors[index], job.position = vectors[0], 0
+            self._long = None
+        return len(piece)
+
+    def _finished(self) -> list[Event]:
+        now = self._clock()
+        done = [job for job in self._jobs if len(job.vectors) == len(job.request.texts)]
+        for job in done:
+            self._jobs.remove(job)
+            self._counters.embedding_requests += 1
+        return [
+            EmbeddingEvent(
+                job.request.request_id,
+                tuple(job.vectors[index] for index in range(len(job.request.texts))),
+                job.request.num_tokens,
+                now - job.submitted,
+            )
+            for job in done
+        ]

@@ -1,0 +1,213 @@
+"""The engine's own loop: commands in, events out, one scheduler step after another.
+
+Runs in a thread or in a process of its own; which one it is, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.slot import Slot
+from headstart.structures.rss import resident_bytes
+from headstart.types.errors import CapacityError, EngineError, NotSupportedError, RequestError
+from headstart.types.report import SlotReport, WorkerReport
+from headstart.types.request import (
+    CorpusQuestion,
+    EmbeddingRequest,
+    Event,
+    SlotAction,
+    Work,
+    error_event,
+)
+from headstart.worker.messages import Cancel, Command, Message, Stop
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.25  # between reports while requests run
+PAUSE_SECONDS = 0.2  # without a request before the warm-up goes on: the next one often follows
+MAX_FAILED_DECODES = 3  # in a row; a context that fails once may be broken for good
+SAVE_SECONDS = 60.0  # between two writes of what control learned
+
+
+class _StateSaver:
+    """Has what control learned written: when work ends, but not twice in SAVE_SECONDS, and while it
+    does not end.
+
+    So whatever kills the engine costs a minute's learning.
+    """
+
+    def __init__(self, drafting: Drafting, now: float) -> None:
+        self._drafting = drafting
+        self._earliest = now  # when it may be written
+        # when it has to be, busy or not; None: nothing was learned
+        self._latest: float | None = None
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until it is written if no work comes."""
+        return None if self._latest is None else max(0.0, self._earliest - now)
+
+    def note(self, now: float, *, has_worked: bool, is_idle: bool) -> None:
+        """A step is over."""
+        if has_worked and self._latest is None:
+            self._latest = now + SAVE_SECONDS
+        if self._latest is not None and now >= (self._earliest if is_idle else self._latest):
+            self._drafting.save()
+            self._earliest, self._latest = now + SAVE_SECONDS, None
+
+
+class _EventSender:
+    """Sends events, and a report when one is due or something ended."""
+
+    def __init__(
+        self, scheduler: Scheduler, send: Callable[[Message], None], clock: Callable[[], float]
+    ) -> None:
+        self._scheduler, self._send, self._clock = scheduler, send, clock
+        self._last_report = 0.0
+
+    def deliver(self) -> None:
+        """What the scheduler has to tell."""
+        self.tell(self._scheduler.take_events())
+
+    def tell(self, events: list[Event]) -> None:
+        now = self._clock()
+        is_due = now - self._last_report > REPORT_SECONDS or any(
+            not hasattr(event, "tokens") for event in events
+        )
+        if is_due:
+            self._last_report = now
+        if events or is_due:
+            self._send(Message(events, make_report(self._scheduler) if is_due else None))
+
+
+def run_loop(
+    scheduler: Scheduler,
+    receive: Callable[[float | None], Sequence[Command]],
+    send: Callable[[Message], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Serve until a Stop command.
+
+    Raises:
+        EngineError: decoding fails again and again.
+
+    Args:
+        receive: returns waiting commands; if there are none, waits for one for so many seconds
+            (None: for ever).
+        send: hands a message over; must not block for long.
+    """
+    saver, sender = _StateSaver(scheduler.drafting, clock()), _EventSender(scheduler, send, clock)
+    scheduler.deliver = sender.deliver
+    send(Message(report=make_report(scheduler)))
+    scheduler.compiling.prepare()
+    commands: list[Command] = []
+
+    def is_wanted() -> bool:
+        commands.extend(receive(0.0))
+        return bool(commands)
+
+    warm_up = scheduler.warm_up
+    is_cold = warm_up is not None  # and has not been tried since the last command
+    while True:
+        if not commands:
+            if _has_work(scheduler):
+                commands += receive(0.0)
+            elif warm_up is not None and is_cold:  # ready before it is measured
+                commands += receive(PAUSE_SECONDS)
+                if not commands:
+                    is_cold = False
+                    warm_up.go_on(is_wanted)
+                    send(Message(report=make_report(scheduler)))
+            else:
+                commands += receive(saver.seconds_left(clock()))
+        if commands:
+            is_cold = warm_up is not None and not warm_up.is_done
+        taken, commands[:] = list(commands), []
+        for command in taken:
+            if isinstance(command, Stop):
+                sender.deliver()
+                scheduler.drafting.close()
+                if scheduler.kept_slots is not None:
+                    scheduler.memory.bring_back(scheduler.slots)
+                    scheduler.kept_slots.write(scheduler.slots, scheduler.engine, clock)
+                return
+            _obey(scheduler, command, send)
+        has_work = scheduler.has_work
+        scheduler.step()
+        if scheduler.embeddings:
+            sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
+        if scheduler.num_failed_decodes >= MAX_FAILED_DECODES:
+            raise EngineError(
+                f"{scheduler.num_failed_decodes} decodes in a row failed; the engine begins anew"
+            )
+        saver.note(clock(), has_worked=has_work, is_idle=not scheduler.has_work)
+
+
+def _has_work(scheduler: Scheduler) -> bool:
+    return scheduler.has_work or bool(scheduler.embeddings and scheduler.embeddings.has_work)
+
+
+def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message], None]) -> None:
+    if isinstance(command, Cancel):
+        scheduler.cancel(command.request_id)
+        if scheduler.embeddings:
+            scheduler.embeddings.cancel(command.request_id)
+        return
+    try:
+        if isinstance(command, SlotAction):
+            send(Message([scheduler.act_on_slot(command)]))
+        elif isinstance(command, CorpusQuestion):
+            send(Message([scheduler.drafting.read_corpus(command)]))
+        elif isinstance(command, EmbeddingRequest):
+            if scheduler.embeddings is None:
+                raise NotSupportedError("this engine does not embed; start with --embeddings")
+            scheduler.embeddings.submit(command)
+        else:
+            scheduler.submit(command)
+    except (RequestError, CapacityError, EngineError) as error:
+        send(Message([error_event(command.request_id, error)]))
+
+
+def make_report(scheduler: Scheduler) -> WorkerReport:
+    """What the scheduler counted, and its slots now. Copies: the loop goes on counting."""
+    drafting = scheduler.drafting
+    return WorkerReport(
+        num_processing=len(scheduler.running),
+        num_waiting=len(scheduler.waiting),
+        counters=replace(scheduler.counters),
+        drafts=drafting.stats.copy(),
+        prompts_in_memory=len(scheduler.memory.store),
+        prompt_bytes_in_memory=scheduler.memory.store.num_bytes,
+        slots=tuple(_slot_report(slot) for slot in scheduler.slots),
+        speculators=drafting.report(),
+        memory_bytes=resident_bytes(),
+        control={
+            **drafting.describe_control(),
+            "is_warmed_up": scheduler.warm_up is None or scheduler.warm_up.is_done,
+        },
+    )
+
+
+def _slot_report(slot: Slot) -> SlotReport:
+    active = slot.active
+    if active is None:
+        return SlotReport(slot_id=slot.slot_id, num_in_cache=len(slot.kept))
+    num_prompt = active.num_prompt
+    num_processed = num_prompt if active.is_generating else min(active.num_decoded, num_prompt)
+    return SlotReport(
+        slot_id=slot.slot_id,
+        request_id=active.request.request_id,
+        is_processing=True,
+        num_prompt=num_prompt,
+        num_processed=num_processed,
+        num_cached=min(active.num_cached, num_processed),  # less while it is read again
+        num_in_cache=active.num_decoded,
+        num_emitted=active.num_emitted,
+        max_tokens=active.request.max_tokens,
+        drafts=active.drafts.copy(),
+        by_speculator={name: one.copy() for name, one in active.by_speculator.items()},
+    )

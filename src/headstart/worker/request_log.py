@@ -1,0 +1,84 @@
+"""The log line of a request: one when it ends, with the words llama-server's users look for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from headstart.types.request import EmbeddingEvent, ErrorEvent, RequestStats
+from headstart.types.speculation_stats import SpeculationStats
+
+log = logging.getLogger(__name__)
+
+
+def log_request(request_id: str, stats: RequestStats, reason: str) -> None:
+    """Log a request that ended: its prompt, its speed, and what was drafted for it."""
+    rate = stats.num_emitted / stats.generation_seconds if stats.generation_seconds else 0.0
+    log.info(
+        "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f "
+        "tokens/s, %s, %s",
+        request_id,
+        stats.slot_id,
+        stats.num_prompt,
+        stats.num_cached,
+        1000 * (stats.queue_seconds + stats.prompt_seconds),
+        stats.num_emitted,
+        rate,
+        reason,
+        _speculation(stats),
+    )
+
+
+def log_embedding(event: EmbeddingEvent) -> None:
+    """Log texts that were embedded."""
+    log.info(
+        "request %s: embedded %d texts of %d tokens in %.0f ms",
+        event.request_id,
+        len(event.vectors),
+        event.num_tokens,
+        1000 * event.seconds,
+    )
+
+
+def log_error(event: ErrorEvent) -> None:
+    """A request that failed has done something before; one that was refused has not."""
+    message = " ".join(event.message.split())
+    if event.stats is None:
+        log.info("request %s refused: %s: %s", event.request_id, event.error, message)
+    else:
+        log_request(event.request_id, event.stats, f"failed with {event.error}: {message}")
+
+
+def _speculation(stats: RequestStats) -> str:
+    """What was drafted, by whom, and why nothing was."""
+    parts, drafts, by_speculator = ["no drafts"], stats.drafts, stats.by_speculator
+    if num_drafted := drafts.num_drafted:
+        num_accepted = drafts.num_accepted
+        parts = [
+            f"draft acceptance = {num_accepted / num_drafted:.5f} "
+            f"({num_accepted} accepted / {num_drafted} drafted), "
+            f"acceptance length = {stats.acceptance_length:.2f}"
+        ]
+    several = len(by_speculator) > 1
+    if several or num_drafted:
+        parts += [_of_one(*one, with_reasons=several) for one in by_speculator.items()]
+    if drafts.reasons:
+        parts.append(f"without a draft: {_counted(drafts.reasons)}")
+    if not stats.is_valid:
+        parts.append("THE TEXT IS NOT VALID: draft tokens were accepted unseen, for a measurement")
+    return "; ".join(parts)
+
+
+def _of_one(name: str, stats: SpeculationStats, *, with_reasons: bool) -> str:
+    """One speculator; the only one has the reasons of the request."""
+    what = f"{name} no drafts"
+    if num_drafts := stats.num_drafts:
+        what = (
+            f"{name} {stats.num_accepted}/{stats.num_drafted} in {num_drafts} drafts, "
+            f"{stats.num_rows_wasted} rows wasted"
+        )
+    return f"{what} ({_counted(stats.reasons)})" if with_reasons and stats.reasons else what
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.items())

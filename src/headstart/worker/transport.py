@@ -1,0 +1,298 @@
+"""Where the engine's loop lives: a thread (tests, command line) or a process (the server).
+
+A process, because libllama aborts on some faults and because other Python threads take the
+interpreter away from decode steps (0.3 ms became 1.8 ms when measured with one busy thread).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import logging
+import multiprocessing
+import os
+import pickle
+import queue
+import select
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headstart.types.errors import HeadstartError, WorkerDeadError
+from headstart.types.report import WorkerInfo
+from headstart.worker.messages import Command, Message, Stop
+from headstart.worker.reader import ItemReader, write_item
+from headstart.worker.sender import Sender
+
+if TYPE_CHECKING:
+    from headstart.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+# an engine has to end its step and to write what was learned; a prompt's chunk may take long
+STOP_SECONDS = 30.0
+QUIET_SECONDS = 5.0  # of them, before the log says what is waited for
+LOOK_SECONDS = 0.01  # between two looks whether a process that closed its pipe has ended
+
+# of messages that nobody took yet, some thousand steps: a busy web process holds up no decode
+_PIPE_BYTES = 1 << 20
+
+Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
+"""Loads the models. Runs where the loop runs; picklable for a process."""
+
+
+class Receiver(Protocol):
+    """Whom a transport tells, in the asyncio loop that started it."""
+
+    def on_ready(self, info: WorkerInfo) -> None: ...
+
+    def on_message(self, message: Message) -> None: ...
+
+    def on_end(self, error: BaseException | None) -> None:
+        """The loop ended; `error` says why unless it was told to stop."""
+
+
+class ThreadTransport:
+    """The loop in a thread of this process."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, receiver: Receiver) -> None:
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(receiver, partial(_call_in, asyncio.get_running_loop())),
+            name="headstart-engine",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def close(self) -> None:
+        self.send(Stop())
+        if self._thread is not None:
+            self._thread.join()
+
+    def kill(self) -> None:
+        """A thread cannot be ended: it stops after its step, as for `close`."""
+
+    def _run(self, receiver: Receiver, call: Callable[..., None]) -> None:
+        from headstart.worker.loop import run_loop
+
+        error: BaseException | None = None
+        try:
+            scheduler, info = self._build()
+            call(receiver.on_ready, info)
+            run_loop(scheduler, self._receive, partial(call, receiver.on_message))
+        except BaseException as caught:
+            error = caught
+            if not isinstance(caught, HeadstartError):
+                log.exception("the engine thread stopped")
+        call(receiver.on_end, error)
+
+    def _receive(self, seconds: float | None) -> list[Command]:
+        commands: list[Command] = []
+        if seconds != 0.0:
+            with contextlib.suppress(queue.Empty):
+                commands.append(self._commands.get(timeout=seconds))
+        while not self._commands.empty():
+            commands.append(self._commands.get())
+        return commands
+
+
+class ProcessTransport:
+    """The loop in a process of its own, so that an abort in libllama does not end the server."""
+
+    def __init__(self, build: Build, prepare: Callable[[], None] = logging.basicConfig) -> None:
+        """`prepare` is called first in the process; picklable, as `build`."""
+        self._build = build
+        self._prepare = prepare
+        self._sender: Sender | None = None
+        self._process: Any = None
+        self._commands: Connection | None = None
+        self._messages: Connection | None = None
+        self._is_ready = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def launch(self) -> None:
+        """Start the process; whom it tells comes with `start`."""
+        context = multiprocessing.get_context("spawn")
+        # a pipe each way: the loop needs one that never waits, a `Sender` one that does
+        taken, self._commands = context.Pipe(duplex=False)
+        self._messages, told = context.Pipe(duplex=False)
+        with contextlib.suppress(AttributeError, OSError):  # where the system has it, and allows it
+            fcntl.fcntl(told.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._process = context.Process(
+            target=_process_main,
+            args=(self._build, taken, told, self._prepare),
+            name="headstart-engine",
+            daemon=True,
+        )
+        try:
+            self._process.start()
+        except BaseException:  # as if it had never been
+            self._commands.close()
+            self._messages.close()
+            self._process = self._commands = self._messages = None
+            raise
+        finally:
+            taken.close()
+            told.close()
+
+    def start(self, receiver: Receiver) -> None:
+        if self._process is None:
+            self.launch()
+        assert self._commands is not None
+        assert self._messages is not None
+        self._sender = Sender(self._commands)
+        self._receiver, self._loop = receiver, asyncio.get_running_loop()
+        self._reader = ItemReader(self._messages.fileno(), self._take, self._on_closed)
+        try:
+            self._sender.start()
+            self._reader.start()
+        except BaseException:  # nobody listens to it
+            self._sender.close()
+            self.kill()
+            raise
+
+    def send(self, command: Command) -> None:
+        """Hand over a command; lost without notice if the process is dead (`on_end` tells that).
+
+        Raises:
+            CapacityError: the engine takes nothing and too many requests wait for it.
+        """
+        if self._sender is not None:
+            self._sender.send(command)
+
+    def close(self) -> None:
+        """Stop the engine between two steps; one that takes too long, or still loads, is killed."""
+        self.send(Stop())
+        if self._process is None:
+            return
+        self._process.join(QUIET_SECONDS)
+        if self._process.is_alive() and self._is_ready:
+            left = STOP_SECONDS - QUIET_SECONDS
+            log.warning(
+                "the engine is in a long step; it has %g s more to end it and to keep what it "
+                "learned",
+                left,
+            )
+            self._process.join(left)
+        if self._process.is_alive():
+            log.warning("the engine did not stop in time and is killed")
+            self.kill()
+        self._process.join()
+
+    def kill(self) -> None:
+        """End the engine at once; a `close` that waits for it in another thread returns."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _take(self, item: Message | WorkerInfo | BaseException | None) -> None:
+        if isinstance(item, Message):
+            self._receiver.on_message(item)
+        elif isinstance(item, WorkerInfo):
+            self._is_ready = True
+            self._receiver.on_ready(item)
+        else:
+            self._reader.stop()
+            self._end(item)
+
+    def _on_closed(self) -> None:
+        """Nobody can write any more; the process may take a while to end, writing its memory.
+
+        Looked at again and again, because where the system has no room for a thread is where
+        engines die.
+        """
+        if self._process.exitcode is None:
+            self._loop.call_later(LOOK_SECONDS, self._on_closed)
+            return
+        words = _exit_words(self._process.exitcode)
+        self._end(WorkerDeadError(f"the engine process ended with {words}"))
+
+    def _end(self, error: BaseException | None) -> None:
+        assert self._sender is not None
+        assert self._messages is not None
+        self._sender.close()
+        self._messages.close()
+        self._receiver.on_end(error)
+
+
+def _call_in(
+    loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: object
+) -> None:
+    """Call a function in a loop, from another thread."""
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        log.debug("the asyncio loop is closed; %s was dropped", function.__name__)
+
+
+def _exit_words(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"
+
+
+def _process_main(
+    build: Build, commands: Connection, messages: Connection, prepare: Callable[[], None]
+) -> None:
+    """Entry of the engine process: load, report ready, run the loop, say why it ended."""
+    # here and not above, because the web process starts sooner without the loop
+    from headstart.worker.loop import run_loop
+
+    # sent to the whole group; the server tells us to stop
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    prepare()
+    error: BaseException | None = None
+    try:
+        scheduler, info = build()
+        gc.freeze()  # what is loaded stays; looking through all of it made a step 24 ms longer
+        send = partial(write_item, messages.fileno())
+        send(info)
+        run_loop(scheduler, _PipeReader(commands).receive, send)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the server is gone
+    except BaseException as caught:
+        if not isinstance(caught, HeadstartError):
+            log.exception("the engine process stops")
+        error = (
+            caught
+            if isinstance(caught, HeadstartError)
+            else HeadstartError(f"{type(caught).__name__}: {caught}")
+        )
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
+        write_item(messages.fileno(), error)
+
+
+class _PipeReader:
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._poll = select.poll()  # `Connection.poll` makes one each time, and this is every step
+        self._poll.register(pipe.fileno(), select.POLLIN)
+
+    def receive(self, seconds: float | None) -> Sequence[Command]:
+        commands: list[Command] = []
+        while self._poll.poll(0 if commands else _milliseconds(seconds)):
+            commands.append(pickle.loads(self._pipe.recv_bytes()))
+        return commands
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000.0 * seconds
