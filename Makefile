@@ -9,37 +9,40 @@
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: serve test test-page test-clients test-cluster check bench fix setup
+.PHONY: serve test test-page test-clients test-cluster check bench fix setup setup-dev
 .DEFAULT_GOAL := serve
 
 serve: setup
 	@exec $(PY) -m headstart serve $(ARGS)
 
-test: setup
+test: setup-dev
 	@$(PY) tests/fetch_vocabs.py --if-missing
 	@$(PY) -m pytest --ignore=tests/page --ignore=tests/cluster $(ARGS)
 
-test-page: setup
+test-page: setup-dev
 	@scripts/test_page $(ARGS)
 
-test-clients: setup
+test-clients: setup-dev
 	@$(PY) -m tests.clients.run $(ARGS)
 
-test-cluster: setup
+test-cluster: setup-dev
 	@scripts/test_cluster $(ARGS)
 
-check: setup
+check: setup-dev
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 
-bench: setup
+bench: setup-dev
 	@$(PY) -m benchmarks.overhead $(ARGS)
 
-fix: setup
+fix: setup-dev
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 	@$(PY) docs/generate.py
 
 setup:
 	@scripts/setup
+
+setup-dev:
+	@scripts/setup dev

@@ -31,7 +31,8 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from benchmarks.lib.measure import inflated_models
-from benchmarks.lib.serving import Answer, complete_all, running
+from benchmarks.lib.report import table_head, table_row
+from benchmarks.lib.serving import HEADSTART, Answer, complete_all, running
 from benchmarks.lib.workloads import Prompt, make_prompts
 
 from headstart.app.assemble import Models, load_served_model
@@ -70,7 +71,7 @@ class Bench:
         ]
         common += ["-b", "2048", "-ub", "512"]
         theirs = [str(self.llama_server), *common, "--kv-unified", "--cache-ram", "0", "--no-webui"]
-        ours = [sys.executable, "-m", "headstart", "serve", *common, "--log-level", "warning"]
+        ours = [*HEADSTART, "serve", *common, "--log-level", "warning"]
         state = str(self.folder / f"state-{users}.json")
         drafting = ["-md", str(self.draft), "--spec-type", "draft-simple", "--spec-draft-n-max"]
         return {
@@ -141,10 +142,13 @@ def measure(bench: Bench, port: int, group: Sequence[Prompt], score: Score, **va
 
 def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
     """A line per workload and server, then our ratios to the best of theirs."""
+    print()
     print(
-        f"\n| users {users} | temp | server | tokens/s | of llama-server off | drafted | accepted |"
-    )
-    print("|---|---|---|---|---|---|---|")
+        table_head(
+            f"users {users}", "temp", "server", "tokens/s", "of llama-server off", "drafted",
+            "accepted",
+        )
+    )  # fmt: skip
     keys = list(next(iter(scores.values())))
     for workload, temperature in keys:
         base = scores.get("llama-server off", {}).get((workload, temperature))
@@ -152,14 +156,13 @@ def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
             score = by_key[workload, temperature]
             ratio = score.rate / base.rate if base else math.nan
             print(
-                f"| {workload} | {temperature:g} | {name} | {score.rate:.2f} | {ratio:.2f} "
-                f"| {score.drafted} | {score.accepted} |"
-            )
-    print(
-        f"\n| users {users} | temp | best of llama-server | tokens/s | our off / its off | our "
-        "auto / its best |"
-    )
-    print("|---|---|---|---|---|---|")
+                table_row(
+                    workload, f"{temperature:g}", name, score.rate, ratio, score.drafted,
+                    score.accepted,
+                )
+            )  # fmt: skip
+    columns = (f"users {users}", "temp", "best of llama-server", "tokens/s", "our off / its off")
+    print(f"\n{table_head(*columns, 'our auto / its best')}")
     shares = []
     for key in keys:
         theirs = {name: by_key[key].rate for name, by_key in scores.items() if name not in OURS}
@@ -168,11 +171,7 @@ def print_table(users: int, scores: dict[str, dict[Key, Score]]) -> None:
         best = max(theirs, key=lambda name: theirs[name])
         off = scores["headstart off"][key].rate / theirs.get("llama-server off", math.nan)
         shares.append(scores["headstart auto"][key].rate / theirs[best])
-        print(
-            f"| {key[0]} | {key[1]:g} | {best} | {theirs[best]:.2f} | {off:.2f} | {shares[-1]:.2f} "
-            "|",
-            flush=True,
-        )
+        print(table_row(key[0], f"{key[1]:g}", best, theirs[best], off, shares[-1]), flush=True)
     if shares:
         print(
             "\nheadstart auto / best hand-tuned llama-server, geometric mean: "

@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.lib.report import table_head, table_row
+
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
     "asking",
@@ -192,7 +194,7 @@ def main() -> None:
         shutil.copytree(ROOT / "src" / "headstart", package / "headstart")
         control = package / "headstart" / "control"
         before = speeds_with(package, args.tokens)
-        print("| constant | value | half: % (worst) | twice: % (worst) |\n|---|---|---|---|")
+        print(table_head("constant", "value", "half: % (worst)", "twice: % (worst)"))
         for one in constants(control):
             if one.module not in args.only.split(",") or args.name not in (None, one.name):
                 continue
@@ -206,10 +208,8 @@ def main() -> None:
                 except subprocess.CalledProcessError:
                     results.append("impossible")
             file.write_text(source, "utf-8")
-            print(
-                f"| `{one.module}.{one.name}` | {shown(one.value)} | {' | '.join(results)} |",
-                flush=True,
-            )
+            name = f"`{one.module}.{one.name}`"
+            print(table_row(name, shown(one.value), *results), flush=True)
 
 
 if __name__ == "__main__":

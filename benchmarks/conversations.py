@@ -14,19 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks.lib.report import table_head, table_row
+from benchmarks.lib.serving import HEADSTART, post, running
 from tests.architectures import Settings, write_model
 
 from headstart.app.loading import fit_models
@@ -81,7 +76,7 @@ SHAPES: dict[str, Settings] = {
         "ssm.inner_size": 2048,
     },
 }
-HEADSTART = (sys.executable, "-m", "headstart", "serve", "--spec-state", "none")
+OURS = (*HEADSTART, "serve", "--spec-state", "none")
 LONG = "Explain it step by step, with all that one has to know of it before. "
 
 
@@ -92,24 +87,22 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=list(MODELS))
     arguments = parser.parse_args()
     theirs = (str(arguments.llama_server), "--cache-ram", "0")
-    print("| model | server | " + " | ".join(f"turn {i + 1}" for i in range(TURNS)) + " | all |")
-    print("| --- | --- |" + " --- |" * (TURNS + 1))
+    print(table_head("model", "server", *(f"turn {i + 1}" for i in range(TURNS)), "all"))
     memory = []
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.only:
             changes: Settings = {"attention.sliding_window": WINDOW, "context_length": CONTEXT}
             path = write_model(Path(folder) / f"{name}.gguf", name, changes=changes)
-            for server, command in (("Headstart", HEADSTART), ("llama-server", theirs)):
+            for server, command in (("Headstart", OURS), ("llama-server", theirs)):
                 read = _talk(command, path)
-                cells = " | ".join(str(tokens) for tokens in (*read, sum(read)))
-                print(f"| {name} ({MODELS[name]}) | {server} | {cells} |", flush=True)
+                print(table_row(f"{name} ({MODELS[name]})", server, *read, sum(read)), flush=True)
             for drafts in (0, DRAFT):
                 their = _their_memory(theirs, path, drafts)
                 memory.append((name, drafts, our_memory(path, drafts=drafts > 0)[0], their))
-    print("\n| model | drafts | Headstart, MiB | llama-server, MiB | ratio |")
-    print("| --- | --- | --- | --- | --- |")
+    print()
+    print(table_head("model", "drafts", "Headstart, MiB", "llama-server, MiB", "ratio"))
     for name, drafts, ours, their in memory:
-        print(f"| {name} | {drafts} | {ours:.2f} | {their:.2f} | {ours / their:.3f} |")
+        print(table_row(name, drafts, ours, their, f"{ours / their:.3f}"))
     with tempfile.TemporaryDirectory() as folder:
         print_shapes(Path(folder))
     return 0
@@ -119,12 +112,13 @@ def _talk(command: Sequence[str], path: Path) -> list[int]:
     """Prompt tokens that each turn reads."""
     messages = [{"role": "system", "content": "You are brief. " * 8}]
     read = []
-    with _serving(command, path, ("-c", "4096")) as port:
+    log = path.with_suffix(".log")
+    with running((*command, "-m", str(path), "-t", "1", "-c", "4096"), log) as port:
         for turn in range(TURNS):
             messages.append({"role": "user", "content": f"Question {turn}. {LONG}"})
             body = {"messages": messages, "max_tokens": ANSWER, "temperature": 0}
-            answer = _post(port, body | {"ignore_eos": True})
-            usage = answer["usage"]
+            lines = post(port, "/v1/chat/completions", body | {"ignore_eos": True})
+            usage = json.loads(b"".join(lines))["usage"]
             read.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
             messages.append({"role": "assistant", "content": f"It is {turn}."})
     return read
@@ -144,17 +138,16 @@ def our_memory(path: Path, *, drafts: bool, parallel: int = SLOTS) -> tuple[floa
 
 def print_shapes(folder: Path) -> None:
     """What snapshots take of models whose caches have the sizes of real ones."""
-    print("\n| caches like | slots | without snapshots, MiB | with | snapshots | ratio |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print()
+    columns = ("caches like", "slots", "without snapshots, MiB", "with", "snapshots", "ratio")
+    print(table_head(*columns))
     for name, changes in SHAPES.items():
         path = write_model(folder / "shape.gguf", "qwen35", changes=changes)
         for parallel in (1, SLOTS):
             without, _ = our_memory(path, drafts=False, parallel=parallel)
             mib, snapshots = our_memory(path, drafts=True, parallel=parallel)
-            print(
-                f"| {name} | {parallel} | {without:.0f} | {mib:.0f} | {snapshots} "
-                f"| {mib / without:.3f} |"
-            )
+            sizes = (f"{without:.0f}", f"{mib:.0f}", snapshots, f"{mib / without:.3f}")
+            print(table_row(name, parallel, *sizes))
 
 
 def _their_memory(command: Sequence[str], path: Path, max_draft: int) -> float:
@@ -163,48 +156,13 @@ def _their_memory(command: Sequence[str], path: Path, max_draft: int) -> float:
     flags += ("-lv", "5")
     if max_draft:
         flags += ("--spec-type", "ngram-simple", "--spec-draft-n-max", str(max_draft))
-    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        with _serving(command, path, flags, log):
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with running((*command, "-m", str(path), "-t", "1", *flags), log):
             pass
-        log.seek(0)
-        sizes = re.findall(r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB", log.read())
+        pattern = r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB"
+        sizes = re.findall(pattern, log.read_text())
     return sum(map(float, sizes))
-
-
-@contextmanager
-def _serving(
-    command: Sequence[str], path: Path, flags: Sequence[str], log: Any = subprocess.DEVNULL
-) -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = [*command, "-m", str(path), "--port", str(port), "-t", "1", *flags]
-    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
-    process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment)
-    try:
-        for _ in range(600):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                    break
-            except OSError:
-                if process.poll() is not None:
-                    raise SystemExit(f"{arguments[0]} ended with {process.returncode}") from None
-                time.sleep(0.2)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as response:
-        answer: dict[str, Any] = json.load(response)
-    return answer
 
 
 if __name__ == "__main__":

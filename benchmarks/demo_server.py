@@ -12,7 +12,6 @@ standard error over rounds.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import tempfile
@@ -20,10 +19,11 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.lib.serving import complete, running
+from benchmarks.lib.report import Estimate, table_head, table_row
+from benchmarks.lib.serving import HEADSTART, complete, running
 from benchmarks.lib.workloads import make_prompts, parse_cells
 
-COMMAND = [sys.executable, "-m", "headstart", "serve", "--log-level", "warning"]
+COMMAND = [*HEADSTART, "serve", "--log-level", "warning"]
 SERVERS = {"off": ["--spec", "off"], "auto": ["--spec-state", "none"]}
 
 Cell = tuple[str, float]  # workload, temperature
@@ -82,18 +82,19 @@ def run_round(
 
 def print_table(cells: list[Cell], seconds: dict[tuple[str, Cell], list[float]]) -> None:
     """A line per cell, and the mean of all."""
-    print("| workload | temperature | off, tokens/s | auto / off | least of the rounds |")
-    print("| --- | --- | --- | --- | --- |")
+    print(
+        table_head("workload", "temperature", "off, tokens/s", "auto / off", "least of the rounds")
+    )
     means = []
     for cell in cells:
         off, auto = seconds["off", cell], seconds["auto", cell]
-        logs = [math.log(a / b) for a, b in zip(off, auto, strict=True)]
-        error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
-        ratio = math.exp(statistics.fmean(logs))
-        means.append(ratio)
+        ratios = [a / b for a, b in zip(off, auto, strict=True)]
+        ratio = Estimate.of_ratios(ratios)
+        means.append(ratio.mean)
         print(
-            f"| {cell[0]} | {cell[1]:g} | {1 / statistics.fmean(off):.0f} | {ratio:.2f} "
-            f"± {ratio * error:.2f} | {math.exp(min(logs)):.2f} |"
+            table_row(
+                cell[0], f"{cell[1]:g}", f"{1 / statistics.fmean(off):.0f}", ratio, min(ratios)
+            )
         )
     print(f"\ngeometric mean: {statistics.geometric_mean(means):.2f}")
 

@@ -113,7 +113,7 @@ def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list
     from headstart.engine.model import Model
 
     vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
-    files = sorted(Path(demo.__file__).parents[1].rglob("*.py"))
+    files = sorted(Path(demo.__file__).parents[2].rglob("*.py"))
     requests = []
     for index in range(num):
         lines = files[index % len(files)].read_text(encoding="utf-8").splitlines()

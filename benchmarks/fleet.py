@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import sys
 import tempfile
 import threading
@@ -29,7 +28,8 @@ from random import Random
 from typing import Any
 
 import uvicorn
-from benchmarks.lib.serving import Answer, complete, running
+from benchmarks.lib.report import quantile, table_head, table_row
+from benchmarks.lib.serving import HEADSTART, Answer, complete, complete_all, running
 from benchmarks.lib.workloads import make_prompts
 
 from headstart.config import ServerConfig
@@ -41,7 +41,6 @@ from headstart.gateway.balancer.replica import Replica
 TOKENS = 25  # of an answer, for latency
 ROUNDS = 6  # how often each way is asked, in turn
 REPLICAS, CONVERSATIONS, TURNS, CLIENTS = 3, 10, 3, 4
-HEADSTART = (sys.executable, "-m", "headstart")
 
 
 def latency(streams: Sequence[int], with_ray: bool) -> None:
@@ -56,8 +55,11 @@ def latency(streams: Sequence[int], with_ray: bool) -> None:
         if with_ray:
             ways["Ray Serve"] = stack.enter_context(_ray_gateway(port))
         time.sleep(2)  # everybody knows everybody
-        print("| streams | way | first token p50, p99 (ms) | between tokens p50, p99 (ms) |")
-        print("|---|---|---|---|")
+        print(
+            table_head(
+                "streams", "way", "first token p50, p99 (ms)", "between tokens p50, p99 (ms)"
+            )
+        )
         for number in streams:
             answers = {name: list[Answer]() for name in ways}
             for turn, (name, way) in itertools.product(range(ROUNDS), ways.items()):
@@ -69,18 +71,16 @@ def latency(streams: Sequence[int], with_ray: bool) -> None:
                 between = [
                     1000 * (b - a) for one in found for a, b in itertools.pairwise(one.arrivals)
                 ]
-                print(f"| {number} | {name} | {_quantiles(first)} | {_quantiles(between)} |")
+                print(table_row(number, name, _quantiles(first), _quantiles(between)))
 
 
 def _ask_all(port: int, number: int, turn: int) -> list[Answer]:
     bodies = [{"prompt": f"{turn} {i} " * 50, "n_predict": TOKENS} for i in range(number)]
-    with ThreadPoolExecutor(number) as pool:
-        return list(pool.map(lambda body: complete(port, body), bodies))
+    return complete_all(port, bodies)
 
 
 def _quantiles(values: Sequence[float]) -> str:
-    ordered = sorted(values)
-    return f"{statistics.median(ordered):.2f}, {ordered[int(0.99 * (len(ordered) - 1))]:.2f}"
+    return f"{quantile(values, 0.5):.2f}, {quantile(values, 0.99):.2f}"
 
 
 class ScriptedReplica:
@@ -152,8 +152,11 @@ def prefixes() -> None:
         "prefix": prefix_only,
         "prefix + corpus": lambda: ranking,
     }
-    print("| policy | prompt tokens cached | answer tokens drafted | first token p50, p99 (ms) |")
-    print("|---|---|---|---|")
+    print(
+        table_head(
+            "policy", "prompt tokens cached", "answer tokens drafted", "first token p50, p99 (ms)"
+        )
+    )
     for name, policy in policies.items():
         answers = _run_policy(policy())
         timings = [one.timings for one in answers]
@@ -162,8 +165,8 @@ def prefixes() -> None:
         drafted = sum(one.get("draft_n_accepted", 0) for one in timings)
         written = sum(one["predicted_n"] for one in timings)
         first = [1000 * (one.first - one.sent) for one in answers]
-        shares = f"{cached / (cached + read):.0%} | {drafted / written:.0%}"
-        print(f"| {name} | {shares} | {_quantiles(first)} |", flush=True)
+        shares = (f"{cached / (cached + read):.0%}", f"{drafted / written:.0%}")
+        print(table_row(name, *shares, _quantiles(first)), flush=True)
 
 
 def _run_policy(rank: Ranking) -> list[Answer]:

@@ -21,7 +21,6 @@ raises.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import statistics
@@ -34,11 +33,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks.lib.serving import Answer, complete, running
+from benchmarks.lib.report import Estimate, quantile, table_head, table_row
+from benchmarks.lib.serving import HEADSTART, Answer, complete, running
 from benchmarks.lib.workloads import make_prompts
 
 TURNS = 2  # of a conversation that returns
@@ -109,23 +109,6 @@ def _body(text: str, temperature: float, seed: int) -> Body:
     return {"prompt": text, "temperature": temperature, "seed": seed, "cache_prompt": True}
 
 
-class Ratio(NamedTuple):
-    """A mean and its standard error, which is not known after one round (NaN)."""
-
-    mean: float
-    error: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Ratio:
-        """Of the rounds' values."""
-        if len(values) < 2:
-            return cls(values[0], math.nan)
-        return cls(statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f}" + ("" if math.isnan(self.error) else f" ± {self.error:.2f}")
-
-
 @dataclass(slots=True)
 class Score:
     """One server under one load, over all rounds."""
@@ -148,9 +131,9 @@ class Score:
     def rate(self) -> float:
         return statistics.fmean(self.rates)
 
-    def relative_to(self, other: Score) -> Ratio:
+    def relative_to(self, other: Score) -> Estimate:
         """The mean of the rounds' ratios and its error."""
-        return Ratio.of([a / b for a, b in zip(self.rates, other.rates, strict=True)])
+        return Estimate.of([a / b for a, b in zip(self.rates, other.rates, strict=True)])
 
 
 def play(port: int, sequences: Sequence[Sequence[Arrival]], num_tokens: int) -> list[Answer]:
@@ -184,7 +167,7 @@ def commands(
     common = ["-m", str(target), "-np", str(clients), "-c", context, "-t", str(options.threads)]
     theirs = [str(options.llama_server), *common, "-b", "2048", "-ub", "512", "--kv-unified"]
     theirs += ["--no-webui"]
-    ours = [sys.executable, "-m", "headstart", "serve", *common, "--log-level", "warning"]
+    ours = [*HEADSTART, "serve", *common, "--log-level", "warning"]
     draft = str(options.models / options.draft)
     every = {
         "llama-server off": theirs,
@@ -238,23 +221,27 @@ def run_clients(
 def print_table(title: str, scores: dict[str, Score]) -> None:
     """A line per server; the ratio is to llama-server off."""
     base = scores.get("llama-server off")
-    print(f"\n| {title} | tokens/s | of its off | TTFT p50 | p99 | ITL p50 | p99 |")
-    print("|---|---|---|---|---|---|---|")
+    print()
+    print(table_head(title, "tokens/s", "of its off", "TTFT p50", "p99", "ITL p50", "p99"))
     for name, score in scores.items():
         ratio = score.relative_to(base) if base else ""
         times = [
-            f"{1000 * _percentile(values, share):.0f}"
+            f"{1000 * quantile(values, share):.0f}"
             for values in (score.first, score.between)
             for share in (0.5, 0.99)
         ]
-        print(f"| {name} | {score.rate:.1f} | {ratio} | {' | '.join(times)} |")
+        print(table_row(name, f"{score.rate:.1f}", ratio, *times))
     sys.stdout.flush()
 
 
 def print_summary(tables: dict[str, dict[str, Score]]) -> None:
     """A line per table: ratios of tokens/s and of the median time to the first token."""
-    print("\n| cell | off / its off | auto / its best | auto / off | TTFT: auto / its best |")
-    print("|---|---|---|---|---|")
+    print()
+    print(
+        table_head(
+            "cell", "off / its off", "auto / its best", "auto / off", "TTFT: auto / its best"
+        )
+    )
     means: list[list[float]] = []
     for title, scores in tables.items():
         theirs = [score for name, score in scores.items() if name.startswith("llama-server")]
@@ -268,17 +255,12 @@ def print_summary(tables: dict[str, dict[str, Score]]) -> None:
             auto.relative_to(best),
             auto.relative_to(off),
         ]
-        first = min(_percentile(score.first, 0.5) for score in theirs)
-        first = _percentile(auto.first, 0.5) / first
+        first = min(quantile(score.first, 0.5) for score in theirs)
+        first = quantile(auto.first, 0.5) / first
         means.append([*(ratio.mean for ratio in ratios), first])
-        print(f"| {title} | {' | '.join(map(str, ratios))} | {first:.2f} |")
+        print(table_row(title, *ratios, first))
     overall = [statistics.geometric_mean(column) for column in zip(*means, strict=True)]
-    print(f"| geometric mean | {' | '.join(f'{mean:.2f}' for mean in overall)} |", flush=True)
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else 0.0
+    print(table_row("geometric mean", *overall), flush=True)
 
 
 def main() -> None:

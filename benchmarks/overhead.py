@@ -23,7 +23,6 @@ import argparse
 import ctypes
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -38,7 +37,8 @@ from benchmarks.lib.arms import OFF, Arm, Machine
 from benchmarks.lib.engines import SilentEngine
 from benchmarks.lib.masks import print_masks
 from benchmarks.lib.measure import Lab, Sampling, Setting
-from benchmarks.lib.serving import complete, running
+from benchmarks.lib.report import table_head, table_row
+from benchmarks.lib.serving import HEADSTART, complete, running
 from benchmarks.lib.workloads import Prompt, make_prompts
 
 from headstart.app.speculation import AUTO_TYPES
@@ -47,7 +47,7 @@ from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api
 from headstart.scheduler.scheduler import Scheduler
 from headstart.testing import ByteVocab
-from headstart.types import LAST_STATE, Batch, Logits, Meanwhile
+from headstart.types import LAST_STATE, Batch, Logits
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -89,7 +89,7 @@ class StubEngine(SilentEngine):
         super().__init__(vocab.size, 264, lambda params: make(vocab, 4096, params))
         self.seconds = 0.0  # spent here
         self.pretended = 0.0  # more, as the clock is told
-        self.aside = 0.0  # what the caller did meanwhile
+        self.aside = 0.0  # what the caller did between `launch` and `wait`
         random = np.random.default_rng(0)
         self._pool = random.normal(0.0, 2.5, (48, vocab.size)).astype(np.float32)
         for number, row in enumerate(self._pool):
@@ -104,13 +104,13 @@ class StubEngine(SilentEngine):
     def hidden_states(self) -> Mapping[int, Logits]:
         return {LAST_STATE: self._states[: self._num_rows]}
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        started = time.perf_counter()
-        if meanwhile is not None:  # the logits come when the device has finished
-            meanwhile()
-            self.aside += time.perf_counter() - started
-            started = time.perf_counter()
-        self._num_rows = batch.num_rows
+    def launch(self, batch: Batch) -> None:
+        self._batch, self._num_rows = batch, batch.num_rows
+        self._launched = time.perf_counter()
+
+    def wait(self) -> Logits:
+        batch, started = self._batch, time.perf_counter()
+        self.aside += started - self._launched
         outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
         positions, tokens = (
             batch.positions[outputs].astype(np.int64),
@@ -142,10 +142,10 @@ class StubHeads(StubEngine):
     def engine(self) -> StubEngine:
         return self
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def wait(self) -> Logits:
         started = time.perf_counter()
-        logits = super().decode(batch, meanwhile)
-        self._rows = np.zeros((batch.num_outputs, STATE_WIDTH), np.float32)
+        logits = super().wait()
+        self._rows = np.zeros((len(logits), STATE_WIDTH), np.float32)
         self._target.seconds += time.perf_counter() - started
         return logits
 
@@ -214,11 +214,8 @@ def step_cost(
 
 def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
     """The table of step times, with the limits."""
-    print(
-        "| vocabulary | slots | sampling | speculation | ms a step | 95 % | critical path "
-        "| tokens a step and slot | limit |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = ("vocabulary", "slots", "sampling", "speculation", "ms a step", "95 %")
+    print(table_head(*columns, "critical path", "tokens a step and slot", "limit"))
     for vocab_size in vocabularies:
         for num_slots in (1, 4, 8):
             for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
@@ -228,12 +225,9 @@ def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
                     verdict = (
                         f"{limit} {'ok' if cost.median <= limit else 'MISSED'}" if limit else ""
                     )
-                    print(
-                        f"| {vocab_size} | {num_slots} | {name} | {arm.name} | {cost.median:.3f} | "
-                        f"{cost.high:.3f} | {cost.critical:.3f} "
-                        f"| {cost.tokens:.2f} | {verdict} |",
-                        flush=True,
-                    )
+                    case = (vocab_size, num_slots, name, arm.name)
+                    times = [f"{ms:.3f}" for ms in (cost.median, cost.high, cost.critical)]
+                    print(table_row(*case, *times, cost.tokens, verdict), flush=True)
 
 
 def bare_rate(lab: Lab, prompt: Sequence[int], answer: Sequence[int]) -> float:
@@ -292,20 +286,7 @@ def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | Non
     (request,) = lab.requests([Prompt(make_prompts("continue", 1, 0)[0].text)], Sampling(0.8))
     prompt = request.prompt
     _, answer = loop_rate(lab, scheduler, prompt, num_tokens)
-    command = [
-        sys.executable,
-        "-m",
-        "headstart",
-        "serve",
-        "-m",
-        str(model),
-        "--spec",
-        "off",
-        "-np",
-        "1",
-        "-c",
-        "1024",
-    ]
+    command = [*HEADSTART, "serve", "-m", str(model), "--spec", "off", "-np", "1", "-c", "1024"]
     command += ["-t", str(threads)] if threads else []
     rates: dict[str, list[float]] = {
         "bare llama_decode": [],
@@ -322,11 +303,8 @@ def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | Non
             rates["scheduler"].append(loop_rate(lab, scheduler, prompt, num_tokens)[0])
             rates["HTTP, streaming"].append(server_rate(port, prompt, num_tokens))
     bare = rates["bare llama_decode"]
-    print(
-        f"\n| {model.stem}, {num_tokens} tokens, {repeats} turns | tokens/s | of bare | turn by "
-        "turn | limit |"
-    )
-    print("|---|---|---|---|---|")
+    case = f"{model.stem}, {num_tokens} tokens, {repeats} turns"
+    print(f"\n{table_head(case, 'tokens/s', 'of bare', 'turn by turn', 'limit')}")
     for name, values in rates.items():
         ratios = [ours / theirs for ours, theirs in zip(values, bare, strict=True)]
         ratio = statistics.median(ratios)
@@ -336,7 +314,7 @@ def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | Non
             else f"{SERVING_LIMIT} {'ok' if ratio >= SERVING_LIMIT else 'MISSED'}"
         )
         turns = " ".join(f"{one:.3f}" for one in ratios)
-        print(f"| {name} | {statistics.median(values):.2f} | {ratio:.3f} | {turns} | {verdict} |")
+        print(table_row(name, statistics.median(values), f"{ratio:.3f}", turns, verdict))
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would figh
 from benchmarks.lib.arms import OFF, Arm, ArmTotals, Run, parse_arm
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare, inflated_models
 from benchmarks.lib.oracle import Guesses, Oracle, Recorder, learned_curve
+from benchmarks.lib.report import Estimate, standard_error, table_head, table_row
 from benchmarks.lib.workloads import WORKLOADS, make_prompts, num_looping, parse_cells
 
 from headstart.app.speculation import AUTO_TYPES
@@ -146,7 +147,7 @@ def summary(totals: ArmTotals, off: ArmTotals) -> dict[str, Any]:
         "rate": totals.rate,
         "ratio": totals.rate / off.rate,
         "full_ratio": totals.full_rate / off.full_rate,
-        "error": statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan,
+        "error": standard_error(logs),
         "acceptance_length": totals.acceptance_length,
         "acceptance_rate": totals.acceptance_rate,
         "rows_wasted": totals.num_wasted,
@@ -155,53 +156,34 @@ def summary(totals: ArmTotals, off: ArmTotals) -> dict[str, Any]:
     }
 
 
-def table(cells: Sequence[dict[str, Any]], *, is_long: bool) -> str:
-    """Markdown: a line per cell, or a line per arm and cell."""
-    return "\n".join(_long_table(cells) if is_long else _short_table(cells))
-
-
-def _short_table(cells: Sequence[dict[str, Any]]) -> list[str]:
-    lines = [
-        "| workload | temp | users | off tok/s | best fixed | x off | auto x off | auto / best | "
-        "oracle x off "
-        "| auto / oracle | auto length | wasted rows/tok | looping | texts differ |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+def table(cells: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a line per cell."""
+    columns = ("workload", "temp", "users", "off tok/s", "best fixed", "x off", "auto x off")
+    more = ("auto / best", "oracle x off", "auto / oracle", "auto length", "wasted rows/tok")
+    lines = [table_head(*columns, *more, "looping", "texts differ")]
     for cell in cells:
         arms, oracle = cell["arms"], cell.get("oracle", {})
         off, best = arms["off"], arms[cell["best_fixed"]]
         auto = arms.get("auto", off)
         lines.append(
-            f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {off['rate']:.1f} "
-            f"| {cell['best_fixed']} | {best['ratio']:.2f} | {auto['ratio']:.2f} ± "
-            f"{auto['ratio'] * auto['error']:.2f} "
-            f"| {auto['ratio'] / best['ratio']:.2f} | {oracle.get('ratio', math.nan):.2f} "
-            f"| {oracle.get('auto_share', math.nan):.2f} | {auto['acceptance_length']:.2f} "
-            f"| {auto['rows_wasted'] / auto['tokens']:.2f} | {cell['looping']:.0%} "
-            f"| {max(arm['differences'] for arm in arms.values())}/{cell['texts']} |"
-        )
-    return lines
-
-
-def _long_table(cells: Sequence[dict[str, Any]]) -> list[str]:
-    lines = [
-        "| workload | temp | users | arm | tok/s | x off | all busy | acceptance length | rate | "
-        "rows wasted "
-        "| texts differ |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for cell in cells:
-        for name, arm in cell["arms"].items():
-            lines.append(
-                f"| {cell['workload']} | {cell['temperature']:g} | {cell['users']} | {name} | "
-                f"{arm['rate']:.1f} "
-                f"| {arm['ratio']:.2f} ± {arm['ratio'] * arm['error']:.2f} | "
-                f"{arm['full_ratio']:.2f} "
-                f"| {arm['acceptance_length']:.2f} "
-                f"| {arm['acceptance_rate']:.2f} | {arm['rows_wasted']} | "
-                f"{arm['differences']}/{cell['texts']} |"
+            table_row(
+                cell["workload"],
+                f"{cell['temperature']:g}",
+                cell["users"],
+                f"{off['rate']:.1f}",
+                cell["best_fixed"],
+                best["ratio"],
+                Estimate(auto["ratio"], auto["ratio"] * auto["error"]),
+                auto["ratio"] / best["ratio"],
+                oracle.get("ratio", math.nan),
+                oracle.get("auto_share", math.nan),
+                auto["acceptance_length"],
+                auto["rows_wasted"] / auto["tokens"],
+                f"{cell['looping']:.0%}",
+                f"{max(arm['differences'] for arm in arms.values())}/{cell['texts']}",
             )
-    return lines
+        )
+    return "\n".join(lines)
 
 
 def matrix(cells: Sequence[dict[str, Any]]) -> str:
@@ -209,10 +191,7 @@ def matrix(cells: Sequence[dict[str, Any]]) -> str:
     bold.
     """
     names = list(dict.fromkeys(name for cell in cells for name in cell["arms"] if name != "off"))
-    lines = [
-        f"| users | workload | temp | texts | looping | off tok/s | {' | '.join(names)} |",
-        f"|{'---|' * (6 + len(names))}",
-    ]
+    lines = [table_head("users", "workload", "temp", "texts", "looping", "off tok/s", *names)]
     for cell in cells:
         arms = cell["arms"]
         best = max(arms.values(), key=lambda arm: arm["ratio"])
@@ -220,15 +199,14 @@ def matrix(cells: Sequence[dict[str, Any]]) -> str:
             _shown(arms[name], is_best=arms[name] is best) if name in arms else "-"
             for name in names
         ]
-        lines.append(
-            f"| {cell['users']} | {cell['workload']} | {cell['temperature']:g} | {cell['texts']} "
-            f"| {cell['looping']:.0%} | {arms['off']['rate']:.1f} | {' | '.join(shown)} |"
-        )
+        about = (cell["users"], cell["workload"], f"{cell['temperature']:g}", cell["texts"])
+        speed = (f"{cell['looping']:.0%}", f"{arms['off']['rate']:.1f}")
+        lines.append(table_row(*about, *speed, *shown))
     means = [
         _mean([cell["arms"].get(name, {}).get("ratio", math.nan) for cell in cells])
         for name in names
     ]
-    lines.append(f"| | mean | | | | | {' | '.join(means)} |")
+    lines.append(table_row("", "mean", "", "", "", "", *means))
     return "\n".join(lines)
 
 
@@ -265,7 +243,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help="longest answer")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--no-oracle", action="store_true")
-    parser.add_argument("--long", action="store_true", help="a line per arm")
     parser.add_argument("-o", "--output", type=Path, help="JSON file")
     parser.add_argument(
         "--show", type=Path, nargs="+", help="measure nothing: print a table of such files"
@@ -311,13 +288,13 @@ def main() -> None:
             cells.append(
                 bench.cell(workload, args.groups, Sampling(temperature, max_tokens=args.tokens))
             )
-            print(table(cells[-1:], is_long=args.long), flush=True)
+            print(table(cells[-1:]), flush=True)
             if args.output:
                 args.output.parent.mkdir(parents=True, exist_ok=True)
                 args.output.write_text(
                     json.dumps({"arguments": sys.argv[1:], "cells": cells}, indent=1)
                 )
-    print(f"\n{table(cells, is_long=False)}")
+    print(f"\n{table(cells)}")
 
 
 if __name__ == "__main__":

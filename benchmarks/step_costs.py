@@ -21,6 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would figh
 from benchmarks.lib.arms import LONGEST_DRAFT
 from benchmarks.lib.curves import CostCurve, time_steps
 from benchmarks.lib.measure import Lab, Setting
+from benchmarks.lib.report import table_head, table_row
 
 from headstart.types.errors import HeadstartError
 
@@ -33,13 +34,17 @@ def table(times: Mapping[int, Sequence[float]]) -> str:
     median = {rows: statistics.median(values) for rows, values in times.items()}
     first = min(times)
     lines = [
-        "| rows | ms, least | ms, median | median, x first | rows/s |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {rows} | {least[rows]:.2f} | {median[rows]:.2f} | {median[rows] / median[first]:.2f} "
-        f"| {1000.0 * rows / median[rows]:.1f} |"
-        for rows in sorted(times)
+        table_head("rows", "ms, least", "ms, median", "median, x first", "rows/s"),
+        *(
+            table_row(
+                rows,
+                least[rows],
+                median[rows],
+                median[rows] / median[first],
+                f"{1000.0 * rows / median[rows]:.1f}",
+            )
+            for rows in sorted(times)
+        ),
     ]
     if len(times) > 1:
         lines += ["", f"least:  --curve {CostCurve(least)}", f"median: --curve {CostCurve(median)}"]

@@ -14,17 +14,15 @@ process. Needs /proc.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.lib.serving import cpu_seconds, started
+from benchmarks.lib.serving import HEADSTART, cpu_seconds, post, started
 
 
 def stream(port: int, seed: int, num_tokens: int) -> int:
@@ -38,14 +36,10 @@ def stream(port: int, seed: int, num_tokens: int) -> int:
         "ignore_eos": True,
         "stream_options": {"include_usage": True},
     }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     last = b""
-    for line in connection.getresponse():
+    for line in post(port, "/v1/chat/completions", body):
         if line.startswith(b"data: {"):
             last = line
-    connection.close()
     return int(json.loads(last[6:])["usage"]["completion_tokens"])
 
 
@@ -64,7 +58,7 @@ def compare(args: argparse.Namespace, num_clients: int) -> None:
     model = [] if args.model is None else ["-m", str(args.model)]
     slots = ["--parallel", str(num_clients), "--context", str(1024 * num_clients)]
     flags = ["--threads", str(args.threads), "--spec", "off", "--log-level", "warning"]
-    command = [sys.executable, "-m", "headstart", "serve", *model, *slots, *flags]
+    command = [*HEADSTART, "serve", *model, *slots, *flags]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         servers = {}
         for number, source in enumerate(args.sources):

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.harness import SIZE, Model
 
-from headstart.types import Batch, Logits, Meanwhile
+from headstart.types import Batch
 from headstart.types.feature_batch import Blocks, FeatureBatch
 
 LAYERS = (0, 2)
@@ -33,7 +33,7 @@ class FakeDraftContext(Model):
     def engine(self) -> Model:
         return self
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         assert batch.num_outputs in (0, batch.num_rows), "some rows have outputs and some have not"
         self._num_outputs = batch.num_outputs
         logits = [
@@ -44,7 +44,7 @@ class FakeDraftContext(Model):
             )
             for row in range(batch.num_rows)
         ]
-        return np.stack(logits) if batch.num_outputs else np.zeros((0, SIZE), np.float32)
+        self._logits = np.stack(logits) if batch.num_outputs else np.zeros((0, SIZE), np.float32)
 
     def _add(self, seq_id: int, position: int, token: int) -> list[int]:
         if self.shares_target:

@@ -21,8 +21,6 @@ from headstart.types import (
     DecodedStates,
     Draft,
     DraftRequest,
-    Logits,
-    Meanwhile,
 )
 
 LAYERS = frozenset({LAST_STATE, 2})
@@ -113,7 +111,7 @@ class FakeHeads(Model):
         self.rows: list[NDArray[np.float32]] = []
         self.num_calls = 0
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         self.num_calls += 1
         assert isinstance(batch, StateBatch)
         assert batch.num_outputs in (0, batch.num_rows), "some rows have outputs and some have not"
@@ -133,7 +131,7 @@ class FakeHeads(Model):
             cached.append(int(batch.tokens[row]))
             logits.append(self.target.logits_after(cached))
             self.rows.append(self.target.state_after(cached, LAST_STATE))
-        return np.stack(logits) if batch.num_outputs else np.zeros((0, SIZE), np.float32)
+        self._logits = np.stack(logits) if batch.num_outputs else np.zeros((0, SIZE), np.float32)
 
     def state_before(self, tokens: list[int]) -> NDArray[np.float32]:
         none = np.zeros(self.state_width, np.float32)

@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 from benchmarks.lib.curves import CostCurve
 
-from headstart.types import Batch, CacheKind, Engine, Filters, Logits, Meanwhile, SavedSequence
+from headstart.types import Batch, CacheKind, Engine, Filters, Logits, SavedSequence
 from headstart.types.sampling_params import SamplingParams
 
 CERTAIN = 1e4  # added to a logit: no sampler leaves another token
@@ -42,8 +42,17 @@ class WrappedEngine:
     def is_asynchronous(self) -> bool:
         return self._engine.is_asynchronous
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        return self._engine.decode(batch, meanwhile)
+    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+        self.launch(batch)
+        if meanwhile is not None:
+            meanwhile()
+        return self.wait()
+
+    def launch(self, batch: Batch) -> None:
+        self._engine.launch(batch)
+
+    def wait(self) -> Logits:
+        return self._engine.wait()
 
     def publish_states(self, layers: Collection[int]) -> None:
         self._engine.publish_states(layers)
@@ -103,9 +112,13 @@ class ScriptedEngine(WrappedEngine):
         super().__init__(engine)
         self.scripts: dict[int, Sequence[int]] = {}
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        """Decode, then raise the logit of the script's next token in every output row."""
-        logits = self._engine.decode(batch, meanwhile)
+    def launch(self, batch: Batch) -> None:
+        super().launch(batch)
+        self._batch = batch
+
+    def wait(self) -> Logits:
+        """Raise the logit of the script's next token in every output row."""
+        batch, logits = self._batch, super().wait()
         if self.scripts:
             outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
             for row, at in enumerate(outputs.tolist()):
@@ -146,10 +159,10 @@ class PricedEngine(WrappedEngine):
         super().__init__(engine)
         self._curve, self._clock, self._attention = curve, clock, attention
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         attended = int(batch.positions[: batch.num_rows].sum())
         self._clock.spend(self._curve(batch.num_rows) + self._attention * attended / 1000.0)
-        return self._engine.decode(batch, meanwhile)
+        super().launch(batch)
 
 
 class SilentEngine:
@@ -180,8 +193,17 @@ class SilentEngine:
         self._make_filters = make_filters
         self._logits = np.zeros((max_outputs, vocab_size), np.float32)
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        logits = self._logits[: batch.num_outputs]
+    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+        self.launch(batch)
+        if meanwhile is not None:
+            meanwhile()
+        return self.wait()
+
+    def launch(self, batch: Batch) -> None:
+        self._num_outputs = batch.num_outputs
+
+    def wait(self) -> Logits:
+        logits = self._logits[: self._num_outputs]
         logits.fill(0.0)
         return logits
 

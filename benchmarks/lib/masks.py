@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from benchmarks.lib.report import table_head, table_row
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
@@ -69,7 +70,7 @@ TEXTS: Sequence[tuple[Constraint, str]] = (
 
 def print_masks(vocabularies: Sequence[Path]) -> None:
     """The table, with the limit for the mask."""
-    print("\n| vocabulary | part | ms a token | 95 % | limit |\n|---|---|---|---|---|")
+    print(f"\n{table_head('vocabulary', 'part', 'ms a token', '95 %', 'limit')}")
     for path in vocabularies:
         model = Model(path, EngineConfig(gpu_layers=0), vocab_only=True)
         tokens = GrammarTokens(model.vocab)
@@ -83,7 +84,8 @@ def print_masks(vocabularies: Sequence[Path]) -> None:
         for part, costs in times.items():
             median, high = statistics.median(costs), float(np.quantile(costs, 0.95))
             verdict = f"{LIMIT_MS} {'ok' if median <= LIMIT_MS else 'MISSED'}" * (part == "mask")
-            print(f"| {tokens.size} | {part} | {median:.3f} | {high:.3f} | {verdict} |", flush=True)
+            costs_ms = (f"{median:.3f}", f"{high:.3f}")
+            print(table_row(tokens.size, part, *costs_ms, verdict), flush=True)
 
 
 def _replay(

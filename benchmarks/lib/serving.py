@@ -7,11 +7,12 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from headstart.types.errors import HeadstartError
 
 START_SECONDS, ANSWER_SECONDS = 120.0, 600.0
+HEADSTART = (sys.executable, "-m", "headstart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +113,33 @@ def cpu_seconds(pid: int) -> list[float]:
     return seconds
 
 
+def post(port: int, path: str, body: Mapping[str, Any]) -> Iterator[bytes]:
+    """Send a request; yields the lines of the answer as they arrive.
+
+    Raises:
+        HeadstartError: the server answered with an error.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+    with closing(connection):
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise HeadstartError(f"the server answered {response.status}: {response.read(500)!r}")
+        yield from response
+
+
 def complete(port: int, body: Mapping[str, Any]) -> Answer:
     """Stream one completion from the native endpoint.
 
     Raises:
         HeadstartError: the server answered with an error.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
-    data = json.dumps({**body, "stream": True, "return_tokens": True})
     sent = time.monotonic()
-    connection.request("POST", "/completion", data, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise HeadstartError(f"the server answered {response.status}: {response.read(500)!r}")
     tokens: list[int] = []
     arrivals: list[float] = []
     timings: Mapping[str, Any] = {}
     first = last = 0.0
-    for line in response:
+    for line in post(port, "/completion", {**body, "stream": True, "return_tokens": True}):
         if not line.startswith(b"data: {"):
             continue
         event = json.loads(line[6:])
@@ -138,7 +149,6 @@ def complete(port: int, body: Mapping[str, Any]) -> Answer:
             tokens += event["tokens"]
             arrivals += [last] * len(event["tokens"])
         timings = event.get("timings", timings)
-    connection.close()
     return Answer(tuple(tokens), first, last, timings, sent, tuple(arrivals))
 
 

@@ -177,7 +177,7 @@ def compare(theirs: Path, ours: Path) -> int:
 
 
 def _demo() -> Path:
-    return Path(__file__).parents[2] / "src" / "headstart" / "demo" / "demo-target.gguf"
+    return Path(__file__).parents[2] / "src" / "headstart" / "app" / "demo" / "demo-target.gguf"
 
 
 if __name__ == "__main__":

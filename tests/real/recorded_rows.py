@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
-from headstart.types import Batch, Logits, Meanwhile
+from headstart.types import Batch, Logits
 from headstart.types.request import Request
 
 ROUNDING = 0.01  # most that a logit changes with the width of a batch, their deviation being 1
@@ -27,13 +27,17 @@ class RecordedRows:
         self._engine = engine
         self._texts: dict[int, list[int]] = defaultdict(list)
         self._saved: dict[bytes, list[int]] = {}
-        names = ("decode", "copy_prefix", "save_sequence", "restore_sequence")
+        names = ("launch", "wait", "copy_prefix", "save_sequence", "restore_sequence")
         self._plain: dict[str, Any] = {name: getattr(engine, name) for name in names}
         for name in names:
             setattr(engine, name, getattr(self, name))
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        logits: Logits = self._plain["decode"](batch, meanwhile)
+    def launch(self, batch: Batch) -> None:
+        self._plain["launch"](batch)
+        self._batch = batch
+
+    def wait(self) -> Logits:
+        batch, logits = self._batch, self._plain["wait"]()
         outputs = iter(logits.copy())
         for row in range(batch.num_rows):
             text, position = self._texts[int(batch.seq_ids[row])], int(batch.positions[row])

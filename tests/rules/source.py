@@ -37,8 +37,7 @@ class Source:
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{self}:{node.lineno}: import by the full name"
-                # `from headstart import assemble` imports a module, `from headstart.types.errors import
-                # X` a name.
+                # `from headstart import x` imports a module, `from headstart.types import X` not
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
                 yield from names if node.module == "headstart" else [str(node.module)]
 

@@ -21,7 +21,7 @@ def test_every_setting_is_read_outside_config_and_command_line() -> None:
     readers = [
         path.read_text("utf-8")
         for path in PACKAGE.rglob("*.py")
-        if path.parent.name != "cli" and not path.name.startswith("config")
+        if path.parent.name not in ("cli", "config") or path.name == "logs.py"
     ]
     text = "\n".join(readers)
     unread = [

@@ -13,7 +13,7 @@ from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
 from headstart.server.metrics import METRICS, render
-from headstart.server.results import speculative_metrics, sum_stats
+from headstart.server.results import sum_stats
 from headstart.types.report import WorkerReport
 from headstart.types.request import RequestStats
 
@@ -157,20 +157,6 @@ def test_choices_of_a_call_are_summed_up_by_speculator():
     assert (by_speculator["a"].num_calls, by_speculator["b"].num_calls) == (8, 4)
     assert by_speculator["a"].accepted_by_position == (2, 2, 0)
     assert by_speculator["a"].reasons == {"no match": 4, "below break-even": 2}
-
-
-def test_one_answer_that_is_not_valid_marks_the_call():
-    valid, measured = RequestStats(), RequestStats(is_valid=False)
-    assert (
-        speculative_metrics(sum_stats([valid, measured]), is_whole=False)["speculative_decoding"][
-            "output_is_valid"
-        ]
-        is False
-    )
-    assert (
-        "output_is_valid"
-        not in speculative_metrics(sum_stats([valid, valid]), is_whole=True)["speculative_decoding"]
-    )
 
 
 def test_the_model_has_aliases_tags_and_a_file_type():

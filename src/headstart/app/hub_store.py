@@ -1,8 +1,9 @@
 """What a router does with the hub's cache: look whether a model can be had, download it, remove it.
 
-A download is a process of its own, `python -m headstart.app.hub_store user/repo:quant`, which writes
-its progress as lines of JSON and can be killed at any time: what is whole is kept for the next try.
-What drafts for the model and stands beside it is downloaded, too, and removed with the last model.
+A download is a process of its own, `python -m headstart.app.hub_store user/repo:quant`. It
+writes its progress as lines of JSON and can be killed at any time: complete files are kept for the
+next try. Files beside it that draft for the model are downloaded too, and removed with the last
+model.
 """
 
 from __future__ import annotations

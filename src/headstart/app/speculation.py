@@ -174,14 +174,6 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
                 f"({', '.join(names)}); add it "
                 f"with --spec-type {','.join([*names, name])} or leave out the flag"
             )
-    invalid = [name for name in names if SPECULATORS[name].skips_verification]
-    for name in names if invalid else ():
-        for option in _marked(name, "keeps_texts"):
-            if options.get(name, {}).get(option):
-                raise ConfigError(
-                    f"{_flag(name, option)} is given with {invalid[0]}, whose texts are not valid "
-                    "and would be kept there; leave out one of them"
-                )
     for name in names:
         _options_of(name, options)
 

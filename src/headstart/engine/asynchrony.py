@@ -7,25 +7,32 @@ which it is.
 
 from __future__ import annotations
 
-NUM_DECODES = 9  # that are looked at
+from collections import deque
+
+NUM_DECODES = 9  # the last ones, which decide
 LEAST_SHARE = 0.25  # of a decode's time that is spent waiting for its result; 0.00 on a processor
 
 
 class Asynchrony:
-    """Judges by the first decodes; until then it is not proven."""
+    """Judges by the last decodes that tell; until there are enough it is not proven."""
 
     def __init__(self) -> None:
         self.is_proven = False
-        self._num_decodes = self._num_waits = 0
+        self._had_waits = deque[bool](maxlen=NUM_DECODES)
 
-    def observe(self, decode_seconds: float, wait_seconds: float) -> None:
-        """One llama_decode took so long, and then waiting for its logits."""
-        if self._num_decodes == NUM_DECODES:
+    def observe(self, decode_seconds: float, aside_seconds: float, wait_seconds: float) -> None:
+        """One llama_decode took so long, then something else, then waiting for the logits.
+
+        The device may have finished at any time while something else was done. Where it matters
+        when, the decode tells nothing.
+        """
+        total = decode_seconds + aside_seconds + wait_seconds
+        had_to_wait = wait_seconds > LEAST_SHARE * total
+        if not had_to_wait and aside_seconds + wait_seconds > LEAST_SHARE * total:
             return
-        self._num_decodes += 1
-        self._num_waits += wait_seconds > LEAST_SHARE * (decode_seconds + wait_seconds)
-        if self._num_decodes == NUM_DECODES:
-            self.is_proven = 2 * self._num_waits > NUM_DECODES
+        self._had_waits.append(had_to_wait)
+        if len(self._had_waits) == NUM_DECODES:
+            self.is_proven = 2 * sum(self._had_waits) > NUM_DECODES
 
 
 __all__ = ["LEAST_SHARE", "NUM_DECODES", "Asynchrony"]

@@ -8,7 +8,7 @@ unified cache.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,11 +23,11 @@ from headstart.engine.asynchrony import Asynchrony
 from headstart.engine.c_batch import c_batch
 from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
+from headstart.engine.groups import Group, GroupedBatch, Run, invariant_groups, runs_of
 from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
-from headstart.engine.runs import Run, groups_of, runs_of
 from headstart.engine.sequences import CacheRules, Sequences
 from headstart.structures.checkpoints import Checkpoints
 from headstart.types import (
@@ -36,7 +36,6 @@ from headstart.types import (
     ContextFullError,
     Filters,
     Logits,
-    Meanwhile,
     SavedSequence,
 )
 from headstart.types.errors import EngineError, InvalidParameterError, ModelError
@@ -98,6 +97,7 @@ class LlamaEngine:
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
         self._published = HiddenStates(self.handle, model.handle, model.facts)
         self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
+        self._grouped: GroupedBatch | None = None  # where the launched batch takes several decodes
         self._asynchrony = Asynchrony()
         if self.deterministic:
             use_reference_kernels(self.handle)
@@ -137,10 +137,18 @@ class LlamaEngine:
     def is_asynchronous(self) -> bool:
         return self._asynchrony.is_proven
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
+    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+        """Launch, call `meanwhile`, and wait."""
+        self.launch(batch)
+        if meanwhile is not None:
+            meanwhile()
+        return self.wait()
 
-        Mostly a view into libllama's memory, valid until the next decode.
+    def launch(self, batch: Batch) -> None:
+        """Hand all rows to the device.
+
+        The batch must stay as it is until `wait` has returned. Where it takes several decodes, all
+        but the last one have finished when this returns.
         """
         if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
             raise EngineError(
@@ -148,33 +156,46 @@ class LlamaEngine:
                 "limits "
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
-        runs = runs_of(batch) if self.cache_kind is not CacheKind.CUT else []
-        if self.cache_kind is CacheKind.ROLLBACK and len(runs) > 1:
-            return self._decode_evenly(batch, runs, meanwhile)
-        self._settle(batch, runs)
+        self._grouped = None
+        is_even = self.cache_kind is CacheKind.ROLLBACK
+        runs = runs_of(batch) if self.deterministic or self.cache_kind is not CacheKind.CUT else []
+        if is_even and len(runs) > 1:
+            self._launch_evenly(batch, runs)
+            return
+        if is_even:
+            self._settle(batch, runs)
         if self.deterministic:
-            logits = self._decode_invariant(batch, meanwhile)
+            self._launch_groups(batch, invariant_groups(runs, self.max_batch_tokens), min_outputs=2)
         else:
-            logits = self._decode(batch, meanwhile)
-            self._states = self._published.of(batch.num_rows)
-        self._note(batch, runs)
+            self._launch(batch)
+        if self.cache_kind is not CacheKind.CUT:
+            self._note(batch, runs)
+
+    def wait(self) -> Logits:
+        """Wait for the rows that were launched; logits of the output rows.
+
+        Mostly a view into libllama's memory, valid until the next launch.
+        """
+        if self._grouped is not None:
+            self._collect(self._grouped)
+            self._states = self._grouped.states
+            return self._grouped.logits
+        logits = self._wait()
+        self._states = self._published.of(self._launched.num_rows)
         return logits
 
     def _settle(self, batch: Batch, runs: Sequence[Run]) -> None:
-        if self.cache_kind is CacheKind.ROLLBACK:
-            for start, _, _ in runs:  # rows that a decode before was padded with
-                self._sequences.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
-            rows = {int(batch.seq_ids[start]): end - start for start, end, _ in runs}
-            self._sequences.settle(rows)
+        for start, _, _ in runs:  # rows that a decode before was padded with
+            self._sequences.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
+        rows = {int(batch.seq_ids[start]): end - start for start, end, _ in runs}
+        self._sequences.settle(rows)
 
     def _note(self, batch: Batch, runs: Sequence[Run]) -> None:
         for start, end, _ in runs:
             length = int(batch.positions[end - 1]) + 1
             self._sequences.note_rows(int(batch.seq_ids[start]), end - start, length)
 
-    def _decode_evenly(
-        self, batch: Batch, runs: Sequence[Run], meanwhile: Meanwhile | None
-    ) -> Logits:
+    def _launch_evenly(self, batch: Batch, runs: Sequence[Run]) -> None:
         """Decode so that each sequence with a draft can be rolled back afterwards.
 
         A snapshot is good until libllama computes other sequences, also in a later micro-batch of
@@ -191,64 +212,56 @@ class LlamaEngine:
         # prompts are to be undone if there is no room for the drafts, and only then
         most = self._sequences.num_tokens + batch.num_rows + width * len(drafts)
         is_tight = bool(drafts) and most > self.num_cells
-        groups = [group for group in (prompts, drafts) if group]
-        outputs = self._outputs_of(batch, groups)
         held = {
             int(batch.seq_ids[run[0]]): self._sequences.hold(int(batch.seq_ids[run[0]]))
             for run in prompts
             if is_tight
         }
-        self._states = {}
-        for group in groups:
-            staging = self._staging
-            staging.clear()
-            for start, end, _ in group:
-                self._stage(batch, start, end, width if group is drafts else end - start)
-            staged = runs_of(staging)
-            self._settle(staging, staged)
-            try:
-                logits, offset = self._decode(staging, meanwhile), 0
-            except ContextFullError:
-                for seq_id, state in held.items() if group is drafts else ():
+        groups = [Group(prompts, 0), Group(drafts, width)]
+        try:
+            self._launch_groups(batch, [group for group in groups if group.runs])
+        except ContextFullError:
+            if self._grouped is not None:  # the prompts were decoded
+                for seq_id, state in held.items():
                     self._sequences.put_back(seq_id, state)
-                raise
-            states = self._published.of(staging.num_rows)
-            for (start, end, first), (at, _, _) in zip(group, staged, strict=True):
-                self._copy_states(batch, states, (start, end), at)
-                wanted = int(batch.wants_logits[start:end].sum())
-                if outputs is not None:
-                    outputs[first : first + wanted] = logits[offset : offset + wanted]
-                offset += wanted
-            self._note(staging, staged)
+            raise
         for start, end, _ in prompts:  # what they had is not good any more
             self._sequences.note_rows(
                 int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1
             )
-        return logits if outputs is None else outputs
 
-    def _outputs_of(self, batch: Batch, groups: Sequence[Sequence[Run]]) -> Logits | None:
-        """Where the logits of several decodes are put together; None: there is only one, whose
-        rows are in their order.
-        """
-        if len(groups) == 1:
-            return None
-        return np.empty((batch.num_outputs, self.vocab_size), np.float32)
-
-    def _copy_states(
-        self,
-        batch: Batch,
-        states: Mapping[int, NDArray[np.float32]],
-        rows: tuple[int, int],
-        at: int,
+    def _launch_groups(
+        self, batch: Batch, groups: Sequence[Group], *, min_outputs: int = 0
     ) -> None:
-        """Take over the states of some rows of the batch, which were decoded as rows from `at`."""
-        start, end = rows
-        for layer, values in states.items():
-            if layer not in self._states:
-                self._states[layer] = np.empty((batch.num_rows, values.shape[1]), np.float32)
-            self._states[layer][start:end] = values[at : at + end - start]
+        """Decode group after group; the last one is waited for in `wait`."""
+        grouped = GroupedBatch(batch, self._staging, len(groups), self.vocab_size)
+        for group in groups:
+            if grouped.group.runs:
+                self._collect(grouped)
+            grouped.stage(group, min_outputs)
+            if self.cache_kind is CacheKind.ROLLBACK:
+                staged = runs_of(self._staging)
+                self._settle(self._staging, staged)
+                self._launch(self._staging)
+                self._note(self._staging, staged)
+            else:
+                self._launch(self._staging)
+            self._grouped = grouped
 
-    def _decode(self, batch: Batch, meanwhile: Meanwhile | None) -> Logits:
+    def _collect(self, grouped: GroupedBatch) -> None:
+        """Wait for the group that was launched last."""
+        grouped.collect(self._wait(), self._published.of(self._staging.num_rows))
+        if not self.deterministic:
+            return
+        for start, end, _ in grouped.group.runs:
+            if end - start < grouped.group.width:
+                seq_id, last = (
+                    int(grouped.batch.seq_ids[start]),
+                    int(grouped.batch.positions[end - 1]),
+                )
+                api.llama_memory_seq_rm(self._memory, seq_id, last + 1, -1)
+
+    def _launch(self, batch: Batch) -> None:
         started = perf_counter()
         status = api.llama_decode(self.handle, self._c_batch_of(batch))
         if status == 1:
@@ -259,19 +272,20 @@ class LlamaEngine:
                 f"{take_errors() or 'no reason given'}"
             )
         self._sequences.has_copies = False
-        handed_over = perf_counter()
-        if meanwhile is not None:
-            meanwhile()
-        count = batch.num_outputs * self.vocab_size
-        if not count:
+        self._launched, self._handed_over = batch, perf_counter()
+        self._decode_seconds = self._handed_over - started
+
+    def _wait(self) -> Logits:
+        """Logits of the last decode: a view."""
+        num_outputs, asked = self._launched.num_outputs, perf_counter()
+        if not num_outputs:
             return np.empty((0, self.vocab_size), np.float32)
         address = get_logits(self.handle)  # waits for the result
-        if meanwhile is None:
-            self._asynchrony.observe(handed_over - started, perf_counter() - handed_over)
-        memory: Any = (ctypes.c_float * count).from_address(address)
-        logits: Logits = np.frombuffer(memory, np.float32).reshape(
-            batch.num_outputs, self.vocab_size
+        self._asynchrony.observe(
+            self._decode_seconds, asked - self._handed_over, perf_counter() - asked
         )
+        memory: Any = (ctypes.c_float * (num_outputs * self.vocab_size)).from_address(address)
+        logits: Logits = np.frombuffer(memory, np.float32).reshape(num_outputs, self.vocab_size)
         return logits
 
     def _c_batch_of(self, batch: Batch) -> Any:
@@ -281,53 +295,6 @@ class LlamaEngine:
             known = self._batches[id(batch)] = (batch, *c_batch(batch))
         known[1].n_tokens = batch.num_rows
         return known[1]
-
-    def _decode_invariant(self, batch: Batch, meanwhile: Meanwhile | None) -> Logits:
-        """Decode so that a row's logits do not depend on what else is in the batch.
-
-        Every call computes at least two rows, all of them in one micro-batch: short runs of rows
-        are padded to the same length with tokens that are forgotten at once, long ones (prompt
-        chunks) go alone. Measured on x86-64: one-row calls take other kernels than all others.
-        """
-        groups = groups_of(runs_of(batch), self.max_batch_tokens)
-        outputs = self._outputs_of(batch, groups)
-        self._states = {}
-        for group in groups:
-            width = max(2, max(end - start for start, end, _ in group))
-            staging = self._staging
-            staging.clear()
-            for start, end, _ in group:
-                self._stage(batch, start, end, width)
-            logits = self._decode_outputs(staging, meanwhile)
-            states, offset = self._published.of(staging.num_rows), 0
-            for index, (start, end, first) in enumerate(group):
-                self._copy_states(batch, states, (start, end), index * width)
-                wanted = int(batch.wants_logits[start:end].sum())
-                if outputs is not None:
-                    outputs[first : first + wanted] = logits[offset : offset + wanted]
-                offset += wanted
-                if end - start < width:
-                    length = int(batch.positions[end - 1]) + 1
-                    api.llama_memory_seq_rm(self._memory, int(batch.seq_ids[start]), length, -1)
-        return logits if outputs is None else outputs
-
-    def _decode_outputs(self, batch: Batch, meanwhile: Meanwhile | None) -> Logits:
-        """Decode with two outputs at least: behind the last layer only their rows are computed."""
-        if batch.num_outputs != 1:
-            return self._decode(batch, meanwhile)
-        row = int(batch.wants_logits[: batch.num_rows].argmax())
-        other = row + 1 if row + 1 < batch.num_rows else row - 1
-        batch.wants_logits[other], batch.num_outputs = 1, 2
-        return self._decode(batch, meanwhile)[int(other < row) :][:1]
-
-    def _stage(self, batch: Batch, start: int, end: int, width: int) -> None:
-        """Copy rows start:end to the staging batch and pad them to `width` rows without output."""
-        staging, first = self._staging, self._staging.num_rows
-        seq_id, position = int(batch.seq_ids[start]), int(batch.positions[start])
-        padding = [int(batch.tokens[end - 1])] * (width - (end - start))
-        staging.add(seq_id, position, [*batch.tokens[start:end].tolist(), *padding], 0)
-        staging.wants_logits[first : first + end - start] = batch.wants_logits[start:end]
-        staging.num_outputs += int(batch.wants_logits[start:end].sum())
 
     def publish_states(self, layers: Collection[int]) -> None:
         self._published.publish(layers)

@@ -22,7 +22,7 @@ from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import CacheRules
-from headstart.types import Batch, CacheKind, Logits, Meanwhile
+from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
 from headstart.types.feature_batch import Blocks, FeatureBatch
 
@@ -92,12 +92,12 @@ class LlamaDraftContext(LlamaEngine):
     def engine(self) -> LlamaEngine:
         return self
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         if (head := getattr(batch, "head", 0)) != self._head:
             extension.set_head(self.handle, head)
             self._head = head
         self._num_rows = batch.num_outputs
-        return super().decode(batch, meanwhile)
+        super().launch(batch)
 
     def outputs(self) -> NDArray[np.float32]:
         if not self._num_rows:

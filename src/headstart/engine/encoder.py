@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.types import Batch, CacheKind, Filters, Logits, Meanwhile, SavedSequence
+from headstart.types import Batch, CacheKind, Filters, Logits, SavedSequence
 from headstart.types.errors import EngineError, ModelError, NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 
@@ -34,10 +34,16 @@ class EncoderEngine:
 
     @property
     def why_no_text(self) -> str:
-        """What whoever asks for text is told."""
+        """Error for requests that need text generation."""
         return f"{self.model.facts.architecture} models compute embeddings and generate no text"
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+        raise EngineError(self.why_no_text)
+
+    def launch(self, batch: Batch) -> None:
+        raise EngineError(self.why_no_text)
+
+    def wait(self) -> Logits:
         raise EngineError(self.why_no_text)
 
     def publish_states(self, layers: Collection[int]) -> None:

@@ -54,7 +54,10 @@ class Sampler:
             bias.update(dict.fromkeys(eog_ids, -np.inf))
         self._bias_ids = np.fromiter(bias, np.int32, len(bias))
         self._bias = np.fromiter(bias.values(), np.float32, len(bias))
+        self._is_banned = np.zeros(self.vocab_size, np.bool_)  # by id
+        self._is_banned[self._bias_ids[self._bias == -np.inf]] = True
         self._window = _Window(params.repeat_last_n) if params.has_penalties else None
+        self._num_read = _num_read(params)
         self.reads_text = self._window is not None or params.has_dry
         self._num_candidates = _num_candidates(params)
         # with tokens left out, logits reach the filters as they are
@@ -78,7 +81,7 @@ class Sampler:
             token = int((logits if legal is None else _masked(logits, legal)).argmax())
             if math.isnan(logits[token]):
                 raise EngineError(_NOT_NUMBERS)
-            if not (self._only_bans and token in self._bias_ids):
+            if not self._is_banned[token]:
                 return token
         ids, scores = self._survivors(logits, position, legal)
         if not len(ids) or math.isnan(scores[0]):
@@ -135,6 +138,8 @@ class Sampler:
         """The text grew by these tokens: remember them for penalties. Cheap unless `reads_text`."""
         if not self.reads_text:
             return
+        if self._num_read is not None:
+            tokens = tokens[-self._num_read :]
         for token in tokens:
             self._filters.accept(token)
         if self._window is not None:
@@ -179,9 +184,9 @@ class Sampler:
             return self._everything(logits)
         best, scores = top_k(logits, count + len(touched), self._gap)
         if self._only_bans:
-            if len(best) == 1 and best[0] in self._bias_ids:  # it hides those that may come
+            if len(best) == 1 and self._is_banned[best[0]]:  # it hides those that may come
                 best, scores = top_k(logits, count + len(touched))
-            kept = (best[:, None] != self._bias_ids).all(axis=1)
+            kept = ~self._is_banned[best]
             best, scores = best[kept], scores[kept]
         ids = best.astype(np.int32)
         if self._only_bans or not len(touched):
@@ -285,6 +290,13 @@ class _Window:
 
     def ids(self) -> NDArray[np.int32]:
         return np.fromiter(self._counts, np.int32, len(self._counts))
+
+
+def _num_read(params: SamplingParams) -> int | None:
+    """How many of the last tokens penalties and DRY look at; None: all."""
+    lengths = [params.repeat_last_n] * params.has_penalties
+    lengths += [params.dry_penalty_last_n] * params.has_dry
+    return None if -1 in lengths else max(lengths, default=0)
 
 
 def _num_candidates(params: SamplingParams) -> int:

@@ -13,20 +13,6 @@ Note = Callable[[int, int, NDArray[np.bool_] | None], None]
 """(row, token, mask of the tokens among which it was chosen if these were not all)"""
 
 
-def emit_unverified(
-    sampler: Sampler,
-    logits: NDArray[np.float32],
-    draft: Sequence[int],
-    position: int,
-    num_unverified: int,
-) -> list[int]:
-    """Accept the first `num_unverified` draft tokens unseen, then sample one: for measurements, not
-    for text.
-    """
-    token = sampler.sample(logits[num_unverified], position + num_unverified)
-    return [*draft[:num_unverified], token]
-
-
 def emit(
     sampler: Sampler,
     logits: NDArray[np.float32],

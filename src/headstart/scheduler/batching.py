@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.slot import ActiveRequest
-from headstart.types import Batch, Decoded, Engine, Logits, Meanwhile
+from headstart.types import Batch, Decoded, Engine, Logits
 
 _MICRO_BATCH = 512  # rows that libllama computes at once unless told otherwise
 
@@ -114,7 +114,7 @@ def pad(batch: Batch, num_rows: int, seq_id: int) -> None:
 
 
 def decode_like_last(
-    engine: Engine, batch: Batch, num_rows: int, meanwhile: Meanwhile | None
+    engine: Engine, batch: Batch, num_rows: int, meanwhile: Callable[[], None] | None
 ) -> Logits:
     """Decode with so many rows more, of the last request and with outputs, and forget them.
 

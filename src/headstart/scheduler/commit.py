@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
-from headstart.sampling.verify import Note, emit, emit_unverified
+from headstart.sampling.verify import Note, emit
 from headstart.scheduler.checkpoints import note_chunk
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
@@ -142,11 +142,6 @@ class Committer:
         vocab_size).
         """
         position, draft = len(active.tokens), active.proposal.tokens
-        unverified = active.proposal.num_unverified
-        if unverified is not None:
-            active.is_valid = False
-            emitted = emit_unverified(active.sampler, logits, draft, position, unverified)
-            return Verified(active, emitted, unverified, [])
         logprobs: list[TokenLogprob] = []
         wants_logprobs = active.request.num_logprobs is not None
         note = _note_into(logprobs, active, logits, position) if wants_logprobs else None

@@ -135,15 +135,7 @@ class GuardedSpeculator:
                     "there are none"
                 )
         scores += [1.0] * (len(tokens) - len(scores))
-        unverified = draft.num_unverified
-        if unverified is not None:
-            if not self.speculator.skips_verification:
-                raise ValueError(
-                    f"num_unverified is {unverified} but only a class with skips_verification = "
-                    "True may set it"
-                )
-            unverified = max(0, min(index(unverified), len(tokens)))
-        return Draft(tokens, scores, self.name, stopped_at=stopped_at, num_unverified=unverified)
+        return Draft(tokens, scores, self.name, stopped_at=stopped_at)
 
     def _empty(self, draft: Draft) -> Draft:
         """No draft, with its reason; the same object each time."""

@@ -8,7 +8,7 @@ engine itself, and nobody pays for any of this.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,6 @@ from headstart.types import (
     Engine,
     Filters,
     Logits,
-    Meanwhile,
     SavedSequence,
 )
 from headstart.types.sampling_params import SamplingParams
@@ -61,8 +60,18 @@ class ObservedEngine:
     def is_asynchronous(self) -> bool:
         return self._engine.is_asynchronous
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        logits = self._engine.decode(batch, meanwhile)
+    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+        self.launch(batch)
+        if meanwhile is not None:
+            meanwhile()
+        return self.wait()
+
+    def launch(self, batch: Batch) -> None:
+        self._engine.launch(batch)
+        self._batch = batch
+
+    def wait(self) -> Logits:
+        batch, logits = self._batch, self._engine.wait()
         end = batch.num_rows
         while end and batch.seq_ids[end - 1] == self.padding_sequence:
             end -= 1

@@ -31,11 +31,6 @@ class Proposal:
         """Whose drafts it holds."""
         return [draft.speculator for draft in self.drafts]
 
-    @property
-    def num_unverified(self) -> int | None:
-        """Tokens to accept unseen; None: all are verified."""
-        return self.drafts[0].num_unverified if self.drafts else None
-
     def __add__(self, other: Proposal) -> Proposal:
         return Proposal(self.drafts + other.drafts)
 
@@ -57,13 +52,7 @@ NO_PROPOSAL = Proposal()
 def _cut(draft: Draft, length: int) -> Draft:
     if length >= len(draft.tokens):
         return draft
-    unverified = None if draft.num_unverified is None else min(draft.num_unverified, length)
-    return Draft(
-        draft.tokens[:length],
-        draft.confidence[:length],
-        draft.speculator,
-        num_unverified=unverified,
-    )
+    return Draft(draft.tokens[:length], draft.confidence[:length], draft.speculator)
 
 
 @dataclass(slots=True)

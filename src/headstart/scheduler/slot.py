@@ -64,7 +64,6 @@ class ActiveRequest:
     admitted: float | None = None
     is_resumed: bool = False  # it was preempted: what is read again is not counted
     first_token: float | None = None
-    is_valid: bool = True  # False once tokens were accepted unseen
     num_cached: int = 0  # prompt tokens that were not decoded for this request
     num_scored: int = 0  # last position of the prompt whose log probability was told
     num_steps: int = 0
@@ -151,7 +150,6 @@ class ActiveRequest:
         first = now if self.first_token is None else self.first_token
         return RequestStats(
             slot_id=self.slot_id,
-            is_valid=self.is_valid,
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
             num_unread=self._num_unread,

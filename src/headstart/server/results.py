@@ -79,7 +79,6 @@ def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any
                 "draft_acceptance_rate": round(rate, 4),
                 "num_draft_tokens": num_drafted,
                 "num_accepted_draft_tokens": drafts.num_accepted,
-                **({} if stats.is_valid else {"output_is_valid": False}),
             }
         }
     return {
@@ -93,7 +92,6 @@ def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any
             "num_accepted_draft_tokens": drafts.num_accepted,
             "by_speculator": {name: draft_counts(one) for name, one in stats.by_speculator.items()},
             "reasons_not_drafted": dict(drafts.reasons),
-            **({} if stats.is_valid else {"output_is_valid": False}),
         }
     }
 
@@ -132,7 +130,6 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
         for name, drafts in one.by_speculator.items():
             by_speculator[name] = by_speculator.get(name, SpeculationStats()) + drafts
     return RequestStats(
-        is_valid=all(one.is_valid for one in stats),
         drafts=sum((one.drafts for one in stats), SpeculationStats()),
         by_speculator=by_speculator,
         counterfactual=reduce(iadd, told[1:], deepcopy(told[0])) if told else None,

@@ -78,18 +78,14 @@ class Speculator(ABC):
     # believes it from the first step on
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes, so control weighs the price first
-    # may set Draft.num_unverified: for measurements, the text is not valid
-    skips_verification: ClassVar[bool] = False
 
     # drafts with the model of --draft-model; without one, naming this speculator is refused
     needs_draft_model: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False  # likewise, with multi-token heads of the target
 
     # A frozen dataclass; its fields become flags --spec-<name>-<field>, and the comment on a field
-    # is its help. `config.option` gives a field further spellings and these marks:
-    #   limits_draft   the longest draft; the server says so if --draft-max is lower
-    #   keeps_texts    a file with texts that later requests draft from; refused together with a
-    #                  speculator whose texts are not valid
+    # is its help. `config.option` gives a field further spellings; its mark `limits_draft` means
+    # that it is the longest draft, so that the server can warn if --draft-max is lower.
     Options: ClassVar[type | None] = None
 
     # With HIDDEN_STATES in `needs`, set by the constructor: numbers of the layers whose inputs it

@@ -70,7 +70,6 @@ class NgramCacheSpeculator(Speculator):
             "lookup file of past answers; read, and written as they come",
             "-lcd",
             "--lookup-cache-dynamic",
-            keeps_texts=True,
         )
         save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
         max_ngrams: int = 500_000  # maximum n-grams kept of past answers

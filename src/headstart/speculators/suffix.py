@@ -90,7 +90,6 @@ class SuffixSpeculator(Speculator):
             None,
             "file that keeps the corpus of past texts over restarts",
             "--spec-corpus",
-            keeps_texts=True,
         )
 
         def __post_init__(self) -> None:

@@ -88,8 +88,6 @@ class Draft:
     reason: str = ""  # one of a few fixed texts: each is counted by itself
     is_ready: bool = True  # False: it still reads, or cannot; says nothing about its guesses
     stopped_at: int | None = None  # what would have come next, had a model been sure enough of it
-    # accept so many unseen: only where the class says `skips_verification`
-    num_unverified: int | None = None
 
 
 NO_DRAFT = Draft()

@@ -6,20 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from headstart.types.sampling_params import SamplingParams
+from headstart.types.sampling_params import SamplingParams
 
 Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
 """
-
-Meanwhile = Callable[[], None]
-"""What is done while a device computes."""
 
 
 class CacheKind(Enum):
@@ -156,18 +152,24 @@ class Engine(Protocol):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether a device computes by itself in a decode, so that `meanwhile` costs no time."""
+        """Whether a device computes by itself between `launch` and `wait`."""
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
-        """Decode all rows; logits of the output rows, shape (num_outputs, vocab_size).
-
-        `meanwhile` is called when the rows have been handed over, before waiting for the logits:
-        not if that fails, and perhaps more than once. It must not use the engine.
+    def launch(self, batch: Batch) -> None:
+        """Hand over rows to decode. The batch and the engine are not to be used until `wait`.
 
         Raises:
             ContextFullError: the cache has no room; nothing was changed.
             EngineError: the engine failed.
         """
+
+    def wait(self) -> Logits:
+        """Logits of the output rows that were launched, shape (num_outputs, vocab_size).
+
+        A view that the next launch overwrites.
+        """
+
+    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+        """Launch, call `meanwhile` unless that raised an error, and wait."""
 
     def publish_states(self, layers: Collection[int]) -> None:
         """Keep hidden states in all decodes from now on: inputs of layers, or LAST_STATE.

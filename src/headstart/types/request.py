@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.control.counterfactual import Counterfactual
 from headstart.types import DraftMode
 from headstart.types.constraint import Constraint
 from headstart.types.errors import InvalidParameterError
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.speculation_stats import SpeculationStats
 from headstart.types.thought_limit import ThoughtLimit
+
+if TYPE_CHECKING:
+    from headstart.control.counterfactual import Counterfactual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +159,6 @@ class RequestStats:
     """Counts and times of one request. Times in seconds."""
 
     slot_id: int = -1
-    is_valid: bool = True  # False: draft tokens were accepted unseen, for a measurement
     num_prompt: int = 0  # tokens
     num_cached: int = 0  # of them, taken from the prompt cache
     num_unread: int = 0  # of them, not read before it ended

@@ -59,10 +59,14 @@ class Clone:
         (self.bin / name).write_text(script)
         (self.bin / name).chmod(0o755)
 
-    def setup(self, **variables: str) -> subprocess.CompletedProcess[str]:
+    def setup(self, extra: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": str(self.bin), "HOME": os.environ.get("HOME", "/"), **variables}
         return subprocess.run(
-            ["scripts/setup"], cwd=self.folder, env=environment, capture_output=True, text=True
+            ["scripts/setup", *extra.split()],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
 
     def pip_calls(self) -> list[str]:
@@ -87,7 +91,7 @@ def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pi
     assert "compiling 20/193" in result.stdout
     libllama, rest = clone.pip_calls()
     assert "llama_cpp_python==0.3.36" in libllama
-    assert "-c constraints.txt -e .[dev]" in rest
+    assert rest.endswith("-c constraints.txt -e .")
 
 
 def test_a_second_run_does_nothing(clone: Clone) -> None:
@@ -104,7 +108,25 @@ def test_changed_dependencies_are_installed_without_compiling_again(clone: Clone
         file.write("# changed\n")
     assert clone.setup().returncode == 0
     (call,) = clone.pip_calls()
-    assert "-e .[dev]" in call
+    assert call.endswith("-e .")
+
+
+def test_tests_add_their_packages_once_and_compile_nothing_again(clone: Clone) -> None:
+    clone.setup()
+    clone.pip_calls()
+    assert clone.setup("dev").returncode == 0
+    (call,) = clone.pip_calls()
+    assert call.endswith("-e .[dev]")
+    for extra in ("", "dev"):
+        clone.setup(extra)
+    assert clone.pip_calls() == []
+
+
+def test_serving_needs_nothing_more_after_the_setup_for_tests(clone: Clone) -> None:
+    clone.setup("dev")
+    clone.pip_calls()
+    clone.setup()
+    assert clone.pip_calls() == []
 
 
 def test_only_a_change_of_cmake_args_compiles_again(clone: Clone) -> None:

@@ -4,6 +4,8 @@ alone.
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -192,6 +194,47 @@ def test_the_penalty_window_holds_the_last_tokens_however_they_arrive(last_n: in
         assert sorted(window.ids().tolist()) == sorted(set(text if last_n < 0 else text[-last_n:]))
 
 
+def peak_bytes(function: Callable[[], object]) -> int:
+    """The most memory that a call held beyond what was there before."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_many_banned_tokens_cost_a_token_no_more_than_a_look_at_each(temperature: float) -> None:
+    size, num_banned = 100_000, 5_000
+    logits = np.random.default_rng(5).normal(0.0, 2.0, size).astype(np.float32)
+    banned = np.argsort(-logits)[:num_banned].tolist()
+    one = sampler(
+        size, temperature=temperature, top_k=40, logit_bias=dict.fromkeys(banned, -np.inf)
+    )
+    allowed = np.argsort(-logits)[num_banned : num_banned + 40]
+    assert one.sample(logits, 0) in allowed[: 1 if temperature == 0.0 else 40]
+    assert peak_bytes(lambda: one.sample(logits, 0)) < 32 * size
+
+
+@pytest.mark.parametrize(
+    ("params", "num_read"),
+    [
+        ({"repeat_penalty": 1.5, "repeat_last_n": 64}, 64),
+        ({"repeat_penalty": 1.5, "dry_multiplier": 0.8, "dry_penalty_last_n": 100}, 100),
+        ({"repeat_penalty": 1.5, "repeat_last_n": -1}, 1000),
+    ],
+)
+def test_filters_read_no_more_of_a_prompt_than_they_look_back(
+    params: dict[str, Any], num_read: int
+) -> None:
+    one = sampler(**params)
+    read: list[int] = []
+    one._filters.accept = read.append  # type: ignore[method-assign]
+    one.read(range(1000))
+    assert read == list(range(1000))[-num_read:]
+
+
 def test_text_is_only_read_when_a_filter_looks_at_it() -> None:
     assert not sampler().reads_text
     assert not sampler(repeat_penalty=1.5, repeat_last_n=0).reads_text
@@ -208,6 +251,15 @@ def test_log_probabilities_are_the_log_softmax_best_first() -> None:
     assert [p for _, p in top] == pytest.approx(np.sort(expected)[::-1][:4].tolist(), abs=1e-6)
     assert token_logprobs(LOGITS, 3, 0) == (own, ())
     assert len(token_logprobs(LOGITS, 3, 100)[1]) == SIZE
+
+
+def test_log_probabilities_hold_no_row_in_double_precision() -> None:
+    """A long prompt is scored row by row between two steps."""
+    row = np.random.default_rng(1).normal(0.0, 4.0, 200_000).astype(np.float32)
+    own, _ = token_logprobs(row, 7, 0)
+    exact = row[7] - row.max() - np.log(np.exp(row.astype(np.float64) - row.max()).sum())
+    assert own == pytest.approx(exact, abs=1e-6)
+    assert peak_bytes(lambda: token_logprobs(row, 7, 0)) < 10 * len(row)
 
 
 def test_log_probabilities_after_the_filters_sum_to_one() -> None:

@@ -209,9 +209,6 @@ def test_the_log_line_says_who_drafted_what_and_why_nobody_did(caplog) -> None:
     drafts = SpeculationStats(reasons=Counter({"no match": 4}))
     none = replace(stats, drafts=drafts, by_speculator={"suffix": SpeculationStats()})
     assert scheduler_line(caplog, none).endswith("eos, no drafts; without a draft: 4 no match")
-    assert scheduler_line(caplog, replace(stats, is_valid=False)).endswith(
-        "unseen, for a measurement"
-    )
 
 
 def scheduler_line(caplog: pytest.LogCaptureFixture, stats: RequestStats) -> str:

@@ -24,7 +24,7 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.values import ModelDraftCall, Step
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types import Batch, CacheKind, Logits, Meanwhile
+from headstart.types import Batch, CacheKind, Logits
 from headstart.types.errors import EngineError
 from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
 from headstart.worker.loop import run_loop
@@ -41,11 +41,13 @@ class Device(Model):
         self.is_asynchronous = True
         self.log: list[str] = []
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         self.log.append("decode")
-        logits = super().decode(batch, meanwhile)
+        super().launch(batch)
+
+    def wait(self) -> Logits:
         self.log.append("decoded")
-        return logits
+        return super().wait()
 
 
 def drafting_scheduler(

@@ -23,7 +23,7 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.types import Batch, CacheKind, Logits, Meanwhile
+from headstart.types import Batch, CacheKind
 from headstart.types.request import Request
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
@@ -37,9 +37,9 @@ class Watched(Model):
         self.copies: list[tuple[int, int, int]] = []
         self.batches: list[list[int]] = []
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         self.batches.append(batch.seq_ids[: batch.num_rows].tolist())
-        return super().decode(batch, meanwhile)
+        super().launch(batch)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         assert source != target, "a sequence was copied onto itself"

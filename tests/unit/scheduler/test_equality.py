@@ -27,7 +27,7 @@ from tests.harness import (
 from headstart.config import SpeculationConfig
 from headstart.speculators import Speculator
 from headstart.structures.checkpoints import Checkpoints
-from headstart.types import Batch, CacheKind, DraftMode, Logits, Meanwhile
+from headstart.types import Batch, CacheKind, DraftMode
 from headstart.types.request import SpeculativeParams
 
 CHAINS = (
@@ -234,9 +234,9 @@ def test_rows_with_outputs_that_nobody_needs_are_no_more_than_a_decode_may_have(
     max_outputs: int,
 ) -> None:
     class Narrow(Model):
-        def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+        def launch(self, batch: Batch) -> None:
             most.append(batch.num_outputs)
-            return super().decode(batch, meanwhile)
+            super().launch(batch)
 
     engine, requests, most = Narrow(order=3), make_requests(12), list[int]()
     engine.sends_graphs, engine.max_outputs = True, max_outputs

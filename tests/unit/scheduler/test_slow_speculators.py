@@ -12,7 +12,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
-from headstart.types import Batch, Draft, DraftRequest, Logits, Meanwhile
+from headstart.types import Batch, Draft, DraftRequest
 
 
 class Time:
@@ -46,9 +46,9 @@ class TimedModel(Model):
         super().__init__(2)
         self.time = time
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         self.time.now += 0.001 * batch.num_rows
-        return super().decode(batch, meanwhile)
+        super().launch(batch)
 
 
 def test_a_slow_speculator_costs_the_others_nothing() -> None:

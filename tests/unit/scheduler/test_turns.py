@@ -21,7 +21,7 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.types import Batch, Logits, Meanwhile
+from headstart.types import Batch
 from headstart.types.request import Request
 
 TILE = 64
@@ -36,9 +36,9 @@ class TiledModel(Model):
         self.attention_tile = TILE
         self.decodes: list[Counter[int]] = []
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         self.decodes.append(Counter(batch.seq_ids[: batch.num_rows].tolist()))
-        return super().decode(batch, meanwhile)
+        super().launch(batch)
 
 
 def request(name: str, prompt: list[int], max_tokens: int) -> Request:

@@ -23,7 +23,7 @@ from headstart.scheduler.warm_up import (
     time_change,
 )
 from headstart.testing import FakeEngine
-from headstart.types import Batch, ContextFullError, Logits, Meanwhile
+from headstart.types import Batch, ContextFullError
 from headstart.types.request import Request
 
 
@@ -80,10 +80,10 @@ class SendingEngine(FakeEngine):
         self.sends_graphs, self.now = True, 0.0
         self._change, self._noise, self._last = change, itertools.cycle(noise), 0
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def launch(self, batch: Batch) -> None:
         self.now += 0.01 + next(self._noise) + self._change * (batch.num_rows != self._last)
         self._last = batch.num_rows
-        return super().decode(batch, meanwhile)
+        super().launch(batch)
 
 
 NOISE = [0.003, 0.0, -0.002, 0.001, 0.004, -0.001, 0.0, -0.003, 0.002, 0.001, -0.004]

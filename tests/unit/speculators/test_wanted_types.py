@@ -36,29 +36,6 @@ def test_the_defaults_and_what_is_named(
     assert wanted_types(config, has_draft_model=has_draft_model) == names
 
 
-@pytest.mark.parametrize(
-    ("name", "option"), [("suffix", "file"), ("ngram-cache", "lookup_cache_dynamic")]
-)
-def test_texts_of_synthetic_are_kept_nowhere(name: str, option: str) -> None:
-    config = SpeculationConfig(spec_type=f"{name},synthetic", options={name: {option: "kept"}})
-    with pytest.raises(
-        ConfigError, match=rf"--spec-{name}-{option.replace('_', '-')} is given with synthetic"
-    ):
-        wanted_types(config, has_draft_model=False)
-
-
-def test_synthetic_runs_only_when_it_is_named() -> None:
-    for spec in ("auto", "fixed", "off"):
-        for has_draft_model in (False, True):
-            assert "synthetic" not in wanted_types(
-                SpeculationConfig(spec=spec), has_draft_model=has_draft_model
-            )
-    assert "synthetic" in SPECULATORS
-    assert wanted_types(SpeculationConfig(spec_type="synthetic"), has_draft_model=False) == (
-        "synthetic",
-    )
-
-
 def test_a_speculator_of_another_package_may_use_the_draft_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

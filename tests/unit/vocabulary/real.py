@@ -33,7 +33,7 @@ def has_fetched() -> bool:
 
 def _path(name: str) -> Path:
     if name.startswith("demo"):
-        return Path(headstart.__file__).parent / "demo" / f"{name}.gguf"
+        return Path(headstart.__file__).parent / "app/demo" / f"{name}.gguf"
     return vocabulary_file(fetched_folder(), name)
 
 

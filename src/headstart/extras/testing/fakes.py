@@ -20,7 +20,6 @@ from headstart.types import (
     Filters,
     FimTokens,
     Logits,
-    Meanwhile,
     SavedSequence,
 )
 from headstart.types.errors import EngineError
@@ -152,8 +151,15 @@ class FakeEngine:
         self._last_rows: dict[int, int] = {}
         self.state_layers: tuple[int, ...] = ()  # whose states are published
         self._states: dict[int, list[NDArray[np.float32]]] = {}  # of the last decode
+        self._logits: Logits = np.zeros((0, vocab_size), np.float32)  # of the last decode
 
-    def decode(self, batch: Batch, meanwhile: Meanwhile | None = None) -> Logits:
+    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+        self.launch(batch)
+        if meanwhile is not None:
+            meanwhile()
+        return self.wait()
+
+    def launch(self, batch: Batch) -> None:
         if self.fail is not None:
             self.fail(batch)
         if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
@@ -186,9 +192,10 @@ class FakeEngine:
                 rows.append(self.state_after(cached, layer))
             if batch.wants_logits[row]:
                 out.append(self.logits_after(cached))
-        if meanwhile is not None:
-            meanwhile()
-        return np.stack(out) if out else np.zeros((0, self.vocab_size), np.float32)
+        self._logits = np.stack(out) if out else np.zeros((0, self.vocab_size), np.float32)
+
+    def wait(self) -> Logits:
+        return self._logits
 
     def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The model: logits of the token that follows `tokens`."""

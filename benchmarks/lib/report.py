@@ -1,0 +1,54 @@
+"""Markdown tables, and means with their standard error."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+def table_head(*columns: str) -> str:
+    """The first two lines of a Markdown table."""
+    return f"{table_row(*columns)}\n|{' --- |' * len(columns)}"
+
+
+def table_row(*cells: object) -> str:
+    """A line of a Markdown table; numbers with a fraction are shown in two digits."""
+    shown = (f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells)
+    return f"| {' | '.join(shown)} |"
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean; NaN for fewer than two values."""
+    if len(values) < 2:
+        return math.nan
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of the values lie, one of them; 0 without values."""
+    ordered = sorted(values)
+    return ordered[round(share * (len(ordered) - 1))] if ordered else 0.0
+
+
+class Estimate(NamedTuple):
+    """A mean and its standard error, which is NaN where it is not known."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """The arithmetic mean."""
+        return cls(statistics.fmean(values), standard_error(values))
+
+    @classmethod
+    def of_ratios(cls, ratios: Sequence[float]) -> Estimate:
+        """The geometric mean, with the error of the logarithms times the mean."""
+        logs = [math.log(ratio) for ratio in ratios]
+        mean = math.exp(statistics.fmean(logs))
+        return cls(mean, mean * standard_error(logs))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if math.isnan(self.error) else f" ± {self.error:.2f}")
