@@ -36,9 +36,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
-from headstart.control.codec import Count, Fields, Number, Table
+from headstart.control.codec import Checks, count, number, saved
 from headstart.control.cost import CostTable
 from headstart.control.graph_reuse import GraphReuse
 from headstart.control.values import BatchPlan, SlotDraft, Step
@@ -47,16 +47,19 @@ MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong 
 # of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
 SPEEDUP_RATE, YOUNG = 0.05, 4
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
-# a step is left unpadded at this cost, because what is padded is not timed and the warm-up may have
-# been disturbed
-UNPADDED_SHARE = 0.01
 EXPLORE_START = 1.0  # savings for that, in plain steps
+UNFILLED_SHARE = 0.01  # of the time may go into looking again at widths that are filled up
 
 
 @dataclass(slots=True)
 class MovingSpeedup:
     """Tokens and time of steps, relative to plain ones."""
 
+    SAVED: ClassVar[Checks] = {
+        "tokens": number(0.01, 1000.0),
+        "time": number(0.01, 1000.0),
+        "steps": count,
+    }
     tokens: float = 1.0
     time: float = 1.0
     steps: int = 0  # averaged so far
@@ -76,6 +79,7 @@ class MovingSpeedup:
 class SpeedupAverage:
     """What was reached with one number of slots; are drafts on?"""
 
+    SAVED: ClassVar[Checks] = {"reached": saved(MovingSpeedup), "model_share": number(0.0, 1.0)}
     reached: MovingSpeedup = field(default_factory=MovingSpeedup)
     # the same of the steps for which no model drafted, and the share of the other steps
     without_model: MovingSpeedup = field(default_factory=MovingSpeedup)
@@ -92,15 +96,6 @@ class SpeedupAverage:
         return reached - self.model_share * max(0.0, reached - float(self.without_model))
 
 
-_SPEEDUP = Fields(
-    MovingSpeedup, tokens=Number(0.01, 1000.0), time=Number(0.01, 1000.0), steps=Count()
-)
-AVERAGES = Table(
-    int,
-    Fields(SpeedupAverage, reached=_SPEEDUP, without_model=_SPEEDUP, model_share=Number(0.0, 1.0)),
-)
-
-
 class Budget:
     """Gives draft tokens to slots. Owns the speedup reached and the savings for exploration."""
 
@@ -108,8 +103,7 @@ class Budget:
         self._cost = cost
         self.averages = {} if averages is None else averages  # by number of slots
         self._savings = EXPLORE_START
-        # steps since one of so many rows was last left as it is
-        self._padded: dict[int, int] = {}
+        self._filled: dict[int, int] = {}  # steps since one of so many rows was left as it is
         self.graphs = GraphReuse()
 
     def rate(self, num_slots: int, plain_ms: float, *, is_unread: bool = False) -> float:
@@ -153,9 +147,10 @@ class Budget:
         """
         given, left = _fixed_lengths(slots, step.max_draft_rows)
         num_fixed = sum(given)
+        is_bare = not num_fixed and self._looks_again(step)
         offers = [s for slot in slots if not slot.is_fixed for s in slot.survival if s > 0.0]
         offers.sort(reverse=True)
-        del offers[left:]
+        del offers[0 if is_bare else left :]
         base = step.num_base_rows + num_fixed
         curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
         num_rows = self._best_total(offers, curve, base, step) if offers else 0
@@ -168,7 +163,7 @@ class Budget:
         if is_plain and not num_fixed:
             self._account(slots, given, curve, sunk_ms)
         rows = step.num_base_rows + sum(given)
-        padding = self._padding(rows, step)
+        padding = 0 if is_bare else self._padding(rows, step)
         self.graphs.plan(rows + padding if is_plain else 0, step.num_slots)
         return BatchPlan(given, padding, saved_ms)
 
@@ -191,8 +186,24 @@ class Budget:
             for slot, n in zip(slots, given, strict=True)
         ]
 
+    def _looks_again(self, step: Step) -> bool:
+        """Whether this step has neither drafts nor padding, to see if fewer rows are still slower.
+
+        They are not timed otherwise, and the warm-up may have been disturbed.
+        """
+        rows = step.num_base_rows
+        if not step.can_pad or self.graphs.held(step.num_slots):
+            return False
+        width = self._cost.width(rows, step.context)
+        curve = self._cost.curve(width, step.context)
+        steps = self._filled[rows] = self._filled.get(rows, 0) + (width > rows)
+        if steps * UNFILLED_SHARE <= curve[rows] / curve[width] - 1.0 or width == rows:
+            return False
+        self._filled[rows] = 0
+        return True
+
     def _padding(self, num_rows: int, step: Step) -> int:
-        """Rows that are added to as many; none now and then, to see whether it is still faster."""
+        """Rows that are added to as many because that is faster."""
         if not step.can_pad:
             return 0
         width = min(self._cost.width(num_rows, step.context), step.max_rows)
@@ -200,12 +211,6 @@ class Budget:
             curve = self._cost.curve(max(width, held), step.context)
             most = min(step.max_rows, step.max_outputs)
             width = min(self.graphs.width(num_rows, width, curve, step.num_slots), most)
-        elif width > num_rows:
-            curve = self._cost.curve(width, step.context)
-            padded = self._padded[num_rows] = self._padded.get(num_rows, 0) + 1
-            if padded * UNPADDED_SHARE >= curve[num_rows] / curve[width] - 1.0:
-                self._padded[num_rows] = 0
-                return 0
         return max(0, width - num_rows)
 
     def _best_total(
@@ -217,14 +222,14 @@ class Budget:
         values = _values(offers, after_last, base, rate)
         best = values.index(max(values))
         self._average(step.num_slots).is_on = best > 0
-        if self._cost.is_known(base + len(offers)):
-            return best
+        widest = max(base, self._cost.widest)
         self._savings += EXPLORE_SHARE * curve[base + best] / plain
-        for count in range(len(offers), best, -1):
-            loss = (values[best] - values[count]) / (rate * plain)
-            if loss <= self._savings:
+        for num_rows in range(len(offers), max(best, widest - base), -1):
+            loss = (values[best] - values[num_rows]) / (rate * plain)
+            hoped = values[num_rows] + rate * (curve[base + num_rows] - curve[widest])
+            if hoped > values[best] and loss <= self._savings:
                 self._savings -= loss
-                return count
+                return num_rows
         return best
 
     def _account(

@@ -26,9 +26,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from math import exp
-from typing import Any
+from typing import Any, ClassVar
 
-from headstart.control.codec import Fields, Number, Table, Values, YesNo, check_parts
+from headstart.control.codec import Checks, check_parts, number, saved, table, values
 from headstart.control.token_odds import TokenPair, TokenTables
 from headstart.control.values import Outcome
 
@@ -51,6 +51,13 @@ class LabelCounts:
     """Labelled tokens (n) and accepted ones (m) of one speculator, of all and by score bucket."""
 
     __slots__ = ("bucket_m", "bucket_n", "is_probability", "m", "n")
+    SAVED: ClassVar[Checks] = {
+        "is_probability": bool,
+        "n": number(0.0),
+        "m": number(0.0),
+        "bucket_n": values(NUM_BUCKETS, number(0.0)),
+        "bucket_m": values(NUM_BUCKETS, number(0.0)),
+    }
 
     def __init__(self, *, is_probability: bool = False) -> None:
         self.is_probability = is_probability
@@ -210,21 +217,4 @@ def _check_counts(counts: LabelCounts) -> None:
         check_parts(n, m, "accepted than labelled tokens")
 
 
-_COUNT = Number(0.0)
-_COUNTS = Values(NUM_BUCKETS, _COUNT)
-# What is worth keeping are the counts, not what belongs to running requests or to tokens.
-CALIBRATION = Fields(
-    Calibration,
-    tables=Table(
-        str,
-        Fields(
-            LabelCounts,
-            _check_counts,
-            is_probability=YesNo(),
-            n=_COUNT,
-            m=_COUNT,
-            bucket_n=_COUNTS,
-            bucket_m=_COUNTS,
-        ),
-    ),
-)
+SAVED_TABLES = table(str, saved(LabelCounts, _check_counts))

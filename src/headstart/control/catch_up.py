@@ -17,7 +17,9 @@ than 0.6 % in every cell of `benchmarks.replay`, and was dropped.)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from headstart.control.codec import Checks, count, number
 from headstart.control.values import ModelSlot
 
 ANSWER, ANSWER_RATE, YOUNG = 128.0, 0.05, 4  # tokens of a mean answer: prior; of the average
@@ -54,6 +56,8 @@ class _RequestUse:
 @dataclass(slots=True)
 class CatchUpEstimate:
     """Of one draft model."""
+
+    SAVED: ClassVar[Checks] = {"share": number(0.0, 1.0), "num_shares": count}
 
     share: float = SHARE
     num_shares: int = 0  # averaged so far: the prior counts as one answer

@@ -34,14 +34,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import exp, inf, log
+from math import ceil, exp, inf, log
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.control.codec import Count, Fields, Number, Values
+from headstart.control.codec import Checks, count, number, values
 from headstart.control.cost_samples import (
     ATTENTION,
     REFERENCE_ROWS,
@@ -55,7 +55,8 @@ EACH = 32  # up to so many rows each width is kept as it is
 WIDE = (40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 KNOTS = (*range(1, EACH + 1), *WIDE)
 
-LEVEL_RATE, SHAPE_RATE, TREND_RATE, ATTENTION_RATE = 0.15, 0.05, 0.1, 0.02
+LEVEL_RATE, SHAPE_RATE, TREND_RATE, ATTENTION_RATE = 0.15, 0.05, 0.2, 0.02
+FIRST_SHAPE_RATE = 0.5  # of a width that was only in the warm-up so far
 ATTENTION_DAMPING = 1e6  # squared tokens: shorter contexts say little of attention
 MAX_INNOVATION, FIRST_INNOVATION = log(1.5), log(1.5)
 GROWN = 3  # samples after which a cell counts as known: their median
@@ -74,6 +75,14 @@ CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
 
 class CostTable:
     """Milliseconds of a decode by rows and context, tokens per row."""
+
+    # The level is learned anew after a start, because the machine's load changes (`_is_fresh`).
+    SAVED: ClassVar[Checks] = {
+        "_level": number(-20.0, 20.0),
+        "_attention": number(0.0, MOST_ATTENTION),
+        "_shape": values(len(KNOTS), number(-20.0, 20.0)),
+        "_count": values(len(KNOTS), count),
+    }
 
     def __init__(self) -> None:
         self._level = self._trend = 0.0  # log ms
@@ -104,8 +113,10 @@ class CostTable:
         if self._is_fresh and not seen and not self.is_empty:
             # a loaded table would take its level from a number of rows that it does not know
             return
+        shape_rate = SHAPE_RATE
         if self._warm_up.is_unseen(knot):
             self._believe_text(knot)
+            shape_rate = FIRST_SHAPE_RATE
         at_knot = expected = self._shape[knot]
         if not self.is_empty and (not seen or rows != KNOTS[knot]):
             points = self._points()
@@ -124,7 +135,7 @@ class CostTable:
         else:
             innovation = log(milliseconds / total) - self._level
             innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
-            self._follow(knot, innovation, lever / total)
+            self._follow(knot, innovation, shape_rate, lever / total)
             self._warm_up.observe(knot, at_knot + innovation, self._shape[0])
         self._count[knot] = seen + 1
         if seen + 1 == GROWN:
@@ -218,13 +229,19 @@ class CostTable:
         """Whether the cost of up to `rows` rows was measured well, or close beside."""
         if self._num_known is None:
             last = 0
-            for knot, count in zip(KNOTS, self._count, strict=True):
+            for knot, num_seen in zip(KNOTS, self._count, strict=True):
                 if knot > _reach(last):
                     break
-                if count >= GROWN:
+                if num_seen >= GROWN:
                     last = knot
-            self._num_known = last
-        return rows <= self._num_known or self._num_known < rows < _reach(self._num_known)
+            self._num_known = max(last, ceil(_reach(last)) - 1)
+        return rows <= self._num_known
+
+    @property
+    def widest(self) -> int:
+        """Rows of the widest step that was measured well; 0: none."""
+        known = zip(KNOTS, self._count, strict=True)
+        return max((knot for knot, num_seen in known if num_seen >= GROWN), default=0)
 
     def describe(self) -> dict[str, Any]:
         """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens;
@@ -246,12 +263,12 @@ class CostTable:
         else:
             self._shape[knot] = self._young.pop(knot)[GROWN // 2]
 
-    def _follow(self, knot: int, innovation: float, lever: float) -> None:
+    def _follow(self, knot: int, innovation: float, shape_rate: float, lever: float) -> None:
         """Share an innovation; `lever` is its derivative by the attention."""
         self._level += min(1.0, LEVEL_RATE + abs(self._trend)) * innovation
         own = innovation - self._trend
         self._trend += TREND_RATE * own
-        self._shape[knot] += SHAPE_RATE * own
+        self._shape[knot] += shape_rate * own
         moved = ATTENTION_RATE * innovation * lever / (lever * lever + ATTENTION_DAMPING)
         self._attention = max(0.0, min(MOST_ATTENTION, self._attention + moved))
 
@@ -272,7 +289,8 @@ class CostTable:
         slope = max(0.0, (values[-1] - values[-2]) / (at[-1] - at[-2]))
         widths = np.arange(max(rows, last) + 1)
         # and beyond the last knot
-        return np.interp(widths, at, values) + slope * np.maximum(0, widths - last)
+        beyond: NDArray[np.float64] = slope * np.maximum(0, widths - last)
+        return np.interp(widths, at, values) + beyond
 
     def _believe_text(self, knot: int) -> None:
         """A width is timed for the first time since the warm-up: it may be far from there."""
@@ -288,23 +306,13 @@ class CostTable:
         """
         points, most = [], -inf
         margin = self._warm_up.margin
-        for k, count in enumerate(self._count):
-            if count:
+        for k, num_seen in enumerate(self._count):
+            if num_seen:
                 value = self._warm_up.shape(k, self._shape[k], self._shape[0], margin)
                 if KNOTS[k] > EACH:
                     value = most = max(most, value)
                 points.append((KNOTS[k], exp(value)))
         return points
-
-
-# The level is learned anew after a start, because the machine's load changes: see `_is_fresh`.
-COST_TABLE = Fields(
-    CostTable,
-    _level=Number(-20.0, 20.0),
-    _attention=Number(0.0, MOST_ATTENTION),
-    _shape=Values(len(KNOTS), Number(-20.0, 20.0)),
-    _count=Values(len(KNOTS), Count()),
-)
 
 
 def _reach(known: int) -> float:

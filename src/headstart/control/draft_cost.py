@@ -6,7 +6,9 @@ A call's time is shared by the two parts as expected; each takes its share of th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from headstart.control.codec import Checks, count, maybe, number, table
 from headstart.control.values import ModelDraftCall
 
 ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
@@ -19,6 +21,12 @@ YOUNG_CALLS = 3
 @dataclass(slots=True)
 class DraftCost:
     """Milliseconds of one draft model: per round by number of slots, and per token read."""
+
+    SAVED: ClassVar[Checks] = {
+        "round_ms": table(int, number(1e-9, 1e6)),
+        "catch_up_ms": maybe(number(1e-9, 1e6)),
+        "calls": table(int, count),
+    }
 
     round_ms: dict[int, float] = field(default_factory=dict)
     catch_up_ms: float | None = None

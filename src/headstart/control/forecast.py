@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from headstart.control.codec import Fields, Number, Values, check_parts
+from headstart.control.codec import Checks, check_parts, number, values
 from headstart.control.values import Allowance
 
 # position in the draft -> bucket; later ones share the last
@@ -63,6 +63,13 @@ class Profile:
     """
 
     __slots__ = ("_growth", "_unit", "came", "kept", "passed", "weight")
+    SAVED: ClassVar[Checks] = {
+        "_unit": number(1.0, 2.0 * MAX_UNIT),
+        **dict.fromkeys(
+            ("came", "passed", "weight", "kept"),
+            values(len(THRESHOLDS) * NUM_POSITIONS, number(0.0)),
+        ),
+    }
 
     def __init__(self, fade: float = FADE) -> None:
         self._growth, self._unit = 1.0 / fade, 1.0  # what a draft counts for now
@@ -122,21 +129,10 @@ class Profile:
         self._unit = 1.0
 
 
-def _check_profile(profile: Profile) -> None:
+def check_profile(profile: Profile) -> None:
+    """Raises ValueError if the counts of a saved one contradict each other."""
     check_parts(profile.came, profile.passed, "drafts passed than came")
     check_parts(profile.weight, profile.kept, "drafts kept than weighed")
-
-
-_COUNTS = Values(len(THRESHOLDS) * NUM_POSITIONS, Number(0.0))
-PROFILE = Fields(
-    Profile,
-    _check_profile,
-    _unit=Number(1.0, 2.0 * MAX_UNIT),
-    came=_COUNTS,
-    passed=_COUNTS,
-    weight=_COUNTS,
-    kept=_COUNTS,
-)
 
 
 def forecast(rates: Sequence[Rates]) -> Forecast:

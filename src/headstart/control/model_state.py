@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from headstart.control.asking import Asking
 from headstart.control.catch_up import CatchUpEstimate
-from headstart.control.codec import Count, Fields, Maybe, Number, Table, YesNo
+from headstart.control.codec import Checks, saved
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
-    PROFILE,
     REQUEST_FADE,
     THRESHOLDS,
     Forecast,
     Profile,
     Rates,
+    check_profile,
     forecast,
     guess,
 )
@@ -29,6 +30,13 @@ FORECAST_AGE = 8  # calls after which every forecast is made anew
 @dataclass(slots=True)
 class ModelState:
     """Of one draft model."""
+
+    SAVED: ClassVar[Checks] = {
+        "cost": saved(DraftCost),
+        "profile": saved(Profile, check_profile),
+        "catch_up": saved(CatchUpEstimate),
+        "probes": saved(Probes),
+    }
 
     cost: DraftCost = field(default_factory=DraftCost)
     profile: Profile = field(default_factory=Profile)
@@ -104,25 +112,3 @@ class ModelState:
             known = forecast(rates if request is None else request.rates_of_request(t, rates))
             self.forecasts[seq_id, t] = known
         return known
-
-
-_PRICE = Number(1e-9, 1e6)
-DRAFT_MODELS = Table(
-    str,
-    Fields(
-        ModelState,
-        cost=Fields(
-            DraftCost,
-            round_ms=Table(int, _PRICE),
-            catch_up_ms=Maybe(_PRICE),
-            calls=Table(int, Count()),
-        ),
-        profile=PROFILE,
-        catch_up=Fields(
-            CatchUpEstimate,
-            share=Number(0.0, 1.0),
-            num_shares=Count(),
-        ),
-        probes=Fields(Probes, savings=Number(), has_credit=YesNo()),
-    ),
-)

@@ -25,7 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+
+from headstart.control.codec import Checks, number
 
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
 PROBE_SHARE = 0.01  # of the time; as much for whole prompts where probes leave out their middle
@@ -50,6 +52,8 @@ class ProbeSlot(NamedTuple):
 @dataclass(slots=True)
 class Probes:
     """Of one draft model. Prices and savings in plain steps."""
+
+    SAVED: ClassVar[Checks] = {"savings": number(), "has_credit": bool}
 
     savings: float = 0.0
     prompt_savings: float = 0.0  # for whole prompts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.control.budget import MARGIN, Budget, SpeedupAverage
@@ -63,6 +63,7 @@ def test_a_bump_in_the_cost_curve_is_crossed_when_what_lies_behind_pays() -> Non
     assert plan(Budget(measured(flat_after_jump)), [falling(0.5)]) == [0]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.0, 1.0), max_size=8), min_size=1, max_size=3),
     st.integers(0, 20),
