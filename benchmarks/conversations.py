@@ -25,6 +25,7 @@ from benchmarks.lib.serving import HEADSTART, post, running
 from tests.architectures import Settings, write_model
 
 from headstart.app.loading import fit_models
+from headstart.app.model_files import Models
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.footprint import HOST
 
@@ -131,7 +132,7 @@ def our_memory(path: Path, *, drafts: bool, parallel: int = SLOTS) -> tuple[floa
         scheduler=SchedulerConfig(parallel=parallel),
         speculation=SpeculationConfig(spec="auto" if drafts else "off"),
     )
-    fitted = fit_models(config, path, None, free={HOST: 2**40})
+    fitted = fit_models(config, Models(path, None, is_demo=False), free={HOST: 2**40})
     use = fitted.uses[HOST]
     return (use.cache + use.compute) / 2**20, fitted.limits.max_draft
 

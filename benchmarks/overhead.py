@@ -50,6 +50,7 @@ from headstart.testing import ByteVocab
 from headstart.types import LAST_STATE, Batch, Logits
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
+from headstart.types.state_batch import Blocks, StateBatch
 
 LIMITS_MS = {(1, 32_000, "greedy"): 0.2, (1, 32_000, "sampled"): 0.5}  # off, one slot
 SERVING_LIMIT = 0.97
@@ -132,7 +133,9 @@ class StubEngine(SilentEngine):
 class StubHeads(StubEngine):
     """Heads that guess exactly what the target says, 12 of 16 times."""
 
-    num_heads, state_width = 1, STATE_WIDTH
+    num_heads, state_width, feature_width = 1, STATE_WIDTH, 0
+    shares_target = False
+    blocks: Blocks | None = None
 
     def __init__(self, vocab: StubVocab, target: StubEngine) -> None:
         super().__init__(vocab)
@@ -151,6 +154,12 @@ class StubHeads(StubEngine):
 
     def outputs(self) -> Logits:
         return self._rows
+
+    def encode(self, features: Logits) -> Logits:
+        return features
+
+    def read_features(self, batch: StateBatch) -> None:
+        """Heads read states beside tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,11 +112,11 @@ def _flag_table(settings: Iterable[Setting]) -> list[str]:
     rows = []
     for setting in settings:
         spellings = ", ".join(f"`{name}`" for name in (setting.flag, *setting.aliases))
-        values = f" ({', '.join(setting.choices)})" if setting.choices else ""
-        variables = f"`{setting.environment_name}`"
-        if setting.llama_environment:
-            variables += f", `{setting.llama_environment}`"
-        rows.append((spellings, variables, _shown(setting), setting.help + values))
+        option = setting.option
+        values = f" ({', '.join(option.choices)})" if option.choices else ""
+        theirs = [flag.environment for flag in setting.theirs if flag.environment]
+        variables = ", ".join(f"`{name}`" for name in (setting.environment_name, *theirs))
+        rows.append((spellings, variables, _shown(setting), option.help + values))
     return _table(("flag", "environment", "default", "meaning"), rows)
 
 

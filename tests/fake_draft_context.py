@@ -6,11 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.harness import SIZE, Model
 
-from headstart.types import Batch
-from headstart.types.feature_batch import Blocks, FeatureBatch
+from headstart.types import LAST_STATE, Batch
+from headstart.types.state_batch import Blocks, StateBatch
 
 LAYERS = (0, 2)
 STATE_WIDTH = 4
+
+
+def layers_of(name: str) -> tuple[int, ...]:
+    """What the speculator of this name reads of its target."""
+    return (LAST_STATE,) if name == "gemma4-assistant" else LAYERS
 
 
 class FakeDraftContext(Model):
@@ -19,11 +24,11 @@ class FakeDraftContext(Model):
     num_heads = 1
     num_sequences = 8
     state_width = STATE_WIDTH
-    feature_width = len(LAYERS) * STATE_WIDTH
 
     def __init__(self, name: str) -> None:
         super().__init__(2, skew=0.3)
         self.shares_target = name == "gemma4-assistant"
+        self.feature_width = 0 if self.shares_target else len(LAYERS) * STATE_WIDTH
         is_dspark = name == "dspark"
         is_block = is_dspark or name == "dflash"
         self.blocks = Blocks(4, 0, is_dspark, is_dspark) if is_block else None
@@ -63,5 +68,5 @@ class FakeDraftContext(Model):
         assert features.shape[1] == self.feature_width
         return features[:, :STATE_WIDTH]
 
-    def read_features(self, batch: FeatureBatch) -> None:
+    def read_features(self, batch: StateBatch) -> None:
         self.decode(batch)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from tests.harness import EOS, SIZE, Model
 
 from headstart.speculators import Speculator
-from headstart.speculators.state_batch import StateBatch
 from headstart.types import (
     LAST_STATE,
     Batch,
@@ -22,6 +21,7 @@ from headstart.types import (
     Draft,
     DraftRequest,
 )
+from headstart.types.state_batch import StateBatch
 
 LAYERS = frozenset({LAST_STATE, 2})
 States = dict[int, NDArray[np.float32]]
@@ -108,6 +108,7 @@ class FakeHeads(Model):
         super().__init__(**settings)
         self.target, self.num_heads, self.state_width = target or Model(), num_heads, 4
         self.num_cells = settings.get("num_cells", 64 * self.context_size)
+        self.feature_width, self.shares_target, self.blocks = 0, False, None
         self.rows: list[NDArray[np.float32]] = []
         self.num_calls = 0
 
@@ -143,3 +144,9 @@ class FakeHeads(Model):
 
     def outputs(self) -> NDArray[np.float32]:
         return np.stack(self.rows)
+
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise AssertionError("heads read states as they are")
+
+    def read_features(self, batch: StateBatch) -> None:
+        raise AssertionError("heads read states beside tokens")

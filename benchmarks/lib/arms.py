@@ -16,10 +16,10 @@ from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.speculators.state_batch import HeadContext
 from headstart.types import Engine, StepStats, Vocab
 from headstart.types.errors import ConfigError, HeadstartError
 from headstart.types.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
+from headstart.types.state_batch import DraftContext
 
 DRAFT_MODEL = "draft-model"
 LONGEST_DRAFT = 32  # tokens that any arm may verify in a step and slot
@@ -77,7 +77,7 @@ class Machine:
     vocab: Vocab
     num_users: int
     draft_engine: Callable[[], Engine] | None = None  # makes one: each arm has its own cache
-    heads: HeadContext | None = None  # multi-token heads
+    heads: DraftContext | None = None  # multi-token heads
     clock: Callable[[], float] = time.perf_counter
     warm_up_seconds: float = WARM_UP_SECONDS  # as a server spends at its first start
 

@@ -23,7 +23,7 @@ from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
-from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.sampling.sampler import Sampler
@@ -73,7 +73,7 @@ def print_masks(vocabularies: Sequence[Path]) -> None:
     print(f"\n{table_head('vocabulary', 'part', 'ms a token', '95 %', 'limit')}")
     for path in vocabularies:
         model = Model(path, EngineConfig(gpu_layers=0), vocab_only=True)
-        tokens = GrammarTokens(model.vocab)
+        tokens = GrammarTokens.read(model.vocab)
         engine = FakeEngine(tokens.size)
         make = partial(LlamaFilters, model.vocab, 4096)
         # no model, but libllama's own filters: their time counts

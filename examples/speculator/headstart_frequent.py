@@ -38,7 +38,7 @@ class FrequentSpeculator(Speculator):
     class Options:
         """Both in tokens; they become --spec-frequent-size and --spec-frequent-n-max."""
 
-        size: int = 2  # last tokens that are looked up
+        size: int = option(2, "last tokens that are looked up")
         n_max: int = option(16, "longest draft, in tokens", limits_draft=True)
 
         def __post_init__(self) -> None:

@@ -66,6 +66,13 @@ CACHED = {
     "ggml-org/test-model-stories260K-infill": "stories260K-infill-F32.gguf",
 }
 PRESETS = 8  # models that the suite starts before its tests
+# The suite copies headers into a dictionary and looks them up as llama-server spells them, which
+# HTTP does not require: a pytest plugin for both servers.
+HEADER_NAMES = """
+from requests.structures import CaseInsensitiveDict
+
+CaseInsensitiveDict.__iter__ = lambda self: iter([name.title() for name, _ in self._store.values()])
+"""
 
 
 def main() -> int:
@@ -105,11 +112,13 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
     )  # fmt: skip
     wrapper.chmod(0o755)
     report = folder / "report.xml"
+    (folder / "header_names.py").write_text(HEADER_NAMES)
     _fill_cache(folder / "hub", options.model)
     (options.suite / "tmp").mkdir(exist_ok=True)  # the tests write into what is the cache there
     environment = os.environ | {
         "LLAMA_SERVER_BIN_PATH": str(wrapper),
         "LLAMA_CACHE": str(folder / "hub"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))),
     }
     if options.llama_server:
         environment["LD_LIBRARY_PATH"] = str(options.llama_server.resolve().parent)
@@ -117,7 +126,8 @@ def run(options: argparse.Namespace, command: list[str], folder: Path) -> dict[s
     if options.passed_in:
         chosen += _passed(options.passed_in)
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "header_names",
+         "--tb=short",
          f"--junitxml={report}", "-o", "junit_family=xunit1", *chosen],
         cwd=options.suite,
         env=environment,

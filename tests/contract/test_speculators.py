@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from tests.fake_draft_context import LAYERS, FakeDraftContext
+from tests.fake_draft_context import FakeDraftContext, layers_of
 from tests.harness import (
     AUTO,
     SMALL_OPTIONS,
@@ -41,7 +41,7 @@ def make(name: str, *, small: bool = False) -> Speculator:
         "vocabulary_id": lambda: VocabularyId.of(Letters()),
         "heads": FakeHeads,
         "context": lambda: FakeDraftContext(name),
-        "layers": lambda: LAYERS,
+        "layers": lambda: layers_of(name),
     }
     return make_speculator(name, SMALL_OPTIONS if small else {}, parts)
 

@@ -18,7 +18,7 @@ from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch
-from headstart.types.feature_batch import FeatureBatch
+from headstart.types.state_batch import StateBatch
 
 CONFIG = EngineConfig(
     context=256,
@@ -69,8 +69,8 @@ def test_injected_features_are_found_at_their_positions(tmp_path: Path) -> None:
     target = open_target(drafters.aligned_target(tmp_path / "target.gguf"))
     one = open_drafter(drafters.aligned_dflash(tmp_path / "dflash.gguf"), target)
     read = TEXT[:20]
-    features = FeatureBatch(128, one.feature_width)
-    features.add_states(1, 0, features_of(target, read, WIDTH))
+    features = StateBatch(128, one.feature_width, has_tokens=False)
+    features.add_rows(1, 0, read, features_of(target, read, WIDTH))
     one.read_features(features)
     block = Batch(128)
     mask = [drafters.MASK] * (drafters.BLOCK - 1)

@@ -280,13 +280,13 @@ def test_prompts_beside_drafts_are_held_only_where_the_cache_may_be_too_full_for
     )
     text = np.random.default_rng(4).integers(0, 256, 160).tolist()
     held = list[int]()
-    hold = engine._sequences.hold
+    hold = engine.hold
 
     def noted(seq_id: int) -> Held:
         held.append(seq_id)
         return hold(seq_id)
 
-    monkeypatch.setattr(engine._sequences, "hold", noted)
+    monkeypatch.setattr(engine, "hold", noted)
     for seq_id in range(2):
         decode(engine, text[:100], 0, seq_id=seq_id)
 
@@ -315,7 +315,7 @@ def test_the_state_before_a_draft_takes_the_same_memory_again(tmp_path: Path) ->
     kept = []
     for turn in range(3):
         assert engine.keep_for_draft(0)
-        kept.append(engine._sequences.checkpoints.best(0, 9))
+        kept.append(engine.checkpoints.best(0, 9))
         decode(engine, [turn], 3 + turn)
     assert [k.length for k in kept if k] == [3, 4, 5]
     assert len({id(k.data) for k in kept if k}) == 1

@@ -194,9 +194,9 @@ def test_no_mtp_leaves_the_weights_of_the_heads_unloaded(tmp_path: Path) -> None
     path = with_heads(tmp_path / "a.gguf", "step35", 2)
     if not can_measure():
         pytest.skip("this build of libllama does not tell what it takes")
-    inside, none = find_heads(path, None), None
     fitted = [
-        fit_models(config_of(mtp=heads is not None), path, None, heads) for heads in (inside, none)
+        fit_models(config_of(mtp=heads is not None), Models(path, None, is_demo=False, heads=heads))
+        for heads in (find_heads(path, None), None)
     ]
     with_them, without = (fit.uses[HOST].weights for fit in fitted)
     assert without < 0.9 * with_them

@@ -58,7 +58,7 @@ def test_every_flag_has_its_line() -> None:
 
 
 def test_every_setting_explains_itself() -> None:
-    assert [s.flag for s in all_settings() if not s.help] == []
+    assert [s.flag for s in all_settings() if not s.option.help] == []
 
 
 def test_every_metric_has_its_line() -> None:

@@ -109,7 +109,7 @@ def test_speculators_do_not_know_each_other() -> None:
     states of targets are for all.
     """
     common = {"__init__", "base", "base_states"}
-    common |= {"feature_caches", "followed_caches", "state_batch", "target_states"}
+    common |= {"followed_caches", "target_states"}
     names = {path.stem for path in (PACKAGE / "speculators").glob("*.py")} - common
     owners = {
         name: min((one for one in names if f"{name}_".startswith(f"{one}_")), key=len)

@@ -62,18 +62,18 @@ def test_forty_thousand_messages_take_a_linear_time_and_can_be_stopped():
         text for text in one._markers()._all if one._tokenize(text, False, True) and b"<" in text
     )
     raw = (marker + b"a") * 80_000
-    started = time.monotonic()
+    started = time.process_time()
     assert len(one.tokenize(raw, add_special=False, parse_special=True)) >= 160_000
-    assert time.monotonic() - started < 8  # 80,000 fragments took half a minute
+    assert time.process_time() - started < 8  # 80,000 fragments took half a minute
 
     def stop(num_tokens: int) -> None:
         if num_tokens > 1000:
             raise InterruptedError
 
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(InterruptedError), watched(stop):
         one.tokenize(raw, add_special=False, parse_special=True)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_markers_that_may_overlap_are_not_cut_at():

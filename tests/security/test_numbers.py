@@ -18,7 +18,6 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
 from headstart.engine.filters import LlamaFilters
-from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.speculators.base import Speculator
@@ -26,15 +25,16 @@ from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import InvalidParameterError
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 WINDOWS = """
 import resource
-from headstart import demo
+from headstart.app import demo
 from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.sampling import SamplingParams
+from headstart.types.sampling_params import SamplingParams
 
 vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -47,9 +47,9 @@ print("lived")
 
 
 def refusal(client, **fields):
-    started = time.monotonic()
+    started = time.process_time()
     response = client.post("/completion", json={"prompt": "a"} | fields)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
     assert response.status_code == 400
     return response.json()["error"]["message"]
 
@@ -79,9 +79,9 @@ def test_the_breakers_of_a_second_request_are_not_searched_for_again() -> None:
     params = SamplingParams(dry_multiplier=1.0, dry_sequence_breakers=breakers)
     seconds = []
     for _ in range(4):
-        started = time.perf_counter()
+        started = time.process_time()
         LlamaFilters(MODEL.vocab, 512, params)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     assert min(seconds[1:]) < seconds[0] / 3
 
 

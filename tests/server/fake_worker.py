@@ -9,12 +9,6 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from headstart.control.counterfactual import (
-    Guess,
-    SpeculatorPrices,
-    WrittenText,
-    counterfactual,
-)
 from headstart.types import ModelInfo
 from headstart.types.counters import Counters
 from headstart.types.errors import HeadstartError
@@ -64,11 +58,6 @@ DRAFTED = SpeculationStats(
     verified=Counter({(0, 3, 2): 1}),
     reasons=Counter({"no match": 2, "below break-even": 1}),
 )
-TOLD = counterfactual(
-    {"ngram-simple": [Guess(at, 4, 2) for at in range(1, 99, 3)]},
-    WrittenText(100),
-    {"ngram-simple": SpeculatorPrices([0.0, 10.0, 11.0, 12.0, 13.0, 14.0])},
-)
 VERIFIED = Counter({(0, 2, 2): 3, (0, 4, 1): 1})
 REPORT = WorkerReport(
     counters=Counters(requests=3, prompt_tokens=30, prompt_seconds=2.0),
@@ -91,7 +80,6 @@ REPORT = WorkerReport(
             seconds={"propose": 0.5},
         ),
     ),
-    control={"counterfactual": TOLD.describe()},
 )
 STATS = RequestStats(
     slot_id=2,

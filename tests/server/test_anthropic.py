@@ -13,7 +13,7 @@ import pytest
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
-from headstart.server.anthropic_body import MessagesBody, chat_body
+from headstart.server.anthropic import MessagesBody, chat_body
 from headstart.server.errors import ApiError
 from headstart.types.errors import EngineError
 

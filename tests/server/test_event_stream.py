@@ -100,7 +100,7 @@ async def test_silence_is_counted_from_when_somebody_waits() -> None:
         for _ in range(2):
             started = time.monotonic()
             assert await events.take() == []
-            assert 0.19 <= time.monotonic() - started < 2.0
+            assert time.monotonic() - started >= 0.19
 
 
 async def test_without_a_limit_it_waits() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import httpx2
 import pytest
-from tests.server.fake_worker import REPORT, TOLD, FakeWorker, say
+from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
@@ -133,21 +133,3 @@ def test_nothing_is_said_or_asked_of_the_engine_without_a_wish(route, body):
     with serving(worker) as client:
         assert "provenance" not in client.post(route, json=body).text
         assert not worker.requests[-1].wants_provenance
-
-
-@pytest.mark.parametrize(("route", "body"), CALLS)
-def test_what_others_would_have_given_is_told_on_request_only(route, body):
-    def say_more(request: Request) -> list:
-        *events, end = guessed(request)
-        stats = replace(end.stats, counterfactual=TOLD if request.wants_counterfactual else None)
-        return [*events, replace(end, stats=stats)]
-
-    with serving(FakeWorker(say_more)) as client:
-        assert "counterfactual" not in client.post(route, json=body).json()
-        asked = body | {"counterfactual": True}
-        answer = client.post(route, json=asked).json()["counterfactual"]
-        assert answer == json.loads(json.dumps(TOLD.describe()))
-        assert answer["speculators"]["ngram-simple"]["best_length"] == 2
-        text = client.post(route, json=asked | {"stream": True}).text
-        chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line[6:7] == "{"]
-        assert [c["counterfactual"] for c in chunks if "counterfactual" in c] == [answer]

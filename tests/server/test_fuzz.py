@@ -34,7 +34,6 @@ VALUES = st.recursive(
 @pytest.mark.parametrize("path", ROUTES)
 @settings(
     max_examples=40,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -374,12 +374,6 @@ def test_ignore_eos_lists_what_it_bans(client):
     assert shown == [{"token": 98, "bias": 1.0}, {"token": 256, "bias": None}]
 
 
-def test_header_names_are_spelled_as_by_llama_server(client):
-    """HTTP makes no difference, but scripts that copy headers into a dictionary do."""
-    names = [name for name, _ in client.get("/metrics").headers.raw]
-    assert {b"Process-Start-Time-Unix", b"Content-Type"} <= set(names)
-
-
 def test_the_timings_of_a_prompt_that_is_read_count_what_was_read(client):
     body = {"prompt": "abcde", "stream": True, "return_progress": True, "timings_per_token": True}
     first = events_of(client.post("/completion", json=body))[0]["timings"]

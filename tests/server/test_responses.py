@@ -275,7 +275,7 @@ def test_items_of_one_answer_are_one_message() -> None:
         "type": "json_schema",
         "json_schema": {"name": "n", "schema": {"type": "object"}},
     }
-    assert (body.reasoning_effort, body.top_k) == ("low", 3)
+    assert (body.reasoning_effort, body.model_dump()["top_k"]) == ("low", 3)
     assert [tool["function"]["name"] for tool in body.tools or []] == ["look"]
 
 

@@ -14,11 +14,11 @@ from tests.server.serving import served_model, serving
 
 from headstart.app.cli.settings import all_settings
 from headstart.config import SamplingConfig, ServerConfig
-from headstart.server.defaults import SETTINGS, request_defaults
 from headstart.server.listen import serve
 from headstart.server.model import ServedModel
+from headstart.server.sampling import request_defaults
 from headstart.types.errors import ConfigError
-from headstart.types.sampling_params import SamplingParams
+from headstart.types.sampling_params import NUMBERS, SamplingParams
 
 
 def test_paths_begin_with_the_prefix():
@@ -124,10 +124,10 @@ def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
 
 
 def test_the_help_of_a_sampling_flag_ends_with_the_value_that_requests_have_without_it():
-    fields = {setting: field for field, setting in SETTINGS.items()}
+    fields = {one.metadata["flag"]: one.name for one in NUMBERS}
     said, real = {}, {}
     for one in all_settings():
-        if one.part == "sampling" and (value := re.search(r"\((-?[\d.]+)\)$", one.help)):
+        if one.part == "sampling" and (value := re.search(r"\((-?[\d.]+)\)$", one.option.help)):
             said[one.flag] = float(value[1])
             real[one.flag] = getattr(SamplingParams(), fields.get(one.name, one.name))
     assert len(said) > 15

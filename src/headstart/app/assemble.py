@@ -10,17 +10,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.app.model_files import Models as Models
 from headstart.app.model_files import find_models as find_models
 from headstart.app.parent import Parent
 from headstart.config import Config, EngineConfig
+from headstart.config.fields import listed
 
 if TYPE_CHECKING:
-    from headstart.app.loading import Heads
-    from headstart.app.saved_control import SavedControl
     from headstart.engine.devices import Device
     from headstart.engine.fit import Fitted
     from headstart.scheduler.scheduler import Scheduler
@@ -86,11 +84,10 @@ def build_scheduler(
     Raises:
         ConfigError, ModelError: something cannot be used; the message says what and why.
     """
-    from headstart.app.drafters import make_drafting
-    from headstart.app.loading import load_drafters, load_target, only_embeds
-    from headstart.app.model_files import draft_used, types_with, with_heads
+    from headstart.app.loading import load_drafters, load_target, make_drafting
+    from headstart.app.model_files import choose_speculators
     from headstart.app.remote import connect_workers, notice_lost_workers
-    from headstart.app.saved_control import slots_place
+    from headstart.app.saved_control import load_control, slots_place
     from headstart.app.speculation import capped_options
     from headstart.engine import library
     from headstart.engine.machine import available_memory
@@ -102,22 +99,18 @@ def build_scheduler(
     from headstart.types.report import EmbeddingInfo, WorkerInfo
     from headstart.worker.embedding import EmbeddingQueue
 
-    models, heads = with_heads(config, models)
-    types = types_with(config, models, heads)
-    if only_embeds(config, models.target):
-        types = ()
+    models = choose_speculators(config, models)
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
-    draft = draft_used(models, types)
-    learned = _learned(config, models.target, draft, heads)
+    learned = load_control(config, models)
     connect_workers(config.engine)
-    target = load_target(config, models.target, draft, heads)
+    target = load_target(config, models)
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
-    drafters = load_drafters(config, target, draft, heads)
+    drafters = load_drafters(config, models, target)
     notice_lost_workers(config.engine)
-    drafting = make_drafting(config, types, target, drafters, learned)
+    drafting = make_drafting(config, models.types, target, drafters, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
@@ -128,8 +121,8 @@ def build_scheduler(
         embedding = EmbeddingInfo(embedder.size, embedder.max_tokens, embedder.pooling)
     if target.adapters:
         scheduler.turns.adapters = AdapterTurns(target.adapters.use)
-    if types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
-        seconds = WARM_UP_SECONDS if types else SHORT_WARM_UP_SECONDS
+    if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
+        seconds = WARM_UP_SECONDS if models.types else SHORT_WARM_UP_SECONDS
         scheduler.warm_up = WarmUp(
             scheduler.engine, drafting, scheduler.slots, scheduler.clock, seconds
         )
@@ -144,7 +137,7 @@ def build_scheduler(
         max_batch_tokens=engine.max_batch_tokens,
         speculation=drafting.describe()
         | {"state": str(learned.file or ""), "state_not_used": learned.not_used}
-        | {"heads": heads.describe() if heads else None},
+        | {"heads": models.heads.describe() if models.heads else None},
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,
         why_no_text=target.why_no_text,
@@ -165,26 +158,6 @@ def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:
     return info
 
 
-def _learned(config: Config, target: Path, draft: Path | None, heads: Heads | None) -> SavedControl:
-    """What control learned with these models.
-
-    Raises:
-        ConfigError: `--spec-state` names a file that cannot be used.
-        ModelError: a model file cannot be read.
-    """
-    from headstart.app.saved_control import load_control
-    from headstart.engine.model import check_file
-
-    files = {"target": target}
-    if draft is not None:
-        files["draft model"] = draft
-    if heads is not None and not heads.is_in_target:
-        files["heads"] = heads.path
-    for file in files.values():
-        check_file(file)
-    return load_control(config, files)
-
-
 def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
     """What the configured models would take of each device, without loading their weights.
 
@@ -195,12 +168,10 @@ def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
         ConfigError, ModelError: they cannot be had or do not fit.
     """
     from headstart.app.loading import fit_models
-    from headstart.app.model_files import draft_used, types_with, with_heads
+    from headstart.app.model_files import choose_speculators
 
     check(config)
-    models, heads = with_heads(config, find_models(config))
-    types = types_with(config, models, heads)
-    return fit_models(config, models.target, draft_used(models, types), heads, free)
+    return fit_models(config, choose_speculators(config, find_models(config)), free)
 
 
 def _summary(info: WorkerInfo, models: Models) -> str:
@@ -224,21 +195,15 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     """
     from headstart.engine.model import Model
     from headstart.server.conversation import chat_defaults
-    from headstart.server.defaults import request_defaults
     from headstart.server.model import RerankForm, ServedModel
+    from headstart.server.sampling import request_defaults
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
     vocab = model.vocab
-    bos = (
-        vocab.token_text(vocab.bos_id).decode("utf-8", "replace")
-        if vocab.bos_id is not None
-        else ""
-    )
-    eos = (
-        vocab.token_text(vocab.eos_id).decode("utf-8", "replace")
-        if vocab.eos_id is not None
-        else ""
+    bos, eos = (
+        "" if token is None else vocab.token_text(token).decode("utf-8", "replace")
+        for token in (vocab.bos_id, vocab.eos_id)
     )
     template = ChatTemplate(
         template_by_hand(config.server) or model.chat_template, bos_token=bos, eos_token=eos
@@ -248,11 +213,11 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
             "the chat template of %s shows no message: name another with --chat-template-file",
             model.path.name,
         )
-    names = _listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
+    names = listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
     served = ServedModel(
         alias=names[0],
         aliases=names[1:],
-        tags=_listed(config.model.tags),
+        tags=listed(config.model.tags),
         vocab=vocab,
         template=template,
         chat=chat_defaults(config.chat),
@@ -271,11 +236,6 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     return served
 
 
-def _listed(text: str | None) -> tuple[str, ...]:
-    """Names with commas between them; in the order of the alphabet, as llama-server has them."""
-    return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
-
-
 def serve(
     config: Config, settings: Sequence[Mapping[str, Any]] = (), parent: Parent | None = None
 ) -> int:
@@ -288,13 +248,13 @@ def serve(
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
-    from headstart.app.process import EngineProcess
-    from headstart.config.logs import Logging
+    from headstart.app.process import prepare_engine_process
+    from headstart.config.logs import start_logging
     from headstart.worker.client import WorkerClient
     from headstart.worker.transport import ProcessTransport
 
-    prepare = EngineProcess(Logging.of(config), config.engine)
-    prepare.logging.start()
+    start_logging(config)
+    prepare = partial(prepare_engine_process, config)
     parent = parent or Parent()
     parent.follow()
     is_fetched = bool(config.model.hf_repo or config.model.draft_hf_repo)
@@ -327,10 +287,19 @@ def serve(
 
 
 def _announce(parent: Parent, is_demo: bool, url: str) -> None:
-    """Say that requests can be answered: to the router, or to who started the server."""
-    from headstart.app.greeting import announce
-
+    """Tell the router, or print, that requests can be answered."""
     if parent.is_there:
         parent.tell("loaded", url=url)
-    else:
-        announce(is_demo, url)
+        return
+    if is_demo:
+        print(
+            "Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a "
+            "real one."
+        )
+    code = "def write(self, data):\\n    self.file.write(data)\\n    return len(data)"
+    question = f"Rename `data` to `buffer`:\\n```python\\n{code}\\n```"
+    body = '{"messages": [{"role": "user", "content": "' + question + '"}], "temperature": 0}'
+    print(
+        f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n",
+        flush=True,
+    )

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.app.hub_files import (
@@ -24,9 +24,6 @@ from headstart.app.hub_files import (
 )
 from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
-
-DEFAULT_ENDPOINT = "https://huggingface.co"
-LIST_TIMEOUT_SECONDS = 10
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +93,11 @@ def resolve_model(
             found = HubFile(repository, path) if path else None
         target = repository.fetch(files)
     if config.draft_hf_repo:
-        draft = hub.fetch(*parse_reference(config.draft_hf_repo), drafters=drafters)
+        name, quant = parse_reference(config.draft_hf_repo)
+        repository = hub.open(name)
+        model = choose_file(repository.paths, quant) or ""
+        drafter = choose_drafter(repository.paths, drafters, quant, model)
+        draft = repository.fetch(repository.select(quant, drafter))
     return ModelPaths(target, draft, found)
 
 
@@ -144,7 +145,7 @@ class Hub:
     def from_config(cls, config: ModelConfig, environment: Mapping[str, str]) -> Hub:
         """The hub that flags and environment name."""
         return cls(
-            endpoint=(environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
+            endpoint=(environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
             cache=cache_directory(environment),
             token=config.hf_token or environment.get("HF_TOKEN") or None,
             offline=config.offline
@@ -161,16 +162,15 @@ class Hub:
         if self.offline:
             return self._cached(repo)
         try:
-            with self._explained(repo):
-                return Repository(self, repo, tuple(self._list(repo)))
+            return Repository(self, repo, tuple(self.sizes(repo)))
         except _UnreachableError as error:
-            # Whoever has the model wants to use it, network or not.
+            # A cached copy can be used without the network.
             try:
-                return replace(self._cached(repo), problem=error)
+                return self._cached(repo, error)
             except ModelError:
                 raise error from None
 
-    def _cached(self, repo: str) -> Repository:
+    def _cached(self, repo: str, problem: ModelError | None = None) -> Repository:
         snapshot = self.snapshot(repo)
         files = [path for path in snapshot.rglob("*") if path.is_file()] if snapshot else []
         if snapshot is None or not files:
@@ -179,26 +179,7 @@ class Hub:
                 "start once without --offline to download it"
             )
         paths = sorted(path.relative_to(snapshot).as_posix() for path in files)
-        return Repository(self, repo, tuple(paths), snapshot)
-
-    def fetch(
-        self, repo: str, quant: str, file: str | None = None, *, drafters: Sequence[str] = ()
-    ) -> Path:
-        """Path of a model's (first) file, after downloading every part that is not cached.
-
-        Args:
-            repo: where it is.
-            quant: which one; empty: the usual.
-            file: its path there, instead of choosing.
-            drafters: kinds of files that are taken before whole models.
-
-        Raises:
-            ModelError: it does not exist or cannot be had.
-        """
-        repository = self.open(repo)
-        model = choose_file(repository.paths, quant) or ""
-        file = file or choose_drafter(repository.paths, drafters, quant, model)
-        return repository.fetch(repository.select(quant, file))
+        return Repository(self, repo, tuple(paths), snapshot, problem)
 
     def cached_models(self) -> dict[str, Path]:
         """user/repo:QUANT -> file of every model in the cache, as llama-server names them."""
@@ -220,15 +201,6 @@ class Hub:
         except (ConfigError, ModelError):
             return None
 
-    def files(self, repo: str) -> list[str]:
-        """What a repository holds.
-
-        Raises:
-            ModelError: the hub does not say.
-        """
-        with self._explained(repo):
-            return self._list(repo)
-
     def sizes(self, repo: str) -> dict[str, int | None]:
         """What a repository holds, and how many bytes each file has, where the hub says so.
 
@@ -237,9 +209,10 @@ class Hub:
         """
         from huggingface_hub import HfApi
 
+        # Not list_repo_files, which tries for half a minute when there is no network.
         with self._explained(repo):
             info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
-                repo, timeout=LIST_TIMEOUT_SECONDS, files_metadata=True
+                repo, timeout=10, files_metadata=True
             )
         return {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
 
@@ -258,17 +231,9 @@ class Hub:
         reference = folder / "refs/main"
         return folder / "snapshots" / reference.read_text().strip() if reference.is_file() else None
 
-    def _list(self, repo: str) -> list[str]:
-        from huggingface_hub import HfApi
-
-        # Not list_repo_files, which tries for half a minute when there is no network.
-        info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
-            repo, timeout=LIST_TIMEOUT_SECONDS
-        )
-        return [sibling.rfilename for sibling in info.siblings or ()]
-
     def download(self, repo: str, path: str) -> Path:
-        """Where a file is, after a download unless it is cached.
+        """Where a file is, after a download unless it is cached, which huggingface_hub also takes
+        where the hub cannot be reached.
 
         Raises:
             ModelError: it cannot be had.
@@ -284,9 +249,7 @@ class Hub:
 
     @contextmanager
     def _explained(self, repo: str) -> Iterator[None]:
-        """Turn what huggingface_hub raises into our errors. Its order matters: gated is a kind of
-        not found.
-        """
+        """Turn what huggingface_hub raises into our errors, "gated" before its base "not found"."""
         import httpx2
         from huggingface_hub import errors
 
@@ -298,11 +261,8 @@ class Hub:
                 "then pass your token with --hf-token or HF_TOKEN"
             ) from None
         except errors.RepositoryNotFoundError:
-            hint = (
-                "the token may not see it"
-                if self.token
-                else "if it is private, pass --hf-token or HF_TOKEN"
-            )
+            private = "if it is private, pass --hf-token or HF_TOKEN"
+            hint = "the token may not see it" if self.token else private
             raise ModelError(
                 f"there is no repository {repo} at {self.endpoint}; check the spelling ({hint})"
             ) from None
@@ -323,7 +283,7 @@ class Hub:
 
 
 class _UnreachableError(ModelError):
-    """The hub cannot be asked now; a cached copy would do."""
+    """The hub cannot be asked now; a cached copy can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,15 +320,5 @@ class Repository:
             if self.problem:
                 logger.warning("%s; using the cached %s", self.problem, files[0])
             return self.snapshot / files[0]
-        found = [self._fetch(path) for path in files]
+        found = [self.hub.download(self.name, path) for path in files]
         return found[0]
-
-    def _fetch(self, path: str) -> Path:
-        try:
-            return self.hub.download(self.name, path)
-        except _UnreachableError as error:
-            known = self.hub.snapshot(self.name)
-            if known is None or not (known / path).is_file():
-                raise
-            logger.warning("%s; using the cached %s", error, path)
-            return known / path

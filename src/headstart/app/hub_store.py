@@ -52,7 +52,7 @@ class HubStore:
         repo, quant = parse_reference(name)
         if self._hub.offline:
             raise ConfigError(f"{name} cannot be downloaded: --offline forbids the network")
-        select_files(repo, self._hub.files(repo), quant, None)
+        select_files(repo, list(self._hub.sizes(repo)), quant, None)
 
     def download(self, name: str) -> tuple[list[str], dict[str, str]]:
         """The program that downloads a model, and its environment."""

@@ -1,14 +1,18 @@
-"""Target and draft model together: what fits into memory, and the draft model's engine."""
+"""Target, draft model and speculators: what fits into memory, and how each is loaded."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from headstart.app.model_files import Models
+from headstart.app.saved_control import SavedControl
+from headstart.app.speculation import make_speculator
 from headstart.config import LEAST_CONTEXT, Config, EngineConfig, SchedulerConfig
 from headstart.engine import drafters
 from headstart.engine.adapters import Adapters
@@ -20,9 +24,16 @@ from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.heads import read_facts, why_not
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.speculators.state_batch import MERGED_ROWS
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.structures.token_log import VocabularyId
+from headstart.text.vocabulary.comparison import TranslationMode
+from headstart.text.vocabulary.replacements import parse_pairs
+from headstart.text.vocabulary.templates import find_replacements
+from headstart.text.vocabulary.vocabulary_translator import TranslationOptions, VocabularyTranslator
 from headstart.types import DraftMode, Engine
 from headstart.types.errors import ConfigError, ModelError
+from headstart.types.state_batch import MERGED_ROWS
 
 log = logging.getLogger(__name__)
 
@@ -88,24 +99,17 @@ def find_heads(target: Path, draft: Path | None) -> Heads | None:
     fitting = [path for path, file in beside.items() if not file.why_not_heads_of(facts)]
     if not fitting:
         return None
-    path = max(fitting, key=lambda path: _num_common(path.name.removeprefix("mtp-"), target.name))
+
+    def num_common(path: Path) -> int:  # characters with which both names begin
+        pairs = zip(path.name.removeprefix("mtp-"), target.name, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    path = max(fitting, key=num_common)
     log.info("multi-token heads were found beside %s: %s", target.name, path)
     return Heads(path, beside[path].num_heads, False)
 
 
-def _num_common(one: str, other: str) -> int:
-    """Characters with which both names begin."""
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def fit_models(
-    config: Config,
-    target: Path,
-    draft: Path | None,
-    heads: Heads | None = None,
-    free: Mapping[str, int] | None = None,
-) -> Fitted:
+def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = None) -> Fitted:
     """Settings with which target and what drafts for it fit into memory.
 
     Args:
@@ -116,12 +120,12 @@ def fit_models(
         ModelError: libllama cannot read one of them.
     """
     parallel, longest = config.scheduler.parallel, _max_draft(config)
+    draft, heads = models.draft, models.heads
 
     def beside(settings: EngineConfig) -> list[Part]:
         parts = []
         if draft is not None:
-            own = config.draft_engine.applied_to(settings, parallel)
-            parts.append(Part(draft, *_draft_limits(config, draft, own)))
+            parts.append(Part(draft, *_draft_limits(config, draft, settings)))
         if heads is not None:
             parts.append(Part(heads.path, heads.settings(config, settings), heads.limits(config)))
         return parts
@@ -130,7 +134,7 @@ def fit_models(
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
     mtp = heads is not None and heads.is_in_target
     reads_states = heads is not None or (draft is not None and drafters.reads_states(draft))
-    part = Part(target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
+    part = Part(models.target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
     assumed = (lambda: free_memory() | dict(free)) if free else None
     return fit(part, beside, free=assumed)
 
@@ -148,7 +152,7 @@ class Target:
 
 
 def only_embeds(config: Config, path: Path) -> bool:
-    """Whether the model is served for its vectors alone.
+    """Whether the model serves embeddings only.
 
     Raises:
         ModelError: libllama cannot read it.
@@ -158,22 +162,20 @@ def only_embeds(config: Config, path: Path) -> bool:
     return Model(path, config.engine, vocab_only=True).facts.is_encoder
 
 
-def load_target(
-    config: Config, path: Path, draft: Path | None, heads: Heads | None = None
-) -> Target:
+def load_target(config: Config, models: Models) -> Target:
     """The target model with settings that fit; for texts, for vectors, or for both.
 
     Raises:
         ConfigError, ModelError: it cannot be used as the settings say.
     """
-    if only_embeds(config, path):
-        model = Model(path, config.engine)
+    if only_embeds(config, models.target):
+        model = Model(models.target, config.engine)
         embedder = LlamaEmbedder(model, config.engine, config.embedding)
         encoder = EncoderEngine(model, embedder.max_tokens)
         fitted = Fitted(config.engine, Limits(config.scheduler.parallel, 1, 0))
         return Target(model, encoder, fitted, embedder, encoder.why_no_text)
-    fitted = fit_models(config, path, draft, heads)
-    model = Model(path, fitted.config)
+    fitted = fit_models(config, models)
+    model = Model(models.target, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
     engine.context_size = most_tokens(config.scheduler, engine.context_size, engine.num_cells)
     # with the context that was asked for, not the one that fits beside it
@@ -200,50 +202,43 @@ def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:
     return most
 
 
-def load_drafters(
-    config: Config, target: Target, draft: Path | None, heads: Heads | None
-) -> dict[str, Any]:
+def load_drafters(config: Config, models: Models, target: Target) -> dict[str, Any]:
     """What drafts beside the target, by the names under which speculators ask for it.
 
     Raises:
         ModelError: something does not belong to the target.
     """
-    engine, fitted = target.engine, target.fitted
+    engine, fitted, draft, heads = target.engine, target.fitted, models.draft, models.heads
     loaded: dict[str, Any] = {}
     if draft and isinstance(engine, LlamaEngine) and drafters.reads_states(draft):
-        loaded["context"], loaded["layers"] = load_state_reader(config, draft, engine, fitted)
+        loaded["context"], loaded["layers"] = _load_state_reader(config, draft, engine, fitted)
     elif draft:
-        loaded["engine"] = load_draft(config, draft, fitted)
+        loaded["engine"] = _load_draft(config, draft, fitted)
     if heads is not None and isinstance(engine, LlamaEngine):
-        loaded["heads"] = load_heads(config, heads, engine, fitted)
+        loaded["heads"] = _load_heads(config, heads, engine, fitted)
     return loaded
 
 
-def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
+def _load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
     """The draft model's engine.
 
     Raises:
         ModelError: libllama cannot make it; the server does not start without it.
     """
-    parallel = config.scheduler.parallel
-    draft_config = config.draft_engine.applied_to(fitted.config, parallel)
-    limits = replace(
-        _draft_limits(config, path, draft_config)[1],
-        checkpoint_bytes=fitted.limits.checkpoint_bytes,
-    )
-    return LlamaEngine(Model(path, draft_config), draft_config, limits)
+    settings, limits = _draft_limits(config, path, fitted.config)
+    limits = replace(limits, checkpoint_bytes=fitted.limits.checkpoint_bytes)
+    return LlamaEngine(Model(path, settings), settings, limits)
 
 
-def load_state_reader(
+def _load_state_reader(
     config: Config, path: Path, target: LlamaEngine, fitted: Fitted
 ) -> tuple[LlamaDraftContext, tuple[int, ...]]:
-    """The context of a draft model that reads hidden states, and the layers whose they are.
+    """The context of a draft model that reads hidden states, and the layers that they come from.
 
     Raises:
         ModelError: it does not belong to this target.
     """
-    own = config.draft_engine.applied_to(fitted.config, config.scheduler.parallel)
-    settings, limits = _draft_limits(config, path, own)
+    settings, limits = _draft_limits(config, path, fitted.config)
     if reason := drafters.why_not(path, target.model.path, target.model.facts):
         raise ModelError(
             f"{path} cannot draft for {target.model.path.name}: {reason}; name a draft model that "
@@ -254,9 +249,10 @@ def load_state_reader(
     return LlamaDraftContext(model, settings, limits, target), layers
 
 
-def _draft_limits(config: Config, path: Path, own: EngineConfig) -> tuple[EngineConfig, Limits]:
-    """Settings of a draft model's context and what it must be able to do."""
+def _draft_limits(config: Config, path: Path, base: EngineConfig) -> tuple[EngineConfig, Limits]:
+    """Settings of a draft model's context beside a target with `base`, and what it must do."""
     parallel = config.scheduler.parallel
+    own = config.draft_engine.applied_to(base, parallel)
     if not drafters.reads_states(path):
         return own, Limits(parallel, max(parallel, READ_OUTPUTS), 0)
     rows = max(MERGED_ROWS + 2, drafters.block_size(path))
@@ -264,7 +260,7 @@ def _draft_limits(config: Config, path: Path, own: EngineConfig) -> tuple[Engine
     return replace(own, context=cells), Limits(parallel, parallel * rows, 0, reads_states=True)
 
 
-def load_heads(
+def _load_heads(
     config: Config, heads: Heads, target: LlamaEngine, fitted: Fitted
 ) -> LlamaDraftContext:
     """The context of the target's multi-token heads.
@@ -282,3 +278,73 @@ def load_heads(
             f"{reason}; or start with --no-mtp"
         )
     return LlamaDraftContext(model, settings, limits, target, is_heads=True)
+
+
+def make_drafting(
+    config: Config,
+    types: tuple[str, ...],
+    target: Target,
+    loaded: Mapping[str, Any],
+    learned: SavedControl,
+) -> Drafting:
+    """The named speculators for this target, and control over them.
+
+    Args:
+        config: their options.
+        types: their names, in order of preference.
+        target: the loaded model.
+        loaded: what drafts beside it, from `load_drafters`.
+        learned: what control knows.
+
+    Raises:
+        ConfigError, ModelError: a speculator cannot be made.
+    """
+    model, engine = target.model, target.engine
+    parts: dict[str, Callable[[], Any]] = {
+        **{name: partial(_given, part) for name, part in loaded.items()},
+        "vocab": lambda: model.vocab,
+        "vocabulary_id": lambda: VocabularyId.of(model.vocab),
+        "translator": lambda: _translator(config, model, loaded["engine"].model),
+    }
+    options = config.speculation.options
+    vocab_size = model.vocab.size
+    speculators = [
+        GuardedSpeculator(make_speculator(name, options, parts), vocab_size) for name in types
+    ]
+    unusable = ""
+    if speculators and not engine.max_rollback:
+        kind = model.info().architecture
+        unusable = (
+            f"the memory of {kind} models goes back to checkpoints only and --ctx-checkpoints is "
+            "0; allow at least 1"
+        )
+        log.warning("speculation is off: %s", unusable)
+    return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
+
+
+def _translator(config: Config, target: Model, draft: Model) -> VocabularyTranslator | None:
+    """Translation between the two vocabularies; None if their ids mean the same.
+
+    Raises:
+        ModelError: no text of one can be said in the other.
+    """
+    pairs = parse_pairs(config.speculation.spec_replace)
+    pairs += find_replacements(target.chat_template or "", draft.chat_template or "")
+    translator = VocabularyTranslator(
+        target.vocab,
+        draft.vocab,
+        TranslationOptions(tuple(pairs)),
+    )
+    if reason := translator.why_not():
+        raise ModelError(
+            f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft "
+            "model"
+        )
+    log.info("draft model %s: %s", draft.path.name, translator.describe())
+    if translator.mode is TranslationMode.IDENTICAL and config.speculation.spec_replace:
+        log.warning("--spec-replace is not used: the draft model has the target's own tokens")
+    return None if translator.mode is TranslationMode.IDENTICAL else translator
+
+
+def _given(part: Any) -> Any:
+    return part

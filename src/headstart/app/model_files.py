@@ -25,11 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The files to load."""
+    """The files to load and, once chosen, the speculators to load them for."""
 
     target: Path
     draft: Path | None
     is_demo: bool
+    heads: Heads | None = None  # multi-token heads for the target
+    types: tuple[str, ...] = ()  # names of speculators, in order of preference
 
 
 def find_models(config: Config) -> Models:
@@ -110,48 +112,41 @@ def _beside(config: Config, target: Path, found: HubFile) -> Path | None:
     return path
 
 
-def with_heads(config: Config, models: Models) -> tuple[Models, Heads | None]:
-    """The files, and the multi-token heads among them; a file with heads alone is no draft model.
+def choose_speculators(config: Config, models: Models) -> Models:
+    """Choose the speculators, and of the files those that they need.
 
     Raises:
+        ConfigError: speculators that cannot be used together, or with these models.
         ModelError: a file is missing or no GGUF.
     """
-    from headstart.app.loading import find_heads
-    from headstart.app.speculation import wants_heads
-
-    heads = find_heads(models.target, models.draft) if wants_heads(config) else None
-    if heads is not None and heads.path == models.draft:
-        models = replace(models, draft=None)
-    return models, heads
-
-
-def types_with(config: Config, models: Models, heads: Heads | None) -> tuple[str, ...]:
-    """Names of the speculators to load.
-
-    Raises:
-        ConfigError: they cannot be used together, or with these models.
-    """
-    from headstart.app.speculation import WITH_HEADS, uses_draft_model, wanted_types
+    from headstart.app.loading import find_heads, only_embeds
+    from headstart.app.speculation import (
+        WITH_HEADS,
+        needs_draft_model,
+        uses_draft_model,
+        wanted_types,
+        wants_heads,
+    )
     from headstart.engine.drafters import speculator_for
 
-    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=models.draft is not None)
-    has_heads = heads is not None
-    draft_type = speculator_for(models.draft) if has_draft and models.draft else None
+    draft = models.draft
+    heads = find_heads(models.target, draft) if wants_heads(config) else None
+    if heads is not None and heads.path == draft:
+        draft = None
+    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=draft is not None)
+    draft_type = speculator_for(draft) if has_draft and draft else None
     if draft_type == WITH_HEADS:
         raise ConfigError(
-            f"{models.draft} has multi-token heads and nothing else, and they are left out here; "
+            f"{draft} has multi-token heads and nothing else, and they are left out here; "
             "drop --no-mtp, or leave out --draft-model"
         )
-    return wanted_types(
+    types = wanted_types(
         config.speculation,
         has_draft_model=has_draft,
-        has_heads=has_heads,
+        has_heads=heads is not None,
         draft_type=draft_type,
     )
-
-
-def draft_used(models: Models, types: tuple[str, ...]) -> Path | None:
-    """The draft model, if somebody drafts with it."""
-    from headstart.app.speculation import needs_draft_model
-
-    return models.draft if needs_draft_model(types) else None
+    if only_embeds(config, models.target):
+        types = ()
+    draft = draft if needs_draft_model(types) else None
+    return replace(models, draft=draft, heads=heads, types=types)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import dataclass
 
-from headstart.config import EngineConfig
-from headstart.config.logs import Logging
+from headstart.config import Config, EngineConfig
+from headstart.config.logs import start_logging
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -16,26 +15,17 @@ log = logging.getLogger(__name__)
 NICENESS = {-1: 5, 0: 0, 1: -5, 2: -10, 3: -20}  # of --prio, as llama.cpp has it
 
 
-@dataclass(frozen=True, slots=True)
-class EngineProcess:
-    """Called at the start of the engine process."""
-
-    logging: Logging
-    engine: EngineConfig
-
-    def __call__(self) -> None:
-        self.logging.start()
-        if self.engine.prio and hasattr(os, "setpriority"):
-            _set_priority(self.engine.prio)
-        if cpus := cpus_of(self.engine):
-            os.sched_setaffinity(0, cpus)
-
-
-def _set_priority(priority: int) -> None:
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, NICENESS[priority])
-    except OSError as error:
-        log.warning("--prio %d is not possible for this user: %s", priority, error.strerror)
+def prepare_engine_process(config: Config) -> None:
+    """Set the log, the priority and the CPUs of this process, before a model is loaded."""
+    start_logging(config)
+    priority = config.engine.prio
+    if priority and hasattr(os, "setpriority"):
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, NICENESS[priority])
+        except OSError as error:
+            log.warning("--prio %d is not possible for this user: %s", priority, error.strerror)
+    if cpus := cpus_of(config.engine):
+        os.sched_setaffinity(0, cpus)
 
 
 def cpus_of(config: EngineConfig) -> frozenset[int]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from headstart.app.model_files import Models
 from headstart.config import Config
 from headstart.control.controller import Controller
 from headstart.control.state import ModelId, claim_state, why_unusable
@@ -30,20 +31,27 @@ class SavedControl:
     not_used: str  # why what the file held is not used, if so
 
 
-def load_control(config: Config, models: Mapping[str, Path]) -> SavedControl:
+def load_control(config: Config, models: Models) -> SavedControl:
     """What was learned with these models.
-
-    Args:
-        models: their files by part, "target" and, where one drafts, "draft model".
 
     Raises:
         ConfigError: `--spec-state` names a file that was learned for others or cannot be written.
+        ModelError: a model file cannot be read.
     """
+    from headstart.engine.model import check_file
+
+    files = {"target": models.target}
+    if models.draft is not None:
+        files["draft model"] = models.draft
+    if models.heads is not None and not models.heads.is_in_target:
+        files["heads"] = models.heads.path
+    for file in files.values():
+        check_file(file)
     controller, named = Controller(), config.speculation.spec_state
     if named == "none":
         return SavedControl(controller, None, "")
-    ids = {part: ModelId.of(file) for part, file in models.items()}
-    path = _default_file(config, models["target"].stem, ids) if named is None else Path(named)
+    ids = {part: ModelId.of(file) for part, file in files.items()}
+    path = _default_file(config, models.target.stem, ids) if named is None else Path(named)
     reason = why_unusable(path, ids)
     try:
         claim_state(path, ids)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig
+from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig, option_of
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
@@ -120,7 +120,7 @@ def capped_options(config: SpeculationConfig) -> list[str]:
         f"--draft-max to {value}"
         for name, options in config.options.items()
         for option, value in options.items()
-        if option in _marked(name, "limits_draft") and value > longest
+        if option in _limits_of_drafts(name) and value > longest
     ]
 
 
@@ -178,15 +178,10 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
         _options_of(name, options)
 
 
-def _marked(name: str, mark: str) -> list[str]:
-    """The options of a speculator that carry a mark (see `Speculator.Options`)."""
+def _limits_of_drafts(name: str) -> list[str]:
+    """The options of a speculator that limit the length of its drafts."""
     options = SPECULATORS[name].Options if name in SPECULATORS else None
-    return [field.name for field in fields(options or _NoOptions) if field.metadata.get(mark)]
-
-
-@dataclass(frozen=True)
-class _NoOptions:
-    """Of a speculator that takes none."""
+    return [one.name for one in fields(options) if option_of(one).limits_draft] if options else []
 
 
 def _flag(speculator: str, option: str) -> str:

@@ -10,7 +10,15 @@ from headstart.config.engine import (
     EngineConfig,
     rpc_endpoints,
 )
-from headstart.config.fields import option
+from headstart.config.fields import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    Option,
+    check_ranges,
+    flag_of,
+    option,
+    option_of,
+)
 from headstart.config.logs import LogConfig
 from headstart.config.router import RouterConfig
 from headstart.config.sampling import SamplingConfig
@@ -28,10 +36,12 @@ from headstart.config.tools import ToolsConfig
 __all__ = [
     "CACHE_TYPES",
     "DEFAULT_DRAFT_MAX",
+    "FALSE_WORDS",
     "LEAST_CONTEXT",
     "PLAIN_CACHE_TYPES",
     "POOLINGS",
     "SPECULATOR_ALIASES",
+    "TRUE_WORDS",
     "ChatConfig",
     "Config",
     "DraftEngineConfig",
@@ -39,12 +49,16 @@ __all__ = [
     "EngineConfig",
     "LogConfig",
     "ModelConfig",
+    "Option",
     "RouterConfig",
     "SamplingConfig",
     "SchedulerConfig",
     "ServerConfig",
     "SpeculationConfig",
     "ToolsConfig",
+    "check_ranges",
+    "flag_of",
     "option",
+    "option_of",
     "rpc_endpoints",
 ]

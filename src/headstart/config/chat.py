@@ -23,7 +23,7 @@ class ChatConfig:
         True, "continue a last message of the assistant instead of answering it"
     )
     reasoning: str = option(
-        "auto", "whether models that can think should", "-rea", choices=("on", "off", "auto")
+        "auto", "whether models that can think should", choices=("on", "off", "auto")
     )
     reasoning_format: str = option(
         "auto",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headstart.config.fields import check_at_least, option
+from headstart.config.fields import check_ranges, option
 from headstart.types.errors import ConfigError
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
@@ -14,10 +14,8 @@ POOLINGS = ("none", "mean", "cls", "last", "rank")
 class EmbeddingConfig:
     """Embeddings and reranking."""
 
-    embeddings: bool = option(False, "serve embeddings of texts", "--embedding")
-    rerank: bool = option(
-        False, "serve /rerank; needs a model with a classification head", "--reranking"
-    )
+    embeddings: bool = option(False, "serve embeddings of texts")
+    rerank: bool = option(False, "serve /rerank; needs a model with a classification head")
     pooling: str | None = option(
         None, "how the vectors of a text's tokens become one; default: as the model says",
         choices=POOLINGS,
@@ -26,10 +24,11 @@ class EmbeddingConfig:
         2,
         "how embeddings are scaled: -1 not at all, 0 the largest number to 32760, 1 taxicab, "
         "2 Euclidean, above 2 this p-norm",
+        least=-1,
     )
 
     def __post_init__(self) -> None:
-        check_at_least(self, "embd_normalize", -1)
+        check_ranges(self)
         if self.rerank and self.pooling not in (None, "rank"):
             raise ConfigError(f"--rerank needs --pooling rank, not {self.pooling}; drop --pooling")
 

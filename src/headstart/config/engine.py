@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from headstart.config.fields import check_at_least, option
+from headstart.config.fields import FALSE_WORDS, TRUE_WORDS, check_ranges, option
 from headstart.types.errors import ConfigError
 
 # tokens; libllama takes no batch larger than the context, and ours are at least so large
@@ -13,8 +13,7 @@ LEAST_CONTEXT = 64
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 # values of the others can only be read by flash attention
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
-
-
+ALL_LAYERS = {"all": -1, "auto": -1}  # words for a number of layers
 MOST_RPC_WORKERS = 16  # libllama's limit
 
 
@@ -46,16 +45,18 @@ class EngineConfig:
     """How a model is loaded and run. Built twice: for the target and for the draft model."""
 
     threads: int | None = option(
-        None, "CPU threads while generating; default: physical cores", "-t"
+        None, "CPU threads while generating; default: physical cores", least=1, words={"-1": None}
     )
     threads_batch: int | None = option(
-        None, "CPU threads while reading prompts; default: as --threads", "-tb"
+        None,
+        "CPU threads while reading prompts; default: as --threads",
+        least=1,
+        words={"-1": None},
     )
-    gpu_layers: int = option(-1, "layers on the GPU; -1 for all", "-ngl", "--n-gpu-layers")
+    gpu_layers: int = option(-1, "layers on the GPU; -1 for all", least=-1, words=ALL_LAYERS)
     device: str | None = option(
         None,
         "devices to use, by name and separated by commas (see `headstart devices`); none = CPU",
-        "-dev",
     )
     rpc: str | None = option(
         None,
@@ -63,25 +64,28 @@ class EngineConfig:
         "separated by commas; their devices are called RPC0, RPC1 ...",
     )
     split_mode: str = option(
-        "layer", "how to split over devices", "-sm", choices=("none", "layer", "row", "tensor")
+        "layer", "how to split over devices", choices=("none", "layer", "row", "tensor")
     )
     main_gpu: int = option(
-        0, "number of the device, from 0, that holds the model with --split-mode none", "-mg"
+        0, "number of the device, from 0, that holds the model with --split-mode none"
     )
-    tensor_split: str | None = option(
-        None, "share of the model per device, for instance 3,1", "-ts"
+    tensor_split: str | None = option(None, "share of the model per device, for instance 3,1")
+    cache_type_k: str = option("f16", "type of the cached keys", choices=CACHE_TYPES)
+    cache_type_v: str = option("f16", "type of the cached values", choices=CACHE_TYPES)
+    flash_attn: str = option(
+        "auto",
+        "flash attention",
+        choices=("auto", "on", "off"),
+        bare="on",
+        words=dict.fromkeys(TRUE_WORDS, "on") | dict.fromkeys(FALSE_WORDS, "off"),
     )
-    cache_type_k: str = option("f16", "type of the cached keys", "-ctk", choices=CACHE_TYPES)
-    cache_type_v: str = option("f16", "type of the cached values", "-ctv", choices=CACHE_TYPES)
-    flash_attn: str = option("auto", "flash attention", "-fa", choices=("auto", "on", "off"))
     context: int = option(
         0,
         "tokens of context in the cache, shared by all slots; 0 = what the model was trained with",
-        "-c",
         "--ctx-size",
     )
-    batch: int = option(2048, "maximum tokens in one decode call", "-b", "--batch-size")
-    ubatch: int = option(512, "maximum tokens computed at once", "-ub", "--ubatch-size")
+    batch: int = option(2048, "maximum tokens in one decode call", "--batch-size", least=2)
+    ubatch: int = option(512, "maximum tokens computed at once", "--ubatch-size", least=2)
     swa_full: bool = option(
         False,
         "keep the whole context in layers with a sliding window, not only what they can see: "
@@ -91,33 +95,32 @@ class EngineConfig:
         32,
         "maximum states kept per slot whose cache cannot be cut back anywhere (recurrent layers, "
         "sliding windows), so that an edited history is not read again from the start",
-        "-ctxcp",
-        "--swa-checkpoints",
+        least=0,
     )
     fit: str = option(
         "on",
         "choose what is not set (tokens of context, layers on the GPU, experts on the CPU) so that "
         "all fits into the memory that is free",
-        "-fit",
         choices=("on", "off"),
     )
-    fit_target: int = option(1024, "MiB that --fit leaves free on each device", "-fitt")
+    fit_target: int = option(1024, "MiB that --fit leaves free on each device", least=0)
     fit_ctx: int = option(
-        4096, "tokens of context that --fit keeps at least, if the model knows so many", "-fitc"
+        4096,
+        "tokens of context that --fit keeps at least, if the model knows so many",
+        least=LEAST_CONTEXT,
     )
-    kv_offload: bool = option(True, "keep the cache on the GPU, where the layers are", "-kvo")
+    kv_offload: bool = option(True, "keep the cache on the GPU, where the layers are")
     op_offload: bool = option(
         True, "let the GPU compute large batches of layers that are on the CPU"
     )
-    cpu_moe: bool = option(False, "keep the weights of all experts on the CPU", "-cmoe")
+    cpu_moe: bool = option(False, "keep the weights of all experts on the CPU")
     n_cpu_moe: int = option(
-        0, "keep the experts' weights of the first N layers on the CPU", "-ncmoe"
+        0, "keep the experts' weights of the first N layers on the CPU", least=0
     )
     override_tensor: str | None = option(
         None,
         "where to keep tensors: PATTERN=BUFFER, separated by commas, for instance "
         "'ffn_.*_exps=CPU'",
-        "-ot",
     )
     override_kv: str | None = option(
         None,
@@ -125,22 +128,27 @@ class EngineConfig:
         "float, bool, str",
     )
     prio: int = option(
-        0, "priority of the engine process: -1 low, 0 normal, 1 medium, 2 high, 3 realtime"
+        0,
+        "priority of the engine process: -1 low, 0 normal, 1 medium, 2 high, 3 realtime",
+        least=-1,
+        most=3,
     )
-    cpu_mask: str | None = option(None, "CPUs that the engine may use, as a hexadecimal mask", "-C")
-    cpu_range: str | None = option(None, "CPUs that the engine may use, as FIRST-LAST", "-Cr")
+    cpu_mask: str | None = option(None, "CPUs that the engine may use, as a hexadecimal mask")
+    cpu_range: str | None = option(None, "CPUs that the engine may use, as FIRST-LAST")
     rope_scaling: str | None = option(
         None,
         "how positions are scaled; default: as the model says",
         choices=("none", "linear", "yarn"),
     )
-    rope_scale: float = option(0.0, "factor by which the context grows; 0 = as the model says")
-    rope_freq_base: float = option(0.0, "base frequency of RoPE; 0 = as the model says")
+    rope_scale: float = option(
+        0.0, "factor by which the context grows; 0 = as the model says", least=0
+    )
+    rope_freq_base: float = option(0.0, "base frequency of RoPE; 0 = as the model says", least=0)
     rope_freq_scale: float = option(
-        0.0, "scaling of RoPE's frequencies, 1/--rope-scale; 0 = as the model says"
+        0.0, "scaling of RoPE's frequencies, 1/--rope-scale; 0 = as the model says", least=0
     )
     yarn_orig_ctx: int = option(
-        0, "tokens of context before YaRN; 0 = what the model was trained with"
+        0, "tokens of context before YaRN; 0 = what the model was trained with", least=0
     )
     yarn_ext_factor: float = option(-1.0, "YaRN: mix of extrapolation; below 0 = as the model says")
     yarn_attn_factor: float = option(-1.0, "YaRN: scale of attention; below 0 = as the model says")
@@ -178,8 +186,9 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.context:  # 0: as trained
-            check_at_least(self, "context", LEAST_CONTEXT)
+        check_ranges(self)
+        if self.context and self.context < LEAST_CONTEXT:  # 0: as trained
+            raise ConfigError(f"--context is {self.context} but must be at least {LEAST_CONTEXT}")
         if self.rpc:
             rpc_endpoints(self.rpc)
             if self.deterministic:
@@ -187,21 +196,8 @@ class EngineConfig:
                     "--deterministic needs the reference kernels of this machine's CPU, and a "
                     "worker of --rpc computes with its own; drop one of the two"
                 )
-        check_at_least(self, "batch", 2)
-        check_at_least(self, "ubatch", 2)
-        check_at_least(self, "gpu_layers", -1)
-        if not -1 <= self.prio <= 3:
-            raise ConfigError(f"--prio is {self.prio} but must be from -1 to 3")
-        for name in ("ctx_checkpoints", "fit_target", "n_cpu_moe", "yarn_orig_ctx", "rope_scale"):
-            check_at_least(self, name, 0)
-        for name in ("rope_freq_base", "rope_freq_scale"):
-            check_at_least(self, name, 0)
-        check_at_least(self, "fit_ctx", LEAST_CONTEXT)
         if self.rope_scale and self.rope_freq_scale:
             raise ConfigError("--rope-scale and --rope-freq-scale say the same; leave one out")
-        for name in ("threads", "threads_batch"):
-            if getattr(self, name) is not None:
-                check_at_least(self, name, 1)
         if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
             raise ConfigError(
                 f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off"
@@ -215,68 +211,40 @@ class DraftEngineConfig:
     draft_threads: int | None = option(
         None,
         "CPU threads of the draft model while drafting",
-        "-td",
         "--threads-draft",
-        "--spec-draft-threads",
+        least=1,
+        words={"-1": None},
     )
     draft_threads_batch: int | None = option(
         None,
         "CPU threads of the draft model while reading prompts",
-        "-tbd",
         "--threads-batch-draft",
-        "--spec-draft-threads-batch",
+        least=1,
+        words={"-1": None},
     )
     draft_gpu_layers: int | None = option(
         None,
         "layers of the draft model on the GPU; -1 for all",
-        "-ngld",
         "--gpu-layers-draft",
-        "--n-gpu-layers-draft",
-        "--spec-draft-ngl",
+        least=-1,
+        words=ALL_LAYERS,
     )
-    draft_device: str | None = option(
-        None, "devices of the draft model", "-devd", "--device-draft", "--spec-draft-device"
-    )
+    draft_device: str | None = option(None, "devices of the draft model", "--device-draft")
     draft_cache_type_k: str | None = option(
-        None,
-        "type of the draft model's cached keys",
-        "-ctkd",
-        "--cache-type-k-draft",
-        "--spec-draft-type-k",
-        choices=CACHE_TYPES,
+        None, "type of the draft model's cached keys", "--cache-type-k-draft", choices=CACHE_TYPES
     )
     draft_cache_type_v: str | None = option(
-        None,
-        "type of the draft model's cached values",
-        "-ctvd",
-        "--cache-type-v-draft",
-        "--spec-draft-type-v",
-        choices=CACHE_TYPES,
+        None, "type of the draft model's cached values", "--cache-type-v-draft", choices=CACHE_TYPES
     )
     draft_override_tensor: str | None = option(
-        None,
-        "as --override-tensor, for the draft model",
-        "-otd",
-        "--override-tensor-draft",
-        "--spec-draft-override-tensor",
+        None, "as --override-tensor, for the draft model", "--override-tensor-draft"
     )
     draft_cpu_moe: bool = option(
-        False,
-        "keep the weights of all of the draft model's experts on the CPU",
-        "-cmoed",
-        "--cpu-moe-draft",
-        "--spec-draft-cpu-moe",
+        False, "keep the weights of all of the draft model's experts on the CPU", "--cpu-moe-draft"
     )
-    draft_n_cpu_moe: int = option(
-        0,
-        "as --n-cpu-moe, for the draft model",
-        "-ncmoed",
-        "--n-cpu-moe-draft",
-        "--spec-draft-n-cpu-moe",
-        "--spec-draft-ncmoe",
-    )
+    draft_n_cpu_moe: int = option(0, "as --n-cpu-moe, for the draft model", "--n-cpu-moe-draft")
     draft_context: int | None = option(
-        None, "tokens of context of the draft model", "-cd", "--ctx-size-draft"
+        None, "tokens of context of the draft model", "-cd", "--ctx-size-draft", least=LEAST_CONTEXT
     )
 
     def applied_to(self, base: EngineConfig, parallel: int) -> EngineConfig:
@@ -314,7 +282,4 @@ class DraftEngineConfig:
         )
 
     def __post_init__(self) -> None:
-        least = {"threads": 1, "threads_batch": 1, "gpu_layers": -1, "context": LEAST_CONTEXT}
-        for name, minimum in least.items():
-            if getattr(self, f"draft_{name}") is not None:
-                check_at_least(self, f"draft_{name}", minimum)
+        check_ranges(self)

@@ -1,35 +1,75 @@
-"""How a field of a config dataclass is declared and checked."""
+"""How a field of a configuration is declared and checked: everything about a flag, once.
+
+The command line, the environment names, the config file, `--print-config` and the tables in docs/
+are made from these declarations. llama-server's other spellings and variable of a flag are in
+app/cli/llama_server.txt.
+"""
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from headstart.types.errors import ConfigError
 
-__all__ = ["check_at_least", "option"]
+TRUE_WORDS = ("1", "true", "on", "yes", "enabled")
+FALSE_WORDS = ("0", "false", "off", "no", "disabled")
 
 
-def option(
-    default: Any,
-    help: str,
-    *aliases: str,
-    choices: tuple[str, ...] | None = None,
-    secret: bool = False,
-    **marks: bool,
-) -> Any:
-    """A config field with its help line (no full stop) and further spellings of its flag.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What a field says about its flag besides its name, type and default."""
 
-    `marks` are what the code that reads the field has to know of it; see `Speculator.Options`.
+    help: str = ""  # without a full stop
+    # further spellings; one name of a flag of llama-server brings in all others of that flag
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] | None = None
+    least: float | None = None
+    most: float | None = None
+    # texts that stand for a value, in lower case: "all" for -1
+    words: Mapping[str, Any] = field(default_factory=dict)
+    bare: str | None = None  # the value of the flag alone
+    separator: str | None = None  # joins the values of a flag that may be given again
+    is_pair: bool = False  # takes two values, kept as "FIRST => SECOND"
+    is_secret: bool = False
+    for_router: bool = False  # of a router of several models, which does not pass it on to them
+    # a speculator's longest draft: the server warns if --draft-max is lower
+    limits_draft: bool = False
+
+
+def option(default: Any, help: str, *aliases: str, **facts: Any) -> Any:
+    """A field with a default, its help and what else `Option` has."""
+    declared = Option(help=help, aliases=aliases, **facts)
+    return field(default=default, metadata={"option": declared})
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def option_of(field: Field[Any]) -> Option:
+    """What a field says about its flag; one that was not made by `option` says nothing."""
+    declared: Option = field.metadata.get("option") or Option()
+    return declared
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """Names separated by commas, in alphabetical order, as llama-server has them."""
+    return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
+
+
+def check_ranges(config: Any) -> None:
+    """Check the fields of a configuration that have a least or a most value.
+
+    Raises:
+        ConfigError: one is out of its range.
     """
-    return field(
-        default=default,
-        metadata={"help": help, "aliases": aliases, "choices": choices, "secret": secret, **marks},
-    )
-
-
-def check_at_least(config: object, name: str, minimum: int) -> None:
-    """Raise ConfigError if a field is less than it may be."""
-    value = getattr(config, name)
-    if value < minimum:
-        raise ConfigError(f"--{name.replace('_', '-')} is {value} but must be at least {minimum}")
+    for one in fields(config):
+        declared, value = option_of(one), getattr(config, one.name)
+        least, most = declared.least, declared.most
+        if value is None or least is None or least <= value <= (value if most is None else most):
+            continue
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{flag_of(one.name)} is {value} but must be {allowed}")

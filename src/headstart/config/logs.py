@@ -1,12 +1,12 @@
-"""Sets up the log of a process; the server and its engine process write the same one."""
+"""The log of a process; the server and its engine process write the same one."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headstart.config.fields import option
 from headstart.types.errors import ConfigError
@@ -14,8 +14,8 @@ from headstart.types.errors import ConfigError
 if TYPE_CHECKING:
     from headstart.config import Config
 
+# terminal codes: dim, yellow, red
 COLORS = {logging.DEBUG: "\x1b[2m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
-RESET = "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,50 +33,29 @@ class LogConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Logging:
-    """What a process needs to write the log."""
+def start_logging(config: Config) -> None:
+    """Replace the log handlers of this process.
 
-    level: int = logging.INFO
-    config: LogConfig = field(default_factory=LogConfig)
-
-    @classmethod
-    def of(cls, config: Config) -> Logging:
-        """What the flags of a server say."""
-        server = config.server
-        level = "debug" if server.verbose else server.log_level
-        return cls(getattr(logging, level.upper()), config.log)
-
-    def start(self) -> None:
-        """Replace the process's handlers.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
-        stream = sys.stdout if self.config.log_jsonl else sys.stderr
-        handlers: list[logging.Handler] = [logging.StreamHandler(stream)]
-        handlers[0].setFormatter(_formatter(self.config, has_colors=self._has_colors(stream)))
-        if self.config.log_file:
-            try:
-                handlers.append(logging.FileHandler(self.config.log_file, encoding="utf-8"))
-            except OSError as error:
-                raise ConfigError(
-                    f"--log-file {self.config.log_file} cannot be written: {error.strerror}; name "
-                    "another file"
-                ) from error
-            handlers[1].setFormatter(_formatter(self.config, has_colors=False))
-        logging.basicConfig(level=self.level, handlers=handlers, force=True)
-        logging.getLogger("asyncio").setLevel(logging.WARNING)
-        logging.getLogger("uvicorn.error").setLevel(max(self.level, logging.WARNING))
-
-    def _has_colors(self, stream: TextIO) -> bool:
-        if self.config.log_jsonl:
-            return False
-        return stream.isatty() if self.config.log_colors == "auto" else self._wants_colors
-
-    @property
-    def _wants_colors(self) -> bool:
-        return self.config.log_colors == "on"
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    log, server = config.log, config.server
+    level = logging.DEBUG if server.verbose else getattr(logging, server.log_level.upper())
+    stream = sys.stdout if log.log_jsonl else sys.stderr
+    has_colors = stream.isatty() if log.log_colors == "auto" else log.log_colors == "on"
+    handlers: list[logging.Handler] = [logging.StreamHandler(stream)]
+    handlers[0].setFormatter(_formatter(log, has_colors=has_colors))
+    if log.log_file:
+        try:
+            handlers.append(logging.FileHandler(log.log_file, encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"--log-file {log.log_file} cannot be written: {error.strerror}; name another file"
+            ) from error
+        handlers[1].setFormatter(_formatter(log, has_colors=False))
+    logging.basicConfig(level=level, handlers=handlers, force=True)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
 
 
 def _formatter(config: LogConfig, *, has_colors: bool) -> logging.Formatter:
@@ -92,11 +71,11 @@ def _formatter(config: LogConfig, *, has_colors: bool) -> logging.Formatter:
 
 
 class _Colored(logging.Formatter):
-    """Dims what is for debugging, colours what needs attention."""
+    """Dims debugging messages, colours warnings and errors."""
 
     def format(self, record: logging.LogRecord) -> str:
         text, color = super().format(record), COLORS.get(record.levelno)
-        return f"{color}{text}{RESET}" if color else text
+        return f"{color}{text}\x1b[0m" if color else text
 
 
 class _JsonLines(logging.Formatter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headstart.config.fields import check_at_least, option
+from headstart.config.fields import check_ranges, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,22 +15,28 @@ class RouterConfig:
         None,
         "without --model: serve each GGUF file of this folder under its name, and each folder in "
         "it that holds one, by the model that a request names",
+        for_router=True,
     )
     models_preset: str | None = option(
         None,
         "without --model: INI file with a section of flags for each model, and [*] for all of "
         "them; with it: one section, whose flags are used",
+        for_router=True,
     )
     models_max: int = option(
-        4, "models that are loaded at the same time, besides that they have to fit; 0 = any number"
+        4,
+        "models that are loaded at the same time, besides that they have to fit; 0 = any number",
+        least=0,
+        for_router=True,
     )
-    models_autoload: bool = option(True, "load a model when a request names it")
+    models_autoload: bool = option(True, "load a model when a request names it", for_router=True)
     models_memory: str | None = option(
         None,
         "MiB that all loaded models may take together, of main memory or by device: 16000, or "
         "main=16000,CUDA0=22000; default: what is free when the first one is loaded, less "
         "--fit-target",
+        for_router=True,
     )
 
     def __post_init__(self) -> None:
-        check_at_least(self, "models_max", 0)
+        check_ranges(self)

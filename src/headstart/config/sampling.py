@@ -17,8 +17,8 @@ __all__ = ["SamplingConfig"]
 class SamplingConfig:
     """Defaults of requests; ranges are checked as those of a request."""
 
-    predict: int = option(-1, "maximum tokens of an answer; -1 for no limit", "-n")
-    seed: int = option(-1, "seed of the random numbers; -1 picks a new one for each request", "-s")
+    predict: int = option(-1, "maximum tokens of an answer; -1 for no limit")
+    seed: int = option(-1, "seed of the random numbers; -1 picks a new one for each request")
     temp: float | None = option(None, "temperature; 0 always takes the likeliest token (0.8)")
     top_k: int | None = option(None, "sample from the k likeliest tokens; 0 from all (40)")
     top_p: float | None = option(
@@ -55,6 +55,7 @@ class SamplingConfig:
         None,
         'text that ends a repetition for DRY, instead of \\n, :, " and *; repeatable; none: no '
         "text ends one",
+        separator="\n",
     )
     samplers: str | None = option(
         None,
@@ -64,10 +65,12 @@ class SamplingConfig:
     sampler_seq: str | None = option(None, "--samplers with one letter for each (edskypmxt)")
     ignore_eos: bool = option(False, "continue where the model would end")
     logit_bias: str | None = option(
-        None, "logit biases as ID+BIAS or ID-BIAS, with commas between them; repeatable", "-l"
+        None,
+        "logit biases as ID+BIAS or ID-BIAS, with commas between them; repeatable",
+        separator=",",
     )
     reverse_prompt: str | None = option(
-        None, "text that ends an answer if the request names no stop; repeatable", "-r"
+        None, "text that ends an answer if the request names no stop; repeatable", separator="\n"
     )
     grammar: str | None = option(
         None,
@@ -75,12 +78,10 @@ class SamplingConfig:
         "no form of its own and offers no tools",
     )
     grammar_file: str | None = option(None, "the same from a file")
-    json_schema: str | None = option(
-        None, "JSON schema that such answers have; {} for any JSON", "-j"
-    )
-    json_schema_file: str | None = option(None, "the same from a file", "-jf")
+    json_schema: str | None = option(None, "JSON schema that such answers have; {} for any JSON")
+    json_schema_file: str | None = option(None, "the same from a file")
     escape: bool = option(
-        True, "read \\n, \\t and the like in --reverse-prompt and --dry-sequence-breaker", "-e"
+        True, "read \\n, \\t and the like in --reverse-prompt and --dry-sequence-breaker"
     )
 
     def __post_init__(self) -> None:

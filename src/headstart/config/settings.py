@@ -14,7 +14,7 @@ from typing import Any
 from headstart.config.chat import ChatConfig
 from headstart.config.embedding import EmbeddingConfig
 from headstart.config.engine import PLAIN_CACHE_TYPES, DraftEngineConfig, EngineConfig
-from headstart.config.fields import check_at_least, option
+from headstart.config.fields import check_ranges, option
 from headstart.config.logs import LogConfig
 from headstart.config.router import RouterConfig
 from headstart.config.sampling import SamplingConfig
@@ -42,67 +42,60 @@ class ModelConfig:
         None,
         "GGUF file of the target model (first part of a split one); the embedded demo model if "
         "absent",
-        "-m",
     )
-    hf_repo: str | None = option(
-        None, "target model from the Hugging Face hub: user/repo[:quant]", "-hf", "-hfr"
-    )
-    hf_file: str | None = option(None, "file in --hf-repo, instead of choosing by quant", "-hff")
-    hf_token: str | None = option(
-        None, "access token of the hub (also HF_TOKEN)", "-hft", secret=True
-    )
+    hf_repo: str | None = option(None, "target model from the Hugging Face hub: user/repo[:quant]")
+    hf_file: str | None = option(None, "file in --hf-repo, instead of choosing by quant")
+    hf_token: str | None = option(None, "access token of the hub (also HF_TOKEN)", is_secret=True)
     offline: bool = option(False, "never use the network; take models from the cache only")
     draft_model: str | None = option(
-        None,
-        "GGUF file of a draft model; naming one is enough to use it",
-        "-md",
-        "--model-draft",
-        "--spec-draft-model",
+        None, "GGUF file of a draft model; naming one is enough to use it", "--model-draft"
     )
     draft_hf_repo: str | None = option(
-        None,
-        "draft model from the hub: user/repo[:quant]",
-        "-hfd",
-        "-hfrd",
-        "--hf-repo-draft",
-        "--spec-draft-hf",
+        None, "draft model from the hub: user/repo[:quant]", "--hf-repo-draft"
     )
     alias: str | None = option(
-        None, "model name that the API shows; several separated by commas", "-a"
+        None, "model name that the API shows; several separated by commas", for_router=True
     )
-    tags: str | None = option(None, "words about the model in /v1/models, separated by commas")
+    tags: str | None = option(
+        None, "words about the model in /v1/models, separated by commas", for_router=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Limits of one worker."""
 
-    parallel: int = option(4, "slots: requests generated at the same time", "-np", "--num-slots")
-    max_queue: int = option(256, "requests that may wait before new ones get 503")
+    parallel: int = option(
+        4, "slots: requests generated at the same time", "--num-slots", least=1, words={"-1": None}
+    )
+    max_queue: int = option(256, "requests that may wait before new ones get 503", least=0)
     prefill_chunk: int = option(
         256,
         "prompt tokens that a step always may read while others generate; where a processor "
         "computes attention, up to 63 more or fewer, so that no tile of 64 rows has few",
+        least=1,
     )
     prefill_ms: float = option(
         100.0,
         "milliseconds of a step up to which it reads more prompt tokens than --prefill-chunk: how "
         "long those who generate wait for one token",
+        least=0,
     )
     checkpoint_min_step: int = option(
         1024,
         "prompt tokens between two checkpoints (see --ctx-checkpoints); the ends of the first and "
         "of the last message get one in any case",
-        "-cms",
+        least=1,
     )
     kv_unified: bool = option(
         True,
         "each request may use all of the context that the slots share; off: its slot's share only, "
         "so that none has to wait for another's room",
-        "-kvu",
     )
     kv_unified_per_slot: int = option(
-        0, "most tokens of one request, prompt and answer; 0 for no limit besides the context"
+        0,
+        "most tokens of one request, prompt and answer; 0 for no limit besides the context",
+        least=0,
     )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
     share_prompts: bool = option(
@@ -113,6 +106,7 @@ class SchedulerConfig:
         0,
         "smallest piece of a kept prompt, in tokens, that is moved to where a new prompt has it; "
         "faster, but such an answer may differ a little; 0 moves none",
+        least=0,
     )
     context_shift: bool = option(
         False,
@@ -120,7 +114,9 @@ class SchedulerConfig:
         "there",
     )
     keep: int = option(
-        0, "tokens at the beginning of a text that --context-shift never drops; -1: its prompt"
+        0,
+        "tokens at the beginning of a text that --context-shift never drops; -1: its prompt",
+        least=-1,
     )
     keep_slots: str | None = option(
         None,
@@ -132,7 +128,7 @@ class SchedulerConfig:
         8192,
         "maximum MiB of main memory for prompts that lose their place in the cache, and never "
         "more than half of what is free; 0 keeps none",
-        "-cram",
+        least=0,
     )
     cache_idle_slots: bool = option(
         True,
@@ -141,15 +137,7 @@ class SchedulerConfig:
     )
 
     def __post_init__(self) -> None:
-        check_at_least(self, "parallel", 1)
-        check_at_least(self, "cache_ram", 0)
-        check_at_least(self, "cache_reuse", 0)
-        check_at_least(self, "keep", -1)
-        check_at_least(self, "kv_unified_per_slot", 0)
-        check_at_least(self, "max_queue", 0)
-        check_at_least(self, "prefill_chunk", 1)
-        check_at_least(self, "prefill_ms", 0)
-        check_at_least(self, "checkpoint_min_step", 1)
+        check_ranges(self)
         if self.parallel > 250:
             raise ConfigError(
                 f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
@@ -174,17 +162,17 @@ class SpeculationConfig:
         None,
         "maximum draft tokens per step, for all speculators (default 16; with auto an upper limit, "
         "default 32)",
-        "--draft",
-        "--draft-n",
         "--spec-draft-n-max",
+        least=0,
     )
     draft_min: int = option(
-        0, "drop drafts of fewer tokens than this", "--draft-n-min", "--spec-draft-n-min"
+        0, "drop drafts of fewer tokens than this", "--spec-draft-n-min", least=0
     )
     draft_p_min: float = option(
         0.0,
         "a draft model stops before a token less likely than this (0 to 1)",
-        "--spec-draft-p-min",
+        least=0.0,
+        most=1.0,
     )
     spec_replace: str | None = option(
         None,
@@ -192,6 +180,8 @@ class SpeculationConfig:
         "template (DRAFT), "
         "for instance '<start_of_turn>user' '<|im_start|>user'; repeatable (elsewhere: one 'TARGET "
         "=> DRAFT' a line)",
+        is_pair=True,
+        separator="\n",
     )
     spec_state: str | None = option(
         None,
@@ -203,9 +193,7 @@ class SpeculationConfig:
     )  # of speculators, by name: --spec-<name>-<option>
 
     def __post_init__(self) -> None:
-        check_at_least(self, "draft_min", 0)
-        if self.draft_max is not None:
-            check_at_least(self, "draft_max", 0)
+        check_ranges(self)
         longest = self.longest_draft(self.mode)
         if self.mode is not DraftMode.OFF and self.draft_min > longest:
             raise ConfigError(
@@ -213,8 +201,6 @@ class SpeculationConfig:
                 "lower it or raise "
                 "--draft-max"
             )
-        if not 0.0 <= self.draft_p_min <= 1.0:
-            raise ConfigError(f"--draft-p-min is {self.draft_p_min} but must be from 0 to 1")
 
     @property
     def mode(self) -> DraftMode:
@@ -233,61 +219,83 @@ class ServerConfig:
     host: str = option(
         "127.0.0.1",
         "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
+        for_router=True,
     )
-    port: int = option(8080, "port to listen on; 0 picks a free one")
-    reuse_port: bool = option(False, "let other processes listen on the same port")
-    api_prefix: str = option("", "prefix of all paths, for instance /llm")
-    ssl_key_file: str | None = option(None, "file with the private key for HTTPS, in PEM format")
-    ssl_cert_file: str | None = option(None, "file with the certificate for HTTPS, in PEM format")
+    port: int = option(
+        8080, "port to listen on; 0 picks a free one", least=0, most=65535, for_router=True
+    )
+    reuse_port: bool = option(False, "let other processes listen on the same port", for_router=True)
+    api_prefix: str = option("", "prefix of all paths, for instance /llm", for_router=True)
+    ssl_key_file: str | None = option(
+        None, "file with the private key for HTTPS, in PEM format", for_router=True
+    )
+    ssl_cert_file: str | None = option(
+        None, "file with the certificate for HTTPS, in PEM format", for_router=True
+    )
     api_key: str | None = option(
-        None, "key that clients must send; several separated by commas", secret=True
+        None,
+        "key that clients must send; several separated by commas",
+        is_secret=True,
+        for_router=True,
     )
     api_key_file: str | None = option(
-        None, "file with one key a line; lines that start with # are comments"
+        None, "file with one key a line; lines that start with # are comments", for_router=True
     )
     allowed_hosts: str | None = option(
         None,
         "without an API key: host names, separated by commas, under which the server may be asked "
         "besides localhost, addresses, names without a dot and this machine's; * for any",
+        for_router=True,
     )
     cors_origins: str | None = option(
         None,
         "origins, separated by commas, whose web pages may use the server; localhost for those of "
         "this machine, * for any. Default: any if there is an API key, else its own page only; "
         "localhost with --tools or MCP servers",
+        for_router=True,
     )
     cors_methods: str = option(
-        "GET, POST, DELETE, OPTIONS", "methods that pages of --cors-origins may use"
+        "GET, POST, DELETE, OPTIONS",
+        "methods that pages of --cors-origins may use",
+        for_router=True,
     )
     cors_headers: str = option(
-        "*", "request headers that such pages may send, separated by commas; * for all"
+        "*",
+        "request headers that such pages may send, separated by commas; * for all",
+        for_router=True,
     )
     cors_credentials: bool = option(
         True,
         "let such pages send credentials; without them the answer to any page (*) names no origin",
+        for_router=True,
     )
     max_connections: int = option(
-        1000, "open connections; beyond them the longest idle one is closed, or new ones get 503"
+        1000,
+        "open connections; beyond them the longest idle one is closed, or new ones get 503",
+        least=1,
     )
     chat_template: str | None = option(
         None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
     sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
-    max_body_mb: int = option(4, "largest accepted request body in MiB")
+    max_body_mb: int = option(4, "largest accepted request body in MiB", least=1)
     timeout: int = option(
         3600,
         "seconds after which an idle connection is closed; at most 30 for the head of a request, "
         "60 for the next piece of its body or for a client that does not read",
-        "-to",
+        least=1,
     )
     sleep_idle_seconds: int = option(
         -1,
         "seconds without a request after which the model leaves memory, until the next request; "
         "-1 never",
+        least=-1,
     )
-    page: bool = option(True, "serve the page at /", "--webui", "--ui")
-    path: str | None = option(None, "folder with another page to serve at /, instead of ours")
+    page: bool = option(True, "serve the page at /", "--webui", for_router=True)
+    path: str | None = option(
+        None, "folder with another page to serve at /, instead of ours", for_router=True
+    )
     slots: bool = option(True, "serve /slots")
     slot_save_path: str | None = option(
         None, "folder for POST /slots/{id}?action=save and restore; without it these are refused"
@@ -298,19 +306,15 @@ class ServerConfig:
         None,
         "header in which a proxy that has the API key names whose request it is, which keeps apart "
         "what tenants learn of each other as keys do; without it each key is a tenant",
+        for_router=True,
     )
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
     )
-    verbose: bool = option(False, "as --log-level debug", "-v", "--log-verbose")
+    verbose: bool = option(False, "as --log-level debug")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port is {self.port} but must be from 0 to 65535")
-        check_at_least(self, "max_body_mb", 1)
-        check_at_least(self, "max_connections", 1)
-        check_at_least(self, "timeout", 1)
-        check_at_least(self, "sleep_idle_seconds", -1)
+        check_ranges(self)
         if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
             raise ConfigError(
                 f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "

@@ -17,22 +17,26 @@ class ToolsConfig:
         "read_file, file_glob_search, grep_search, exec_shell_command, write_file, edit_file, "
         "get_info. Whoever reaches the server can then read and write files and run programs as "
         "its user (docs/security.md)",
+        for_router=True,
     )
     tools_runtime: str | None = option(
         None,
         "where the built-in tools work instead of on this machine: docker:IMAGE or podman:IMAGE "
         "for a container that is started, used for all calls and removed at the end, "
         "docker-container:ID or podman-container:ID for one that runs, ssh:TARGET for another host",
+        for_router=True,
     )
     mcp_servers_config: str | None = option(
         None,
         'JSON file with MCP servers, {"mcpServers": {NAME: {"command", "args", "env", "cwd", '
         '"timeout_ms"}}}; their tools are offered to clients as NAME_TOOL',
+        for_router=True,
     )
-    mcp_servers_json: str | None = option(None, "the same as text")
+    mcp_servers_json: str | None = option(None, "the same as text", for_router=True)
     ui_mcp_proxy: bool = option(
         False,
         "pass requests of pages on to any address (/cors-proxy), so that they reach MCP servers "
         "that do not let them. Whoever reaches the server then reaches what it reaches",
+        for_router=True,
     )
-    agent: bool = option(False, "the same as --tools all --ui-mcp-proxy")
+    agent: bool = option(False, "the same as --tools all --ui-mcp-proxy", for_router=True)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int64, c_void_p
+from ctypes import POINTER, c_float
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
-from headstart.engine.gguf_header import InitParams
-from headstart.engine.library import api, ggml_base_library, prototype, take_errors
+from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.library import api, take_errors
 from headstart.types.errors import ConfigError, ModelError
-
-_F32 = 0  # ggml's number of the type
 
 
 def scaled_files(names: str | None, scaled: str | None, flag: str) -> list[tuple[Path, float]]:
@@ -134,59 +131,21 @@ def _apply_vectors(model: Any, context: Any, files: list[tuple[Path, float]]) ->
     num_layers = model.facts.num_layers
     values = np.zeros((num_layers - 1, width), np.float32)
     for path, scale in files:
-        directions = _directions(path)
-        wrong = [v.size for v in directions.values() if v.size != width]
-        if not directions or wrong or max(directions) >= num_layers or min(directions) < 1:
+        header = GgufHeader(path)
+        found = [(row, header.floats(f"direction.{layer}")) for layer, row in enumerate(values, 1)]
+        directions = [(row, vector) for row, vector in found if vector is not None]
+        is_longer = header.shape(f"direction.{num_layers}") or header.shape("direction.0")
+        if not directions or is_longer or any(vector.size != width for _, vector in directions):
             raise ModelError(
                 f"{path} is no control vector for {model.path.name}: it needs tensors "
                 f"direction.1 to direction.{num_layers - 1} of {width} numbers"
             )
-        for layer, vector in directions.items():
-            values[layer - 1] += np.float32(scale) * vector
+        for row, vector in directions:
+            row += np.float32(scale) * vector
     data = values.ctypes.data_as(POINTER(c_float))
     status = api.llama_set_adapter_cvec(context, data, values.size, width, 1, num_layers)
     if status != 0:
         raise ModelError(f"libllama does not apply the control vector: {take_errors()}")
 
 
-def _directions(path: Path) -> dict[int, NDArray[np.float32]]:
-    """The file's vectors by layer; empty if it is no GGUF file."""
-    base = ggml_base_library()
-    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, InitParams)
-    count = prototype(base, "gguf_get_n_tensors", c_int64, c_void_p)
-    name_at = prototype(base, "gguf_get_tensor_name", c_char_p, c_void_p, c_int64)
-    type_at = prototype(base, "gguf_get_tensor_type", ctypes.c_int, c_void_p, c_int64)
-    find = prototype(base, "ggml_get_tensor", c_void_p, c_void_p, c_char_p)
-    size_of = prototype(base, "ggml_nelements", c_int64, c_void_p)
-    data_of = prototype(base, "ggml_get_data", c_void_p, c_void_p)
-    tensors = c_void_p()
-    file = read(str(path).encode(), InitParams(False, ctypes.pointer(tensors)))
-    if not file:
-        return {}
-    found: dict[int, NDArray[np.float32]] = {}
-    for index in range(count(file)):
-        kind, _, layer = name_at(file, index).decode("utf-8", "replace").partition(".")
-        if kind == "direction" and layer.isdigit() and type_at(file, index) == _F32:
-            tensor = find(tensors, name_at(file, index))
-            memory = (c_float * size_of(tensor)).from_address(data_of(tensor))
-            found[int(layer)] = np.frombuffer(memory, np.float32).copy()
-    prototype(base, "gguf_free", None, c_void_p)(file)
-    prototype(base, "ggml_free", None, c_void_p)(tensors)
-    return found
-
-
-def tensor_names(path: Path) -> list[str]:
-    """Names of a file's tensors; none if it is no GGUF file."""
-    base = ggml_base_library()
-    read = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, InitParams)
-    count = prototype(base, "gguf_get_n_tensors", c_int64, c_void_p)
-    name_at = prototype(base, "gguf_get_tensor_name", c_char_p, c_void_p, c_int64)
-    file = read(str(path).encode(), InitParams(True, None))
-    if not file:
-        return []
-    names = [name_at(file, i).decode("utf-8", "replace") for i in range(count(file))]
-    prototype(base, "gguf_free", None, c_void_p)(file)
-    return names
-
-
-__all__ = ["Adapters", "apply_adapters", "scaled_files", "tensor_names"]
+__all__ = ["Adapters", "apply_adapters", "scaled_files"]

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from headstart.engine.library import api
 from headstart.types import Batch
-from headstart.types.feature_batch import FeatureBatch
 
 
 def c_batch(batch: Batch) -> tuple[Any, Any]:
@@ -21,7 +20,7 @@ def c_batch(batch: Batch) -> tuple[Any, Any]:
     for row in range(batch.capacity):
         pointers[row] = ctypes.cast(base + 4 * row, ctypes.POINTER(ctypes.c_int32))
     made = api.llama_batch()
-    if not isinstance(batch, FeatureBatch):
+    if getattr(batch, "has_tokens", True):
         made.token = _pointer(batch.tokens, ctypes.c_int32)
     if (states := getattr(batch, "states", None)) is not None:  # of a batch that carries them
         made.embd = _pointer(states, ctypes.c_float)

@@ -44,7 +44,7 @@ from headstart.types.sampling_params import SamplingParams
 _UNLIMITED = 2**30
 
 
-class LlamaEngine:
+class LlamaEngine(Sequences):
     """One model with one cache of sequences. One thread at a time."""
 
     def __init__(self, model: Model, config: EngineConfig, limits: Limits) -> None:
@@ -73,12 +73,13 @@ class LlamaEngine:
                 "smaller --context"
             )
         self.adapters = apply_adapters(model, self.handle, config)
-        self._memory = api.llama_get_memory(self.handle)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
         self.num_cells: int = self.context_size * (
             limits.num_sequences if self.deterministic else 1
         )
         rules = self._rules(config)
+        checkpoints = Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes)
+        super().__init__(self.handle, rules, checkpoints)
         self.cache_kind, self.max_rollback = rules.kind, rules.max_rollback
         if rules.kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
             self.max_rollback = _UNLIMITED  # `keep_for_draft` makes it possible
@@ -89,11 +90,6 @@ class LlamaEngine:
         self.padding_sequence: int | None = limits.num_sequences if has_spare else None
         self.sends_graphs = config.rpc is not None
         self.attention_tile = attention_tile(config) if rules.kind is CacheKind.CUT else 1
-        self._sequences = Sequences(
-            self.handle,
-            rules,
-            Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes),
-        )
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
         self._published = HiddenStates(self.handle, model.handle, model.facts)
         self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
@@ -163,7 +159,7 @@ class LlamaEngine:
             self._launch_evenly(batch, runs)
             return
         if is_even:
-            self._settle(batch, runs)
+            self._settle_runs(batch, runs)
         if self.deterministic:
             self._launch_groups(batch, invariant_groups(runs, self.max_batch_tokens), min_outputs=2)
         else:
@@ -184,16 +180,16 @@ class LlamaEngine:
         self._states = self._published.of(self._launched.num_rows)
         return logits
 
-    def _settle(self, batch: Batch, runs: Sequence[Run]) -> None:
+    def _settle_runs(self, batch: Batch, runs: Sequence[Run]) -> None:
         for start, _, _ in runs:  # rows that a decode before was padded with
-            self._sequences.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
+            self.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
         rows = {int(batch.seq_ids[start]): end - start for start, end, _ in runs}
-        self._sequences.settle(rows)
+        self.settle(rows)
 
     def _note(self, batch: Batch, runs: Sequence[Run]) -> None:
         for start, end, _ in runs:
             length = int(batch.positions[end - 1]) + 1
-            self._sequences.note_rows(int(batch.seq_ids[start]), end - start, length)
+            self.note_rows(int(batch.seq_ids[start]), end - start, length)
 
     def _launch_evenly(self, batch: Batch, runs: Sequence[Run]) -> None:
         """Decode so that each sequence with a draft can be rolled back afterwards.
@@ -210,10 +206,10 @@ class LlamaEngine:
         prompts = [run for run in runs if run not in drafts]
         width = max((end - start for start, end, _ in drafts), default=0)
         # prompts are to be undone if there is no room for the drafts, and only then
-        most = self._sequences.num_tokens + batch.num_rows + width * len(drafts)
+        most = self.num_tokens + batch.num_rows + width * len(drafts)
         is_tight = bool(drafts) and most > self.num_cells
         held = {
-            int(batch.seq_ids[run[0]]): self._sequences.hold(int(batch.seq_ids[run[0]]))
+            int(batch.seq_ids[run[0]]): self.hold(int(batch.seq_ids[run[0]]))
             for run in prompts
             if is_tight
         }
@@ -223,12 +219,10 @@ class LlamaEngine:
         except ContextFullError:
             if self._grouped is not None:  # the prompts were decoded
                 for seq_id, state in held.items():
-                    self._sequences.put_back(seq_id, state)
+                    self.put_back(seq_id, state)
             raise
         for start, end, _ in prompts:  # what they had is not good any more
-            self._sequences.note_rows(
-                int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1
-            )
+            self.note_rows(int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1)
 
     def _launch_groups(
         self, batch: Batch, groups: Sequence[Group], *, min_outputs: int = 0
@@ -241,7 +235,7 @@ class LlamaEngine:
             grouped.stage(group, min_outputs)
             if self.cache_kind is CacheKind.ROLLBACK:
                 staged = runs_of(self._staging)
-                self._settle(self._staging, staged)
+                self._settle_runs(self._staging, staged)
                 self._launch(self._staging)
                 self._note(self._staging, staged)
             else:
@@ -271,7 +265,7 @@ class LlamaEngine:
                 f"llama_decode returned {status} for {batch.num_rows} rows: "
                 f"{take_errors() or 'no reason given'}"
             )
-        self._sequences.has_copies = False
+        self.has_copies = False
         self._launched, self._handed_over = batch, perf_counter()
         self._decode_seconds = self._handed_over - started
 
@@ -302,48 +296,15 @@ class LlamaEngine:
     def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
         return self._states
 
-    def truncate(self, seq_id: int, length: int) -> bool:
-        return self._sequences.truncate(seq_id, length)
-
-    def shift(self, seq_id: int, start: int, end: int) -> bool:
-        return self._sequences.shift(seq_id, start, end)
-
-    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
-        return self._sequences.reusable(seq_id, length, by_copy=by_copy)
-
-    def rewind(self, seq_id: int, length: int) -> int:
-        return self._sequences.rewind(seq_id, length)
-
-    def checkpoint(self, seq_id: int) -> None:
-        self._sequences.checkpoint(seq_id)
-
-    def keep_for_draft(self, seq_id: int) -> bool:
-        return self._sequences.keep_for_draft(seq_id)
-
-    def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        return self._sequences.copy_prefix(source, target, length)
-
-    def share_prefix(self, source: int, target: int, length: int) -> None:
-        self._sequences.share_prefix(source, target, length)
-
-    def clear(self, seq_id: int) -> None:
-        self._sequences.clear(seq_id)
-
-    def save_sequence(self, seq_id: int) -> bytearray:
-        return self._sequences.save(seq_id)
-
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
-        return self._sequences.restore(seq_id, data)
-
     def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
-        return sequence_files.write(path, tokens, self._sequences.state(seq_id), num_exact)
+        return sequence_files.write(path, tokens, self.state(seq_id), num_exact)
 
     def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
         self.clear(seq_id)
         saved, state = sequence_files.read(path, self.context_size, self.vocab_size)
-        if self._sequences.set_state(seq_id, state) != len(saved.tokens):
+        if self.set_state(seq_id, state) != len(saved.tokens):
             self.clear(seq_id)
-            if self._sequences.lacks_cells:
+            if self.lacks_cells:
                 raise ContextFullError
             raise InvalidParameterError(
                 f"{path.name} cannot be restored: it is damaged, of another model or of other "

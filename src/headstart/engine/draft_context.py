@@ -24,7 +24,7 @@ from headstart.engine.parameters import Limits
 from headstart.engine.sequences import CacheRules
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
-from headstart.types.feature_batch import Blocks, FeatureBatch
+from headstart.types.state_batch import Blocks, StateBatch
 
 _HEADS = 1  # libllama's kind of context for multi-token heads
 _ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
@@ -66,7 +66,7 @@ class LlamaDraftContext(LlamaEngine):
         if not self._is_heads:
             num_layers = len(extension.target_layers(handle))
             self.feature_width = num_layers * int(api.llama_model_n_embd(target_handle))
-            self._encoding = FeatureBatch(self.max_batch_tokens, self.feature_width)
+            self._encoding = StateBatch(self.max_batch_tokens, self.feature_width, has_tokens=False)
         self.blocks = _blocks(model) if architecture == _BLOCK else None
         if self.blocks:
             is_causal = model.metadata().get("dflash.attention.causal") == "true"
@@ -114,7 +114,7 @@ class LlamaDraftContext(LlamaEngine):
         # positions are checked though the encoder has no use for them
         position = int(api.llama_memory_seq_pos_max(self._memory, 0)) + 1
         batch.clear()
-        batch.add_states(0, position, features)
+        batch.add_rows(0, position, [0] * rows, features)
         batch.wants_logits[:rows] = 1
         c_batch = self._c_batch_of(batch)
         if status := api.llama_encode(self.handle, c_batch):
@@ -124,7 +124,7 @@ class LlamaDraftContext(LlamaEngine):
             )
         return extension.states(self.handle, rows, self.state_width).copy()
 
-    def read_features(self, batch: FeatureBatch) -> None:
+    def read_features(self, batch: StateBatch) -> None:
         self.decode(batch)
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
-from headstart.engine.adapters import apply_adapters, tensor_names
+from headstart.engine.adapters import apply_adapters
 from headstart.engine.c_batch import c_batch
+from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -154,8 +155,8 @@ def _has_head(path: Path) -> bool:
     """Whether the model has what makes a score; of the later parts of a split file nothing is
     known, so such a file is believed.
     """
-    names = tensor_names(path)
-    return not names or "-of-" in path.name or any(head in names for head in _HEADS)
+    header = GgufHeader(path)
+    return "-of-" in path.name or any(header.shape(head) for head in _HEADS)
 
 
 __all__ = ["LlamaEmbedder"]

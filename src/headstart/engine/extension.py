@@ -21,79 +21,48 @@ from numpy.typing import NDArray
 from headstart.engine.library import api, prototype
 from headstart.types.errors import ModelError
 
-_IDS = POINTER(c_int32)
-# name: (its symbols with Itanium's and with Microsoft's rules, result, arguments)
-_SYMBOLS: dict[str, tuple[tuple[str, ...], Any, tuple[Any, ...]]] = {
+# name: (what Itanium's rules put behind it, what Microsoft's do, result, arguments)
+_SYMBOLS: dict[str, tuple[str, str, Any, tuple[Any, ...]]] = {
     "llama_set_embeddings_nextn": (
-        (
-            "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-            "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
-        ),
+        "P13llama_contextbb",
+        "YAXPEAUllama_context@@_N1",
         None,
         (c_void_p, c_bool, c_bool),
     ),
     "llama_get_embeddings_nextn": (
-        (
-            "_Z26llama_get_embeddings_nextnP13llama_context",
-            "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
-        ),
+        "P13llama_context",
+        "YAPEAMPEAUllama_context@@",
         c_void_p,
         (c_void_p,),
     ),
     "llama_set_nextn_layer_offset": (
-        (
-            "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
-            "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
-        ),
+        "P13llama_contexti",
+        "YAXPEAUllama_context@@H",
         None,
         (c_void_p, c_int32),
     ),
     "llama_set_embeddings_layer_inp": (
-        (
-            "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-            "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-        ),
+        "P13llama_contextjb",
+        "YAXPEAUllama_context@@I_N",
         None,
         (c_void_p, c_uint32, c_bool),
     ),
     "llama_get_embeddings_layer_inp": (
-        (
-            "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
-            "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
-        ),
+        "P13llama_contextj",
+        "YAPEAMPEAUllama_context@@I",
         c_void_p,
         (c_void_p, c_uint32),
     ),
-    "llama_get_ctx_other": (
-        (
-            "_Z19llama_get_ctx_otherP13llama_context",
-            "?llama_get_ctx_other@@YAPEAUllama_context@@PEAU1@@Z",
-        ),
-        c_void_p,
-        (c_void_p,),
-    ),
     "llama_model_target_layer_ids": (
-        (
-            "_Z28llama_model_target_layer_idsPK11llama_model",
-            "?llama_model_target_layer_ids@@YAPEBHPEBUllama_model@@@Z",
-        ),
-        _IDS,
+        "PK11llama_model",
+        "YAPEBHPEBUllama_model@@",
+        POINTER(c_int32),
         (c_void_p,),
     ),
     "llama_model_target_layer_ids_n": (
-        (
-            "_Z30llama_model_target_layer_ids_nPK11llama_model",
-            "?llama_model_target_layer_ids_n@@YAIPEBUllama_model@@@Z",
-        ),
+        "PK11llama_model",
+        "YAIPEBUllama_model@@",
         c_uint32,
-        (c_void_p,),
-    ),
-    "llama_model_dflash_selector_top_k": (
-        (
-            "_Z33llama_model_dflash_selector_top_kPK11llama_model",
-            "?llama_model_dflash_selector_top_k@@YAHPEBUllama_model@@@Z",
-        ),
-        c_int32,
         (c_void_p,),
     ),
 }
@@ -101,13 +70,12 @@ _SYMBOLS: dict[str, tuple[tuple[str, ...], Any, tuple[Any, ...]]] = {
 # What each way of drafting from the target's states calls.
 NEXTN = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn")
 LAYER_INPUTS = ("llama_set_embeddings_layer_inp", "llama_get_embeddings_layer_inp")
-HEADS = (*NEXTN, "llama_set_nextn_layer_offset", "llama_get_ctx_other")
+HEADS = (*NEXTN, "llama_set_nextn_layer_offset")
 TARGET_LAYERS = (
     *NEXTN,
     *LAYER_INPUTS,
     "llama_model_target_layer_ids",
     "llama_model_target_layer_ids_n",
-    "llama_model_dflash_selector_top_k",
 )
 
 
@@ -166,15 +134,6 @@ def set_head(context: Any, head: int) -> None:
     symbol("llama_set_nextn_layer_offset")(context, head)
 
 
-def shares_memory(context: Any, target: Any) -> bool:
-    """Whether a drafting context took over the target's context, and with it the target's cache.
-
-    Only contexts of gemma4-assistant, eagle3 and dflash models keep it; only the first shares.
-    """
-    other = symbol("llama_get_ctx_other")(context)
-    return bool(other) and other == ctypes.cast(target, c_void_p).value
-
-
 def target_layers(model: Any) -> tuple[int, ...]:
     """The layers of the target whose inputs a draft model reads."""
     count = symbol("llama_model_target_layer_ids_n")(model)
@@ -182,15 +141,10 @@ def target_layers(model: Any) -> tuple[int, ...]:
     return tuple(ids[index] for index in range(count))
 
 
-def selector_size(model: Any) -> int:
-    """How many tokens the selector of a DFlash2 model weighs per position; 0: it has none."""
-    return int(symbol("llama_model_dflash_selector_top_k")(model))
-
-
 @cache
 def _find(name: str) -> Callable[..., Any] | None:
-    names, result, arguments = _SYMBOLS[name]
-    for exported in (name, *names):
+    itanium, microsoft, result, arguments = _SYMBOLS[name]
+    for exported in (name, f"_Z{len(name)}{name}{itanium}", f"?{name}@@{microsoft}@Z"):
         if hasattr(api._lib, exported):
             # what a ctypes prototype makes is Any to mypy
             return prototype(api._lib, exported, result, *arguments)  # type: ignore[no-any-return]
@@ -210,11 +164,9 @@ __all__ = [
     "NEXTN",
     "TARGET_LAYERS",
     "layer_input",
-    "selector_size",
     "set_head",
     "set_layer_input",
     "set_states",
-    "shares_memory",
     "states",
     "symbol",
     "target_layers",

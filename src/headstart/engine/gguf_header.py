@@ -19,7 +19,7 @@ from headstart.engine.library import ggml_base_library, prototype
 from headstart.types.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
-_I64 = 27  # of ggml's types
+_F32, _I64 = 0, 27  # of ggml's types
 # of GGUF's types, those that stand for a whole number or a truth value
 _NUMBERS: dict[int, Any] = {
     0: ctypes.c_uint8,
@@ -34,7 +34,7 @@ _NUMBERS: dict[int, Any] = {
 }
 
 
-class InitParams(ctypes.Structure):
+class _InitParams(ctypes.Structure):
     """How `gguf_init_from_file` reads."""
 
     _fields_ = (("no_alloc", c_bool), ("context", POINTER(c_void_p)))
@@ -50,7 +50,7 @@ class GgufHeader:
             ModelError: it is no GGUF file.
         """
         self.path = path
-        self._file = _call("gguf_init_from_file", str(path).encode(), InitParams(True, None))
+        self._file = _call("gguf_init_from_file", str(path).encode(), _InitParams(True, None))
         if not self._file:
             raise ModelError(f"{path} cannot be read as a GGUF file; download it again")
 
@@ -106,8 +106,17 @@ class GgufHeader:
 
     def integers(self, tensor: str) -> NDArray[np.int64] | None:
         """A tensor of 64-bit numbers; None if it is absent, of another type or cut off."""
+        data = self._data(tensor, _I64)
+        return None if data is None else np.frombuffer(data, np.int64)
+
+    def floats(self, tensor: str) -> NDArray[np.float32] | None:
+        """A tensor of 32-bit floats, flat; None if it is absent, of another type or cut off."""
+        data = self._data(tensor, _F32)
+        return None if data is None else np.frombuffer(data, np.float32)
+
+    def _data(self, tensor: str, kind: int) -> bytes | None:
         index = self._tensor(tensor)
-        if index < 0 or _call("gguf_get_tensor_type", self._file, index) != _I64:
+        if index < 0 or _call("gguf_get_tensor_type", self._file, index) != kind:
             return None
         start = _call("gguf_get_data_offset", self._file)
         start += _call("gguf_get_tensor_offset", self._file, index)
@@ -115,7 +124,7 @@ class GgufHeader:
         with self.path.open("rb") as file:
             file.seek(start)
             data = file.read(size)
-        return np.frombuffer(data, np.int64) if len(data) == size else None
+        return data if len(data) == size else None
 
     def _find(self, key: str) -> int:
         return int(_call("gguf_find_key", self._file, key.encode()))
@@ -130,7 +139,7 @@ class GgufHeader:
 
 
 _PROTOTYPES: dict[str, tuple[Any, ...]] = {  # result, arguments
-    "gguf_init_from_file": (c_void_p, c_char_p, InitParams),
+    "gguf_init_from_file": (c_void_p, c_char_p, _InitParams),
     "gguf_free": (None, c_void_p),
     "gguf_find_key": (c_int64, c_void_p, c_char_p),
     "gguf_get_kv_type": (c_int, c_void_p, c_int64),
@@ -157,4 +166,4 @@ def _call(name: str, *arguments: Any) -> Any:
     return _function(name)(*arguments)
 
 
-__all__ = ["GgufHeader", "InitParams"]
+__all__ = ["GgufHeader"]

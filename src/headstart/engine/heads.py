@@ -11,24 +11,10 @@ from headstart.engine.model import Model, check_file
 from headstart.types import LAST_STATE
 
 # whose heads libllama computes
-ARCHITECTURES = frozenset(
-    (
-        "bailingmoe3",
-        "cohere2moe",
-        "deepseek2",
-        "deepseek32",
-        "deepseek4",
-        "glm-dsa",
-        "glm4moe",
-        "hy_v3",
-        "mimo2",
-        "nemotron_h_moe",
-        "qwen35",
-        "qwen35moe",
-        "qwen3next",
-        "step35",
-    )
-)
+ARCHITECTURES = frozenset((
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
+    "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
+))  # fmt: skip
 # whose heads rotate by one position only: libllama aborts where the model has several
 _PLAIN_ROPE = frozenset(("glm4moe",))
 _MOST_SEQUENCES = 255  # of a context of libllama, one of them spare

@@ -20,52 +20,16 @@ from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
 from headstart.types.errors import ModelError
 
-_WITH_LAST_STATE = frozenset(
-    (
-        "bailingmoe3",
-        "cohere2moe",
-        "deepseek2",
-        "deepseek32",
-        "deepseek4",
-        "gemma4",
-        "glm-dsa",
-        "glm4moe",
-        "gpt-oss",
-        "hy_v3",
-        "mimo2",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "qwen35",
-        "qwen35moe",
-        "qwen3next",
-        "step35",
-    )
-)
-_WITH_LAYER_INPUTS = frozenset(
-    (
-        "bailingmoe3",
-        "deepseek4",
-        "gemma4",
-        "gpt-oss",
-        "hunyuan_vl",
-        "lfm2",
-        "lfm2moe",
-        "llama",
-        "mimo2",
-        "minimax-01",
-        "minimax-m2",
-        "muse-glimmer",
-        "nanbeige",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "qwen3",
-        "qwen35",
-        "qwen35moe",
-        "qwen3moe",
-        "qwen3next",
-        "qwen4exp",
-    )
-)
+_WITH_LAST_STATE = frozenset((
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "gemma4", "glm-dsa",
+    "glm4moe", "gpt-oss", "hy_v3", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35",
+    "qwen35moe", "qwen3next", "step35",
+))  # fmt: skip
+_WITH_LAYER_INPUTS = frozenset((
+    "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan_vl", "lfm2", "lfm2moe", "llama",
+    "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h",
+    "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",
+))  # fmt: skip
 # these also keep what leaves the last layer, under the number of layers
 _WITH_LAST_OUTPUT = frozenset(("deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"))
 

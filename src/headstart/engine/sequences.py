@@ -54,7 +54,7 @@ class CacheRules:
 
 
 class Sequences:
-    """What a context's cache holds. One thread at a time."""
+    """What a context's cache holds; `LlamaEngine` adds decoding. One thread at a time."""
 
     def __init__(self, context: Any, rules: CacheRules, checkpoints: Checkpoints) -> None:
         self.rules, self.checkpoints = rules, checkpoints
@@ -220,7 +220,7 @@ class Sequences:
             return False
         return self.checkpoints.add_brief(seq_id, Checkpoint(length, data))
 
-    def save(self, seq_id: int) -> bytearray:
+    def save_sequence(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
         size = self._size(seq_id, _WHOLE)
         data, place = reserve(size, self.checkpoints.of(seq_id))
@@ -243,7 +243,7 @@ class Sequences:
         self._lengths[seq_id] = api.llama_memory_seq_pos_max(self._memory, seq_id) + 1
         return self._lengths[seq_id]
 
-    def restore(self, seq_id: int, data: Data) -> bool:
+    def restore_sequence(self, seq_id: int, data: Data) -> bool:
         """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
         if (parts := unpack(data)) is None or not self.set_state(seq_id, parts[0]):
             self.clear(seq_id)

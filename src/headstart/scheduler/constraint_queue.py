@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from headstart.scheduler.slot import ActiveRequest
-from headstart.types.errors import HeadstartError, InvalidParameterError, NotSupportedError
+from headstart.types.errors import CapacityError, HeadstartError, NotSupportedError
 
 if TYPE_CHECKING:
-    from headstart.sampling.grammar.compiler import Compiled, GrammarCompiler
+    from headstart.sampling.grammar.compiled import Compiled
+    from headstart.sampling.grammar.compiler import GrammarCompiler
 
-COMPILE_SECONDS = 10.0  # before a request is refused; waiting for other constraints included
+QUEUE_SECONDS = 30.0  # before a request is refused whose constraint was not begun
 _POLL_SECONDS = 0.005  # a step that has nothing else to do waits so long
 
 
 class ConstraintQueue:
-    """Compiles off the step loop; owned by the scheduler."""
+    """Compiles off the step loop, one constraint at a time, of each tenant in turn."""
 
     def __init__(self, compiler: GrammarCompiler | None, clock: Callable[[], float]) -> None:
         self._compiler = compiler
         self._clock = clock
-        self._compiling: list[tuple[ActiveRequest, Future[Compiled]]] = []
+        self._waiting: dict[str, list[ActiveRequest]] = {}  # by tenant, whose turn is next first
+        self._compiling: Future[Compiled] | None = None
+        self._tenant = ""  # whose constraint that is
 
     def __len__(self) -> int:
-        return len(self._compiling)
+        return sum(map(len, self._waiting.values()))
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, which the first constraint would else wait for."""
@@ -33,59 +36,81 @@ class ConstraintQueue:
             self._compiler.prepare()
 
     def add(self, active: ActiveRequest) -> None:
-        """Begin to compile the constraint of a request.
+        """Queue a request until its constraint is compiled.
 
         Raises:
             NotSupportedError: nothing here can compile.
         """
-        assert active.request.constraint is not None
         if self._compiler is None:
             raise NotSupportedError(
                 "constraints are not supported here: no grammar engine is loaded"
             )
-        self._compiling.append((active, self._compiler.compile(active.request.constraint)))
+        self._waiting.setdefault(active.request.namespace, []).append(active)
+        self._compile_next()
 
     def remove(self, request_id: str) -> list[ActiveRequest]:
         """Forget the requests of this name; returns them."""
-        gone = [entry for entry in self._compiling if entry[0].request.request_id == request_id]
-        self._compiling = [entry for entry in self._compiling if entry not in gone]
-        self._abandon(gone)
-        return [active for active, _ in gone]
+        return self._take(lambda active: active.request.request_id == request_id)
 
     def take_ready(self) -> list[tuple[ActiveRequest, HeadstartError | None]]:
-        """Requests that are ready to run, or the reason why they never will be, in order."""
-        ready: list[tuple[ActiveRequest, HeadstartError | None]] = []
-        left, late = [], []
-        for active, compiling in self._compiling:
-            if compiling.done():
-                ready.append((active, self._settle(active, compiling)))
-            elif self._clock() - active.submitted > COMPILE_SECONDS:
-                reason = f"the constraint took longer than {COMPILE_SECONDS:g} s to compile"
-                ready.append((active, InvalidParameterError(f"{reason}; make it simpler")))
-                late.append((active, compiling))
-            else:
-                left.append((active, compiling))
-        self._compiling = left
-        self._abandon(late)
+        """Requests that are ready to run, or the reason why they never will be."""
+        ready = [(active, self._outcome(active)) for active in self._take(self._is_settled)]
+        self._compile_next()
         return ready
-
-    def _abandon(self, gone: list[tuple[ActiveRequest, Future[Compiled]]]) -> None:
-        """Do not compile what only these waited for."""
-        wanted = [compiling for _, compiling in self._compiling]
-        for active, compiling in gone:
-            if self._compiler is not None and active.request.constraint and compiling not in wanted:
-                self._compiler.abandon(active.request.constraint, compiling)
 
     def wait(self) -> None:
         """Wait a little for the next one: there is nothing else to do."""
-        assert self._compiler is not None
-        self._compiler.wait([compiling for _, compiling in self._compiling], _POLL_SECONDS)
+        if self._compiling is not None:
+            wait([self._compiling], _POLL_SECONDS)
 
-    def _settle(self, active: ActiveRequest, compiling: Future[Compiled]) -> HeadstartError | None:
+    def _take(self, belongs: Callable[[ActiveRequest], bool]) -> list[ActiveRequest]:
+        taken = [active for queue in self._waiting.values() for active in queue if belongs(active)]
+        for active in taken:
+            queue = self._waiting[active.request.namespace]
+            queue.remove(active)
+            if not queue:
+                del self._waiting[active.request.namespace]
+        return taken
+
+    def _compile_next(self) -> None:
+        if self._compiling is not None and not self._compiling.done():
+            return
+        if last := self._waiting.pop(self._tenant, None):
+            self._waiting[self._tenant] = last
+        for tenant, queue in self._waiting.items():
+            if (new := next((one for one in queue if self._cached(one) is None), None)) is not None:
+                assert self._compiler is not None
+                assert new.request.constraint is not None
+                self._compiling = self._compiler.compile(new.request.constraint)
+                self._tenant = tenant
+                return
+
+    def _cached(self, active: ActiveRequest) -> Future[Compiled] | None:
+        assert self._compiler is not None
+        assert active.request.constraint is not None
+        return self._compiler.cached(active.request.constraint)
+
+    def _is_settled(self, active: ActiveRequest) -> bool:
+        compiling = self._cached(active)
+        if compiling is None:
+            return self._clock() - active.submitted > QUEUE_SECONDS
+        return compiling.done()
+
+    def _outcome(self, active: ActiveRequest) -> HeadstartError | None:
+        assert self._compiler is not None
+        assert active.request.constraint is not None
+        compiling = self._cached(active)
+        if compiling is None:
+            return CapacityError(
+                f"the constraint was not begun within {QUEUE_SECONDS:g} s, because others are "
+                "compiled before it; try again later"
+            )
         error = compiling.exception()
         if error is None:
             active.compiled = compiling.result()
             return None
+        if isinstance(error, CapacityError):  # it may be compiled another time
+            self._compiler.forget(active.request.constraint)
         if isinstance(error, HeadstartError):
             return error
         return HeadstartError(f"the constraint could not be compiled: {error}")

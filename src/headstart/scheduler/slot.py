@@ -19,7 +19,7 @@ from headstart.types.request import ProgressEvent, Request, RequestStats, TokenL
 from headstart.types.speculation_stats import SpeculationStats
 
 if TYPE_CHECKING:
-    from headstart.sampling.grammar.compiler import Compiled
+    from headstart.sampling.grammar.compiled import Compiled
     from headstart.sampling.grammar.state import GrammarState
     from headstart.scheduler.guess_log import GuessLog
 

@@ -10,17 +10,16 @@ import orjson
 from pydantic import BaseModel, RootModel
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
 from headstart.server.model import service_of
-from headstart.server.routing import Routes, get, post
+from headstart.server.routing import Routes
 from headstart.types.report import WorkerInfo
 
 Scales = tuple[float, ...]
 
-router = Routes()
+routes = Routes()
 
 
 class AdapterScale(BaseModel):
@@ -34,20 +33,19 @@ class AdapterScales(RootModel[list[AdapterScale]]):
     """POST /lora-adapters: a list; adapters that it does not name are off."""
 
 
-@get(router, "/lora-adapters", answer="a list with `id`, `path` and `scale` of each adapter")
-async def list_adapters(http: HttpRequest) -> Response:
+@routes.get("/lora-adapters", answer="a list with `id`, `path` and `scale` of each adapter")
+async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
     """List the adapters with the scales of requests that do not say."""
     service = service_of(http)
     scales = service.adapter_scales or loaded_scales(service.info)
-    found = [
+    return [
         {"id": index, **adapter, "scale": scale}
         for index, (adapter, scale) in enumerate(zip(service.info.adapters, scales, strict=True))
     ]
-    return _json(found)
 
 
-@post(router, "/lora-adapters", body=AdapterScales, answer="`success`: true")
-async def set_adapters(http: HttpRequest) -> Response:
+@routes.post("/lora-adapters", body=AdapterScales, answer="`success`: true")
+async def set_adapters(http: HttpRequest) -> dict[str, bool]:
     """Set the scales of requests that come from now on and do not say."""
     service = service_of(http)
     try:
@@ -61,7 +59,7 @@ async def set_adapters(http: HttpRequest) -> Response:
     if not isinstance(wanted, list):
         raise ApiError(400, "Request body must be an array")
     service.adapter_scales = read_scales(wanted, service.info)
-    return _json({"success": True})
+    return {"success": True}
 
 
 def loaded_scales(info: WorkerInfo) -> Scales:
@@ -124,7 +122,3 @@ def _read(where: str, entry: Any) -> tuple[int, float]:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ApiError(400, f"{where}.scale is {shorten(scale)} but must be a number")
     return number, float(scale)
-
-
-def _json(data: Any) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")

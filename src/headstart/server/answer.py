@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
 import orjson
 from starlette.requests import Request as HttpRequest
@@ -12,34 +12,60 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
-from headstart.server.dialect import Choice, Dialect
-from headstart.server.errors import CLIENT_GONE, ApiError, error_body, log_failure
+from headstart.server.dialect import Choice, Chunk, Dialect
+from headstart.server.errors import ApiError, error_body, log_failure
 from headstart.server.event_stream import EventStream
-from headstart.server.model import Service
+from headstart.server.model import Service, service_of
+from headstart.server.prompts import Prompt
 from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.threads import ClientGoneError, unless_left
-from headstart.types.request import (
-    Event,
-    FinishEvent,
-    ProgressEvent,
-    PromptEvent,
-    TokenEvent,
-)
+from headstart.server.translate import Call, make_requests
+from headstart.types.errors import NotSupportedError
+from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent
 
-FEW_PROBABILITIES = 2000  # in an answer that is written sooner than a thread takes over
+FEW_PROBABILITIES = 2000  # are encoded faster than a thread takes over
 
 
-async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dialect]) -> Response:
-    """Run a call; `prepare` reads and tokenizes the prompt, off the event loop.
+def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
+    """Start a call whose id begins with `prefix`.
 
     Raises:
-        ApiError, HeadstartError: before the first event; later ones end the stream.
+        NotSupportedError: the model does not generate text.
     """
-    try:
-        dialect = await unless_left(http.receive, service.prompt_threads.run(prepare))
-    except ClientGoneError:
-        return Response(status_code=CLIENT_GONE)
+    service = service_of(http)
+    if service.info.why_no_text:
+        raise NotSupportedError(service.info.why_no_text)
+    return Call(
+        id=prefix + secrets.token_hex(12),
+        created=int(service.clock()),
+        fingerprint=service.fingerprint,
+        namespace=http.scope["headstart.namespace"],
+        model=service.served,
+        info=service.info,
+        stop=stop,
+        adapter_scales=service.adapter_scales,
+    )
+
+
+def make_choices(
+    body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None
+) -> list[Choice]:
+    """Choices in the API's order: all of the first prompt, then all of the next."""
+    requests = make_requests(body, prompts, call, num_logprobs)
+    per_prompt = len(requests) // len(prompts)
+    return [Choice(i, request, prompts[i // per_prompt]) for i, request in enumerate(requests)]
+
+
+async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:
+    """Run a call; `prepare` renders and tokenizes the prompt, off the event loop.
+
+    Raises:
+        ClientGoneError: the client disconnected before the answer began.
+        ApiError, HeadstartError: before the first event; later errors end the stream.
+    """
+    service = service_of(http)
+    dialect = await unless_left(http.receive, service.prompt_threads.run(prepare))
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
     max_silence = pings if dialect.can_ping and dialect.body.stream else None
     async with AsyncExitStack() as stack:
@@ -47,19 +73,15 @@ async def answer(http: HttpRequest, service: Service, prepare: Callable[[], Dial
         events = await stack.enter_async_context(
             EventStream(service.worker, requests, http.receive, max_silence)
         )
-        try:
-            if not dialect.body.stream:
-                return await _whole(dialect, events, service)
-            # an early failure still gets its own status
-            first = await events.take()
-        except ClientGoneError:
-            return Response(status_code=CLIENT_GONE)
+        if not dialect.body.stream:
+            return await _whole(dialect, events, service)
+        first = await events.take()  # an early failure still gets its own status
         chunks = _stream(dialect, events, first, stack.pop_all())
         return _StreamedAnswer(chunks, media_type=dialect.media_type, headers=sse.HEADERS)
 
 
 class _StreamedAnswer(StreamingResponse):
-    """Without Starlette's task that waits for the client to leave: the event stream has one."""
+    """Omits Starlette's task that waits for a disconnect: the event stream has one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.stream_response(send)
@@ -68,7 +90,7 @@ class _StreamedAnswer(StreamingResponse):
 async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Response:
     while not events.is_over:
         for index, event in await events.take():
-            _take(dialect, index, event)
+            dialect.choices[index].take(event)
     told = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
     if sum(1 + len(one.top) for one in told) <= FEW_PROBABILITIES:
         body = orjson.dumps(dialect.whole())
@@ -97,53 +119,31 @@ async def _stream(
                 yield sse.DONE
         except ClientGoneError:
             return
-        except Exception as error:  # the status is sent already: the stream itself must say it
+        except Exception as error:  # the status is sent already
             log_failure(error)
             yield dialect.encode_error(error_body(error))
 
 
-def _take(dialect: Dialect, index: int, event: Event) -> None:
-    choice = dialect.choices[index]
-    match event:
-        case TokenEvent():
-            choice.add(event)
-        case PromptEvent():
-            choice.prompt_logprobs += event.logprobs
-        case ProgressEvent():
-            choice.progress = event
-        case FinishEvent():
-            choice.end(event)
-
-
 def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
-    """Take an event in and frame what it gives the client; may be empty."""
-    choice = dialect.choices[index]
-    chunks: list[dict[str, Any]] = []
+    """Add an event to its choice and encode what the client gets of it; may be empty."""
+    choice, body = dialect.choices[index], dialect.body
+    piece = choice.take(event)
+    chunks: list[Chunk] = []
     match event:
-        case PromptEvent():
-            choice.prompt_logprobs += event.logprobs
-        case ProgressEvent():
-            choice.progress = event
-            if dialect.body.return_progress:
-                chunks = [*_open(dialect, choice), *dialect.progress(choice, event)]
+        case ProgressEvent() if body.return_progress:
+            chunks = [*_open(dialect, choice), *dialect.progress(choice, event)]
         case TokenEvent():
-            piece = choice.add(event)
-            choice.logprobs.clear()  # sent with this piece, and never again
-            chunks = _open(dialect, choice)
-            if dialect.wants(piece):
-                chunks += dialect.deltas(choice, piece)
-            if dialect.body.timings_per_token and chunks:
+            choice.logprobs.clear()  # sent with this piece only
+            chunks = [*_open(dialect, choice), *dialect.deltas(choice, piece)]
+            if body.timings_per_token and chunks:
                 chunks[-1]["timings"] = timings(choice.stats)
         case FinishEvent():
-            rest = choice.end(event)
-            chunks = _open(dialect, choice)
-            if dialect.wants(rest):
-                chunks += dialect.deltas(choice, rest)
-            chunks += dialect.closing(choice)
+            opened = _open(dialect, choice)
+            chunks = [*opened, *dialect.deltas(choice, piece), *dialect.closing(choice)]
     return b"".join(map(dialect.encode, chunks))
 
 
-def _open(dialect: Dialect, choice: Choice) -> list[dict[str, Any]]:
+def _open(dialect: Dialect, choice: Choice) -> list[Chunk]:
     if choice.is_open:
         return []
     choice.is_open = True

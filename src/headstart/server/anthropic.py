@@ -1,103 +1,241 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, which Claude Code speaks."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, as Claude Code uses it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
-from starlette.concurrency import run_in_threadpool
+from pydantic import ConfigDict, Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server import sse
-from headstart.server.answer import answer
-from headstart.server.anthropic_body import MessagesBody, chat_body
-from headstart.server.body import read_body
-from headstart.server.calls import make_choices, new_call
-from headstart.server.dialect import Choice, Dialect, Piece
-from headstart.server.model import service_of
-from headstart.server.prompts import read_chat, render_messages
-from headstart.server.routing import Routes, post
+from headstart.server.body import Body, Int, make_body, read_body
+from headstart.server.chat import answer_chat, count_chat_tokens
+from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
+from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
-from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
+DEFAULT_MAX_TOKENS = 4096  # llama-server's
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+# fields of chat that are taken unchanged
+_SAME = (
+    "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed", "min_p",
+    "speculative", "cache_prompt", "id_slot",
+)  # fmt: skip
 
-router = Routes()
+routes = Routes()
 
 
-@post(
-    router,
+class MessagesBody(Body):
+    """POST /v1/messages and /v1/messages/count_tokens."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: list[dict[str, Any]]
+    system: Any = Field(default=None, description="a text, or a list of text blocks")
+    max_tokens: Int | None = None
+    stop_sequences: list[str] = Field(default_factory=list)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: dict[str, Any] | None = Field(
+        default=None, description="{type: auto, any, none, or tool with a name}"
+    )
+    thinking: dict[str, Any] | None = Field(
+        default=None, description="{type: enabled or disabled, budget_tokens}"
+    )
+
+
+@routes.post(
     "/v1/messages",
     body=MessagesBody,
     answer="`content`, a list of blocks, `stop_reason` and `usage`; with `stream` events",
 )
 async def messages(http: HttpRequest) -> Response:
     """Answer messages."""
-    service = service_of(http)
     body = chat_body(await read_body(http, MessagesBody))
-    call = new_call(http, service, "msg", stop=service.served.template.stop)
-
-    def prepare() -> Dialect:
-        size = call.info.context_size
-        chat = render_messages(body, call.model, size)
-        choices = make_choices(body, [read_chat(chat, call.model, size)], call, None)
-        prepare_reading(body, call.model, chat, choices)
-        return MessagesDialect(call, body, choices)
-
-    return await answer(http, service, prepare)
+    return await answer_chat(http, body, "msg-", MessagesDialect)
 
 
-@post(router, "/v1/messages/count_tokens", body=MessagesBody, answer="`input_tokens`")
-async def count_tokens(http: HttpRequest) -> Response:
+@routes.post("/v1/messages/count_tokens", body=MessagesBody, answer="`input_tokens`")
+async def count_tokens(http: HttpRequest) -> dict[str, int]:
     """Count the tokens of the prompt that messages become."""
-    service = service_of(http)
     body = chat_body(await read_body(http, MessagesBody))
+    return {"input_tokens": await count_chat_tokens(http, body)}
 
-    def count() -> int:
-        model, size = service.served, service.info.context_size
-        return len(read_chat(render_messages(body, model, size), model, size).tokens)
 
-    counted = {"input_tokens": await run_in_threadpool(count)}
-    return Response(orjson.dumps(counted), media_type="application/json")
+def chat_body(body: MessagesBody) -> ChatBody:
+    """The request as a chat.
+
+    Raises:
+        ApiError: it contains something that is not supported.
+    """
+    extra = body.model_extra or {}
+    data: dict[str, Any] = {name: extra[name] for name in _SAME if name in extra}
+    messages = body.messages or [{"role": "user", "content": ""}]
+    data["messages"] = [*_system(body.system), *_messages(messages)]
+    data["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.stop_sequences:
+        data["stop"] = body.stop_sequences
+    if body.tools:
+        data["tools"] = [_tool(index, tool) for index, tool in enumerate(body.tools)]
+    if body.tool_choice:
+        data |= _tool_choice(body.tool_choice)
+    if body.thinking:
+        is_on = body.thinking.get("type") != "disabled"
+        if is_on and body.thinking.get("budget_tokens") is not None:
+            data["reasoning_budget_tokens"] = body.thinking["budget_tokens"]
+        kwargs = data.get("chat_template_kwargs") or {}
+        data["chat_template_kwargs"] = {"enable_thinking": is_on} | kwargs
+    return make_body(ChatBody, data)
+
+
+def _system(system: Any) -> list[dict[str, Any]]:
+    if system is None:
+        return []
+    text = system if isinstance(system, str) else _text_of(system, "system")
+    return [{"role": "system", "content": text}]
+
+
+def _messages(messages: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list):
+            yield from _blocks(message.get("role"), content, f"messages.{index}.content")
+        else:
+            yield message
+
+
+def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]]:
+    """One message of the blocks, and one of role tool for each result among them."""
+    texts: list[dict[str, str]] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    thoughts = ""
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, dict) else None
+        match kind:
+            case "text":
+                texts.append({"type": "text", "text": str(block.get("text", ""))})
+            case "thinking":
+                thoughts += str(block.get("thinking", ""))
+            case "redacted_thinking":
+                continue
+            case "tool_use":
+                calls.append(_call(block))
+            case "tool_result":
+                results.append(_result(block, where))
+            case "image" | "document":
+                raise not_supported(
+                    f"{where}: image input is not supported: this server reads text only"
+                )
+            case _:
+                raise ApiError(
+                    400, f"{where} has a block of type {shorten(kind)}, which is not known here"
+                )
+    if texts or calls or thoughts:
+        said: dict[str, Any] = {"role": role, "content": texts or ""}
+        yield (
+            said
+            | ({"tool_calls": calls} if calls else {})
+            | ({"reasoning_content": thoughts} if thoughts else {})
+        )
+    yield from results
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    arguments = orjson.dumps(block.get("input") or {}).decode()
+    return {
+        "id": str(block.get("id", "")),
+        "type": "function",
+        "function": {"name": str(block.get("name", "")), "arguments": arguments},
+    }
+
+
+def _result(block: dict[str, Any], where: str) -> dict[str, Any]:
+    content = block.get("content")
+    text = content if isinstance(content, str) else _text_of(content or [], where)
+    return {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": text}
+
+
+def _text_of(blocks: Any, where: str) -> str:
+    if not isinstance(blocks, list):
+        raise ApiError(400, f"{where} must be a text or a list of blocks, not {shorten(blocks)}")
+    texts = []
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "image":
+            raise not_supported(
+                f"{where}: image input is not supported: this server reads text only"
+            )
+        if kind != "text":
+            raise ApiError(400, f"{where} has a block of type {shorten(kind)} but must have text")
+        texts.append(str(block.get("text", "")))
+    return "".join(texts)
+
+
+def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(tool.get("name"), str) or "input_schema" not in tool:
+        raise ApiError(
+            400,
+            f"tools.{index} must have a name and an input_schema; tools of the API have neither",
+        )
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "parameters": tool["input_schema"],
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    wishes: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+    kind = choice.get("type")
+    if kind == "tool":
+        wish: Any = {"type": "function", "function": {"name": choice.get("name")}}
+    elif kind in wishes:
+        wish = wishes[kind]
+    else:
+        raise ApiError(
+            400, f"tool_choice.type is {shorten(kind)} but must be auto, any, tool or none"
+        )
+    data: dict[str, Any] = {"tool_choice": wish}
+    if choice.get("disable_parallel_tool_use"):
+        data["parallel_tool_calls"] = False
+    return data
 
 
 class MessagesDialect(Dialect):
     """A message of blocks; a stream opens and closes them one after another."""
-
-    ends_with_done = False
 
     def __init__(self, call: Call, body: ChatBody, choices: list[Choice]) -> None:
         super().__init__(call, body, choices)
         self._num_blocks = 0
         self._open_block = ""  # its type
 
-    def encode(self, chunk: dict[str, Any]) -> bytes:
-        name: str = chunk["type"]
-        return b"event: " + name.encode() + b"\n" + sse.event(chunk)
+    def encode(self, chunk: Chunk) -> bytes:
+        return sse.event(chunk, chunk["type"])
 
-    def encode_error(self, body: dict[str, Any]) -> bytes:
+    def encode_error(self, body: Chunk) -> bytes:
         return self.encode({"type": "error", "error": body["error"]})
 
-    def wants(self, piece: Piece) -> bool:
-        return bool(piece.events)
-
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+    def opening(self, choice: Choice) -> list[Chunk]:
         cached = choice.stats.num_cached
         usage = {
             "cache_read_input_tokens": cached,
             "input_tokens": len(choice.request.prompt) - cached,
             "output_tokens": 0,
         }
-        message = self._message(choice) | {"content": [], "stop_reason": None, "usage": usage}
-        return [{"type": "message_start", "message": message | {"stop_sequence": None}}]
+        begun: Chunk = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return [{"type": "message_start", "message": self._message(choice) | begun}]
 
-    def deltas(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
         return [chunk for event in piece.events for chunk in self._event(event)]
 
-    def _event(self, event: AnswerEvent) -> list[dict[str, Any]]:
+    def _event(self, event: AnswerEvent) -> list[Chunk]:
         match event:
             case Content(text):
                 opened = self._block("text", {"type": "text", "text": ""})
@@ -113,7 +251,7 @@ class MessagesDialect(Dialect):
         index = self._num_blocks - 1
         return [*opened, {"type": "content_block_delta", "index": index, "delta": change}]
 
-    def _block(self, kind: str, block: dict[str, Any]) -> list[dict[str, Any]]:
+    def _block(self, kind: str, block: Chunk) -> list[Chunk]:
         """Begin a block unless one of this type is open."""
         if self._open_block == kind:
             return []
@@ -123,13 +261,13 @@ class MessagesDialect(Dialect):
         index = self._num_blocks - 1
         return [*closing, {"type": "content_block_start", "index": index, "content_block": block}]
 
-    def _close(self) -> list[dict[str, Any]]:
+    def _close(self) -> list[Chunk]:
         if not self._open_block:
             return []
         self._open_block = ""
         return [{"type": "content_block_stop", "index": self._num_blocks - 1}]
 
-    def closing(self, choice: Choice) -> list[dict[str, Any]]:
+    def closing(self, choice: Choice) -> list[Chunk]:
         ending = {name: self._message(choice)[name] for name in ("stop_reason", "stop_sequence")}
         return [
             *self._close(),
@@ -137,20 +275,20 @@ class MessagesDialect(Dialect):
             {"type": "message_stop"},
         ]
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Chunk:
         (choice,) = self.choices
         found = choice.message
-        blocks: list[dict[str, Any]] = []
+        blocks: list[Chunk] = []
         if found.thoughts:
             blocks.append({"type": "thinking", "thinking": found.thoughts, "signature": ""})
         if found.content or not (found.thoughts or found.calls):
             blocks.append({"type": "text", "text": found.content})
         for one in found.calls:
             block = {"type": "tool_use", "id": one.call_id, "name": one.name}
-            blocks.append(block | {"input": _arguments(one.arguments)})
+            blocks.append(block | {"input": call_arguments(one)})
         return self._message(choice) | {"content": blocks, "usage": _usage(choice)}
 
-    def _message(self, choice: Choice) -> dict[str, Any]:
+    def _message(self, choice: Choice) -> Chunk:
         reason = STOP_REASONS.get(choice.finish_reason or "")
         word = choice.finish.stopping_word if choice.finish else ""
         return {
@@ -170,11 +308,3 @@ def _usage(choice: Choice) -> dict[str, int]:
         "input_tokens": stats.num_prompt - stats.num_cached,
         "output_tokens": stats.num_emitted,
     }
-
-
-def _arguments(text: str) -> Any:
-    """What a call's arguments say; an answer that was cut short may end in the middle."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return {}

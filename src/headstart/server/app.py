@@ -94,7 +94,7 @@ def create_app(
                 threads.close()
             await worker.close()
 
-    routes = [route for family in FAMILIES for route in family.router.routes()]
+    routes = [route for family in FAMILIES for route in family.routes.all()]
     app = Starlette(routes=[*routes, *_api_pages()], lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
@@ -115,7 +115,7 @@ def create_app(
 
 def endpoints() -> list[Endpoint]:
     """Everything that is served, family by family."""
-    return [endpoint for family in FAMILIES for endpoint in family.router.endpoints]
+    return [endpoint for family in FAMILIES for endpoint in family.routes.endpoints]
 
 
 def _api_pages() -> list[Route]:

@@ -1,34 +1,36 @@
-"""POST /v1/chat/completions: OpenAI's chat, with llama-server's extra fields."""
+"""POST /v1/chat/completions: OpenAI's chat, with llama-server's extra fields.
+
+`answer_chat` serves the other APIs with messages too: each reads its bodies as a `ChatBody` and
+has a dialect of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from headstart.server.answer import answer
+from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
-from headstart.server.calls import make_choices, new_call
-from headstart.server.dialect import Choice, Dialect, OpenAIDialect, Piece
+from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
-from headstart.server.routing import Routes, post
+from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
+from headstart.server.threads import unless_left
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, check_num_logprobs
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's
 
-router = Routes()
+routes = Routes()
 
 
-@post(
-    router,
+@routes.post(
     "/v1/chat/completions",
     "/chat/completions",
     body=ChatBody,
@@ -36,45 +38,56 @@ router = Routes()
 )
 async def chat_completions(http: HttpRequest) -> Response:
     """Answer chat messages."""
-    service = service_of(http)
-    body = await read_body(http, ChatBody)
-    call = new_call(http, service, "chatcmpl", stop=service.served.template.stop)
-
-    def prepare() -> Dialect:
-        size = call.info.context_size
-        chat = render_messages(body, call.model, size)
-        prompts = [read_chat(chat, call.model, size)]
-        choices = make_choices(body, prompts, call, num_logprobs(body, call))
-        prepare_reading(body, call.model, chat, choices)
-        return ChatDialect(call, body, choices)
-
-    return await answer(http, service, prepare)
+    return await answer_chat(http, await read_body(http, ChatBody), "chatcmpl-", ChatDialect)
 
 
-@post(
-    router,
+@routes.post(
     "/v1/chat/completions/input_tokens",
     "/chat/completions/input_tokens",
     body=ChatBody,
     answer="`input_tokens`",
 )
-async def input_tokens(http: HttpRequest) -> Response:
+async def input_tokens(http: HttpRequest) -> dict[str, int]:
     """Count the tokens of the prompt that chat messages become."""
+    return {"input_tokens": await count_chat_tokens(http, await read_body(http, ChatBody))}
+
+
+async def answer_chat(
+    http: HttpRequest,
+    body: ChatBody,
+    prefix: str,
+    dialect: Callable[[Call, ChatBody, list[Choice]], Dialect],
+) -> Response:
+    """Answer a chat body in the form of `dialect`; the call's id begins with `prefix`."""
+    call = new_call(http, prefix, stop=service_of(http).served.template.stop)
+
+    def prepare() -> Dialect:
+        size = call.info.context_size
+        chat = render_messages(body, call.model, size)
+        prompts = [read_chat(chat, call.model, size)]
+        choices = make_choices(body, prompts, call, _num_logprobs(body, call))
+        prepare_reading(body, call.model, chat, choices)
+        return dialect(call, body, choices)
+
+    return await answer(http, prepare)
+
+
+async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
+    """Number of tokens of the prompt that a chat body becomes."""
     service = service_of(http)
-    body = await read_body(http, ChatBody)
 
     def count() -> int:
         model, size = service.served, service.info.context_size
         return len(read_chat(render_messages(body, model, size), model, size).tokens)
 
-    return JSONResponse({"input_tokens": await run_in_threadpool(count)})
+    return await unless_left(http.receive, service.text_threads.run(count))
 
 
-def num_logprobs(body: ChatBody, call: Call) -> int | None:
+def _num_logprobs(body: ChatBody, call: Call) -> int | None:
     """Alternatives to show per token; None for no log probabilities.
 
     Raises:
-        ApiError: they cannot be shown.
+        ApiError: the fields contradict each other, or ask for too many.
     """
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true")
@@ -90,7 +103,7 @@ class ChatDialect(OpenAIDialect):
     chunk_kind = "chat.completion.chunk"
     whole_kind = "chat.completion"
 
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+    def opening(self, choice: Choice) -> list[Chunk]:
         role = {
             "index": choice.index,
             "delta": {"role": "assistant", "content": None},
@@ -103,49 +116,43 @@ class ChatDialect(OpenAIDialect):
         return chunks
 
     def wants(self, piece: Piece) -> bool:
-        """Whether a piece is worth a chunk: what it says may still be held back."""
-        return bool(piece.events) or self.wants_tokens(piece)
+        return bool(piece.events)
 
-    def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> dict[str, Any]:
+    def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
+        entry: Chunk = {"index": choice.index}
         if is_whole:
-            said: dict[str, Any] = {
-                "message": self._message(choice),
-                "logprobs": None,
-            }
+            echo = choice.prompt.echo if self.body.echo else ""
+            entry |= {"message": chat_message(choice, echo), "logprobs": None}
         else:
-            said = {"delta": _delta(piece.events)}
+            entry["delta"] = _delta(piece.events)
         if piece.logprobs:
-            said["logprobs"] = {"content": self.probabilities(choice, piece.logprobs)}
-        return {
-            "index": choice.index,
-            **said,
-            "finish_reason": None,
-            **self.extras(piece),
-        }
-
-    def _message(self, choice: Choice) -> dict[str, Any]:
-        found = choice.message
-        echo = choice.prompt.echo if self.body.echo else ""
-        message: dict[str, Any] = {"role": "assistant", "content": echo + found.content}
-        if found.thoughts:
-            message["reasoning_content"] = found.thoughts
-        if found.calls:
-            message["content"] = message["content"] or None
-            message["tool_calls"] = [
-                {
-                    "id": one.call_id,
-                    "type": "function",
-                    "function": {"name": one.name, "arguments": one.arguments},
-                }
-                for one in found.calls
-            ]
-        return message
+            entry["logprobs"] = {"content": self.probabilities(choice, piece.logprobs)}
+        return entry | {"finish_reason": None, **self.extras(piece)}
 
 
-def _delta(events: Sequence[AnswerEvent]) -> dict[str, Any]:
+def chat_message(choice: Choice, echo: str) -> dict[str, Any]:
+    """The answer as a message of a chat."""
+    found = choice.message
+    message: dict[str, Any] = {"role": "assistant", "content": echo + found.content}
+    if found.thoughts:
+        message["reasoning_content"] = found.thoughts
+    if found.calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            {
+                "id": one.call_id,
+                "type": "function",
+                "function": {"name": one.name, "arguments": one.arguments},
+            }
+            for one in found.calls
+        ]
+    return message
+
+
+def _delta(events: Sequence[AnswerEvent]) -> Chunk:
     """What a chunk adds to the message."""
-    delta: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
+    delta: Chunk = {}
+    calls: dict[int, Chunk] = {}
     for event in events:
         match event:
             case Content(text):

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import secrets
 from functools import partial
+from typing import Any
 
 import numpy as np
-import orjson
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
 from headstart.server.model import service_of
-from headstart.server.routing import Routes, get
+from headstart.server.routing import Routes
 from headstart.server.single_event import single_event
 from headstart.structures.passages import PassageSet
 from headstart.structures.suffix_index import SEPARATOR
@@ -25,11 +24,11 @@ from headstart.types.request import CorpusEvent, CorpusQuestion
 MAX_TOKENS = 32_768  # of one question: some milliseconds of text
 MAX_QUESTIONS = 4  # of one request; what is left comes with the next
 
-router = Routes()
+routes = Routes()
 
 
-@get(router, "/corpus/digest", answer="`passages`: sorted hashes, base64; `window`, `shift`")
-async def digest(http: HttpRequest) -> Response:
+@routes.get("/corpus/digest", answer="`passages`: sorted hashes, base64; `window`, `shift`")
+async def digest(http: HttpRequest) -> dict[str, Any]:
     """Say which passages the texts hold that this API key's drafts may be copied from."""
     service, namespace = service_of(http), http.scope["headstart.namespace"]
     texts = service.corpora.of(namespace)
@@ -51,8 +50,7 @@ async def digest(http: HttpRequest) -> Response:
             if is_complete := event.is_complete:
                 break
         found = texts.passages.digest().to_json()
-    body = orjson.dumps(found | {"is_complete": is_complete})
-    return Response(body, media_type="application/json")
+    return found | {"is_complete": is_complete}
 
 
 def _add(passages: PassageSet, event: CorpusEvent, vocab: Vocab) -> None:

@@ -17,14 +17,14 @@ from starlette.responses import Response, StreamingResponse
 from headstart.extras.tools.switches import has_proxy
 from headstart.server.body import Body
 from headstart.server.errors import CLIENT_GONE, ApiError, shorten
-from headstart.server.routing import Routes, get, post
+from headstart.server.routing import Routes
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.server.tools import hosted
 
 if TYPE_CHECKING:
     import httpx2
 
-router = Routes()
+routes = Routes()
 
 PREFIX = "x-llama-server-proxy-header-"  # of a header that is passed on without it
 SECONDS = 600.0  # of silence
@@ -40,13 +40,13 @@ class AnyBody(Body):
     """Whatever is to be passed on."""
 
 
-@get(router, "/cors-proxy", answer="what the address of `url` answers")
+@routes.get("/cors-proxy", answer="what the address of `url` answers")
 async def proxy_get(http: HttpRequest) -> Response:
     """Pass a GET on."""
     return await _pass_on(http)
 
 
-@post(router, "/cors-proxy", body=AnyBody, answer="what the address of `url` answers")
+@routes.post("/cors-proxy", body=AnyBody, answer="what the address of `url` answers")
 async def proxy_post(http: HttpRequest) -> Response:
     """Pass a POST on, with its body."""
     return await _pass_on(http)

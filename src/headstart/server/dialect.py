@@ -1,4 +1,4 @@
-"""What the API families share: a choice that grows, and the form in which it is sent."""
+"""What the API families share: an answer while it arrives, and the interface of what writes it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import orjson
+
 from headstart.server import sse
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
-from headstart.server.provenance import Emission, provenance
 from headstart.server.results import (
-    counterfactual,
+    Emission,
+    provenance,
     reading_times,
     sources_of_tokens,
     speculative_metrics,
@@ -26,12 +28,14 @@ from headstart.server.results import (
 )
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
-from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin
+from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, ToolCall
 from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.utf8 import Utf8Decoder
 from headstart.types.request import (
+    Event,
     FinishEvent,
     ProgressEvent,
+    PromptEvent,
     Request,
     RequestStats,
     TokenEvent,
@@ -39,21 +43,19 @@ from headstart.types.request import (
 )
 
 FINISH_REASONS = {"eos": "stop", "word": "stop", "length": "length", "cancelled": "stop"}
+Chunk = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Piece:
-    """What one event adds to a choice."""
+    """A part of an answer: what one event adds, or all of it."""
 
-    text: str
+    text: str = ""
     tokens: Sequence[int] = ()
     sources: Sequence[str] = ()
     logprobs: Sequence[TokenLogprob] = ()
-    emissions: Sequence[Emission] = ()  # where the body asked for provenance
-    events: Sequence[AnswerEvent] = ()  # where a parser reads the text
-
-
-END = Piece("")  # what the chunk with the finish reason carries
+    emissions: Sequence[Emission] = ()  # if the body asks for provenance
+    events: Sequence[AnswerEvent] = ()  # if a parser reads the text
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class Choice:
     request: Request
     prompt: Prompt
     clock: Callable[[], float] = time.monotonic
-    text: str = ""
+    text: str = ""  # complete after the last event
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -72,8 +74,8 @@ class Choice:
     finish: FinishEvent | None = None
     progress: ProgressEvent | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
-    slot_id: int = -1  # where it runs, once that is known
-    parser: AnswerParser | None = None  # tells thoughts and tool calls from content
+    slot_id: int = -1  # unknown before the first token
+    parser: AnswerParser | None = None  # separates reasoning and tool calls from content
     message: AnswerMessage = field(default_factory=AnswerMessage)  # what the parser has found
     is_open: bool = False  # its first chunk was sent
     num_chars_sent: int = 0
@@ -81,8 +83,20 @@ class Choice:
     _decoder: Utf8Decoder = field(default_factory=Utf8Decoder)
     _parts: list[str] = field(default_factory=list)
 
-    def add(self, event: TokenEvent) -> Piece:
-        """Take an event in; its text may lag behind its tokens."""
+    def take(self, event: Event) -> Piece:
+        """Add an event and return its piece, whose text may lag behind its tokens."""
+        match event:
+            case TokenEvent():
+                return self._add(event)
+            case FinishEvent():
+                return self._end(event)
+            case PromptEvent():
+                self.prompt_logprobs += event.logprobs
+            case ProgressEvent():
+                self.progress = event
+        return Piece()
+
+    def _add(self, event: TokenEvent) -> Piece:
         if self._first_token_at is None:
             self._first_token_at = self.clock()
         self.tokens += event.tokens
@@ -91,15 +105,13 @@ class Choice:
         self.logprobs += event.logprobs
         text = self._decoder.feed(event.text)
         self._parts.append(text)
-        emissions: tuple[Emission, ...] = ()
-        if event.step is not None:
-            emissions = (Emission(len(self.emissions), event),)
-            self.emissions += emissions
+        emissions = [] if event.step is None else [(len(self.emissions), event)]
+        self.emissions += emissions
         events = self._read(self.parser.feed(text)) if self.parser else ()
         return Piece(text, event.tokens, event.sources, event.logprobs, emissions, events)
 
-    def end(self, event: FinishEvent) -> Piece:
-        """Take the last event in; returns what an unfinished character leaves."""
+    def _end(self, event: FinishEvent) -> Piece:
+        """Finish; the piece is what an incomplete character leaves."""
         self.finish = event
         rest = self._decoder.finish()
         self.text = "".join(self._parts) + rest
@@ -108,7 +120,7 @@ class Choice:
         return Piece(rest, events=self._read(self.parser.feed(rest) + self.parser.finish()))
 
     def _read(self, events: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
-        """Note what was found; calls for which the model writes no id get one."""
+        """Add to the message; calls without an id of the model's own get one."""
         named = [
             dataclasses.replace(event, call_id="call_" + secrets.token_hex(12))
             if isinstance(event, CallBegin) and not event.call_id
@@ -119,12 +131,12 @@ class Choice:
         return named
 
     def everything(self, text: str) -> Piece:
-        """All of the answer in one piece, under a text that may have the prompt in front."""
+        """The whole answer as one piece; `text` may have the prompt in front."""
         return Piece(text, self.tokens, self.sources, self.logprobs, self.emissions)
 
     @property
     def stats(self) -> RequestStats:
-        """Final numbers; before the end, what is known so far."""
+        """Final numbers; before the end, those known so far."""
         if self.finish:
             return self.finish.stats
         progress = self.progress
@@ -150,7 +162,7 @@ class Choice:
 class Dialect(ABC):
     """Writes choices as the JSON of one API family. One instance per call."""
 
-    ends_with_done: ClassVar[bool]  # `data: [DONE]` closes a stream
+    ends_with_done: ClassVar[bool] = False  # `data: [DONE]` closes a stream
     media_type: ClassVar[str] = "text/event-stream"
     can_ping: ClassVar[bool] = True  # a silent stream may have comments
 
@@ -159,37 +171,37 @@ class Dialect(ABC):
         self.body = body
         self.choices = choices
 
-    @abstractmethod
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+    def opening(self, choice: Choice) -> list[Chunk]:
         """Chunks before the first text of a choice."""
+        return []
 
     @abstractmethod
-    def deltas(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
-        """The chunks that carry a piece."""
-
-    def encode(self, chunk: dict[str, Any]) -> bytes:
-        """A chunk as it is sent: a server-sent event."""
-        return sse.event(chunk)
-
-    def encode_error(self, body: dict[str, Any]) -> bytes:
-        """An error that ends a stream, as it is sent."""
-        return sse.event(body)
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
+        """The chunks that carry a piece; none if there is nothing to send yet."""
 
     @abstractmethod
-    def closing(self, choice: Choice) -> list[dict[str, Any]]:
+    def closing(self, choice: Choice) -> list[Chunk]:
         """Chunks that end a choice; after the last choice also those that end the call."""
 
     @abstractmethod
     def whole(self) -> Any:
         """The body of an answer that is not streamed."""
 
-    def progress(self, choice: Choice, event: ProgressEvent) -> list[dict[str, Any]]:
-        """The chunk that tells how far the prompt is read; none, where the format has none."""
+    def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
+        """Chunks that report how much of the prompt is processed, if the format has any."""
         return []
 
-    def prompt_progress(self, event: ProgressEvent) -> dict[str, Any]:
-        """llama-server's fields for it."""
-        fields: dict[str, Any] = {
+    def encode(self, chunk: Chunk) -> bytes:
+        """A chunk as it is sent: a server-sent event."""
+        return sse.event(chunk)
+
+    def encode_error(self, body: Chunk) -> bytes:
+        """An error that ends a stream, as it is sent."""
+        return sse.event(body)
+
+    def prompt_progress(self, event: ProgressEvent) -> Chunk:
+        """llama-server's fields for the progress of a prompt."""
+        fields: Chunk = {
             "prompt_progress": {
                 "total": event.num_prompt,
                 "cache": event.num_cached,
@@ -201,23 +213,19 @@ class Dialect(ABC):
             fields["timings"] = reading_times(event)
         return fields
 
-    def wants(self, piece: Piece) -> bool:
-        """Whether a piece is worth a chunk; text may be held back while its tokens are not."""
-        return bool(piece.text) or self.wants_tokens(piece)
-
     def wants_tokens(self, piece: Piece) -> bool:
-        """Whether the body asked for something of the piece's tokens, whatever their text."""
+        """Whether the body asks for data of the piece's tokens."""
         body = self.body
         per_token = body.return_draft_info or body.return_tokens or body.provenance
         return bool(piece.logprobs or (piece.tokens and per_token))
 
     def full_text(self, choice: Choice) -> str:
-        """The answer, after the prompt where the body asked for an echo."""
+        """The answer, after the prompt if the body asks for an echo."""
         return choice.prompt.echo + choice.text if self.body.echo else choice.text
 
-    def extras(self, piece: Piece) -> dict[str, Any]:
-        """Per-token data that the body asked for."""
-        extras: dict[str, Any] = {}
+    def extras(self, piece: Piece) -> Chunk:
+        """Per-token data that the body asks for."""
+        extras: Chunk = {}
         vocab = self.call.model.vocab
         if self.body.return_draft_info and piece.tokens:
             extras["sources"] = sources_of_tokens(piece.tokens, piece.sources, vocab)
@@ -227,10 +235,8 @@ class Dialect(ABC):
             extras["tokens"] = list(piece.tokens)
         return extras
 
-    def probabilities(
-        self, choice: Choice, logprobs: Sequence[TokenLogprob]
-    ) -> list[dict[str, Any]]:
-        """Log probabilities as the body asked for them."""
+    def probabilities(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> list[Chunk]:
+        """Log probabilities in the form that the body asks for."""
         return token_probabilities(
             logprobs, self.call.model.vocab, is_post_sampling=choice.request.post_sampling_probs
         )
@@ -240,34 +246,39 @@ class SingleDialect(Dialect):
     """A format in which a piece is one chunk."""
 
     @abstractmethod
-    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+    def delta(self, choice: Choice, piece: Piece) -> Chunk:
         """The chunk that carries a piece."""
 
-    def deltas(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
-        return [self.delta(choice, piece)]
+    def wants(self, piece: Piece) -> bool:
+        """Whether a piece has something to send: its text may be held back."""
+        return bool(piece.text)
 
-    def progress(self, choice: Choice, event: ProgressEvent) -> list[dict[str, Any]]:
-        return [self.delta(choice, Piece("")) | self.prompt_progress(event)]
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
+        is_wanted = self.wants(piece) or self.wants_tokens(piece)
+        return [self.delta(choice, piece)] if is_wanted else []
+
+    def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
+        return [self.delta(choice, Piece()) | self.prompt_progress(event)]
 
 
 class OpenAIDialect(SingleDialect):
-    """What chat and text completions have in common: the frame, usage and numbers at the end."""
+    """Common parts of chat and text completions: frame, usage, and the numbers at the end."""
 
     ends_with_done = True
     chunk_kind: ClassVar[str]
     whole_kind: ClassVar[str]
 
     @abstractmethod
-    def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> dict[str, Any]:
+    def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
         """One member of `choices`."""
 
-    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+    def delta(self, choice: Choice, piece: Piece) -> Chunk:
         chunk = self.frame(self.chunk_kind, [self.entry(choice, piece, is_whole=False)])
         choice.num_chars_sent += len(piece.text)
         return chunk
 
-    def closing(self, choice: Choice) -> list[dict[str, Any]]:
-        last = self.entry(choice, END, is_whole=False) | {"finish_reason": choice.finish_reason}
+    def closing(self, choice: Choice) -> list[Chunk]:
+        last = self.entry(choice, Piece(), is_whole=False) | {"finish_reason": choice.finish_reason}
         chunks = [self.frame(self.chunk_kind, [last])]
         if all(one.finish for one in self.choices):
             if self.body.stream_options.include_usage:
@@ -275,7 +286,7 @@ class OpenAIDialect(SingleDialect):
             chunks[-1] |= self._numbers()
         return chunks
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Chunk:
         entries = []
         for choice in self.choices:
             piece = choice.everything(self.full_text(choice))
@@ -284,8 +295,8 @@ class OpenAIDialect(SingleDialect):
             )
         return self.frame(self.whole_kind, entries) | {"usage": self._usage()} | self._numbers()
 
-    def frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """What stands around `choices`."""
+    def frame(self, kind: str, choices: list[Chunk]) -> Chunk:
+        """An object with these `choices`."""
         return {
             "id": self.call.id,
             "object": kind,
@@ -295,17 +306,16 @@ class OpenAIDialect(SingleDialect):
             "choices": choices,
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> Chunk:
         num_prompts = len({id(choice.prompt) for choice in self.choices})
         return usage([choice.stats for choice in self.choices], num_prompts)
 
-    def _numbers(self) -> dict[str, Any]:
-        """What we add to OpenAI's formats: times, acceptance, and the seed to repeat the answer."""
+    def _numbers(self) -> Chunk:
+        """Additions to OpenAI's formats: timings, acceptance, and the seed that was used."""
         stats = sum_stats([choice.stats for choice in self.choices])
         numbers = {
             "timings": timings(stats),
             "metrics": speculative_metrics(stats, is_whole=self.body.return_metrics),
-            **(counterfactual(stats) if self.body.counterfactual else {}),
             "seed": self.choices[0].request.sampling.seed,
         }
         is_verbose = self.body.verbose
@@ -314,3 +324,11 @@ class OpenAIDialect(SingleDialect):
             verbose = native_answer(self.call, self.body, first, first.text, first.tokens)
             numbers["__verbose"] = verbose
         return numbers
+
+
+def call_arguments(call: ToolCall) -> Any:
+    """A call's arguments as a value; {} if the answer was cut short in the middle of them."""
+    try:
+        return orjson.loads(call.arguments)
+    except orjson.JSONDecodeError:
+        return {}

@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import Body, Int, read_body
-from headstart.server.errors import CLIENT_GONE, ApiError, not_supported, shorten
+from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import MAX_INPUTS, MAX_VALUES, check_fits, check_length
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import is_id, tokenize_mixed
-from headstart.server.routing import Routes, post
+from headstart.server.routing import Routes, json_response
 from headstart.server.single_event import single_event
-from headstart.server.threads import ClientGoneError, unless_left
+from headstart.server.threads import unless_left
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError
 from headstart.types.report import EmbeddingInfo
@@ -29,7 +28,7 @@ from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
 LARGEST = 32760.0  # number of a vector that is scaled with embd_normalize 0
 
-router = Routes()
+routes = Routes()
 
 
 class EmbeddingBody(Body):
@@ -52,16 +51,18 @@ class EmbeddingBody(Body):
     )
 
 
-@post(router, "/v1/embeddings", body=EmbeddingBody, answer="`data`: a list of vectors; `usage`")
+@routes.post("/v1/embeddings", body=EmbeddingBody, answer="`data`: a list of vectors; `usage`")
 async def embeddings(http: HttpRequest) -> Response:
     """Turn texts into vectors."""
     return await _embed(http, is_openai=True)
 
 
-@post(
-    router, "/embedding", "/embeddings", body=EmbeddingBody,
+@routes.post(
+    "/embedding",
+    "/embeddings",
+    body=EmbeddingBody,
     answer="a list with `index` and `embedding`, a list of vectors",
-)  # fmt: skip
+)
 async def embedding(http: HttpRequest) -> Response:
     """Turn texts into vectors; without pooling one for each token."""
     return await _embed(http, is_openai=False)
@@ -79,17 +80,11 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     body = await read_body(http, EmbeddingBody)
     _check(body, info)
     is_openai = is_openai and body.input is not None
-    try:
-        event = await embed(
-            http, service, lambda: read_inputs(_given(body), service.served.vocab, info)
-        )
-        write = _openai_answer if is_openai else _native_answer
-        data = await unless_left(
-            http.receive, service.text_threads.run(lambda: write(body, service, event))
-        )
-    except ClientGoneError:
-        return Response(status_code=CLIENT_GONE)
-    return Response(data, media_type="application/json")
+    given = body.content if body.input is None else body.input
+    event = await embed(http, service, lambda: read_inputs(given, service.served.vocab, info))
+    write = _openai_answer if is_openai else _native_answer
+    run = service.text_threads.run(lambda: json_response(write(body, service, event)))
+    return await unless_left(http.receive, run)
 
 
 def embedding_info(service: Service) -> EmbeddingInfo:
@@ -142,10 +137,6 @@ def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
         raise ApiError(
             400, f"dimensions is {body.dimensions} but must be from 1 to {info.size}, the model's"
         )
-
-
-def _given(body: EmbeddingBody) -> Any:
-    return body.content if body.input is None else body.input
 
 
 def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]]:
@@ -248,7 +239,7 @@ def finished(
     return [normalize(vectors[:, :dimensions], wanted) for vectors in event.vectors]
 
 
-def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> bytes:
+def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> Any:
     data: list[dict[str, Any]] = []
     for index, rows in enumerate(finished(event, service, body.embd_normalize, body.dimensions)):
         vector = np.ascontiguousarray(rows[0], np.dtype("<f4"))
@@ -259,15 +250,9 @@ def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent)
         data.append(said)
     usage = {"prompt_tokens": event.num_tokens, "total_tokens": event.num_tokens}
     model = body.model or service.served.alias
-    return _dump({"model": model, "object": "list", "usage": usage, "data": data})
+    return {"model": model, "object": "list", "usage": usage, "data": data}
 
 
-def _native_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> bytes:
+def _native_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> Any:
     rows = finished(event, service, body.embd_normalize, body.dimensions)
-    return _dump(
-        [{"index": i, "embedding": np.ascontiguousarray(one)} for i, one in enumerate(rows)]
-    )
-
-
-def _dump(data: Any) -> bytes:
-    return orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+    return [{"index": i, "embedding": np.ascontiguousarray(one)} for i, one in enumerate(rows)]

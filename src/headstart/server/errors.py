@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headstart.server.threads import ClientGoneError
 from headstart.types.errors import (
     BackendError,
     CapacityError,
@@ -23,8 +24,7 @@ from headstart.types.errors import (
 
 logger = logging.getLogger(__name__)
 
-# Every answer that is an error: its status, the `type` in its body, and when; docs/errors.md is
-# made from it.
+# Every error response: status, `type` in the body, and cause. docs/errors.md is generated from it.
 ANSWERS = (
     (
         400,
@@ -86,13 +86,13 @@ ANSWERS = (
         "loading, restarting, or too many requests wait; try again after `Retry-After` seconds",
     ),
 )
-CLIENT_GONE = 499  # nginx's status; nobody reads it
-# of a status with several, the first
+CLIENT_GONE = 499  # as nginx logs it; the client has disconnected
+# the first `type` of each status
 TYPES = {status: type for status, type, _ in reversed(ANSWERS)}
 
 
 class _Repr(reprlib.Repr):
-    """Python's notation but for the words that JSON has others for."""
+    """Python's notation, except null, true and false."""
 
     def repr_NoneType(self, value: None, level: int) -> str:
         return "null"
@@ -107,12 +107,12 @@ _repr.maxlist = _repr.maxdict = 3
 
 
 def shorten(value: object) -> str:
-    """Return a value from a request as an error shows it, however large it is."""
+    """Return a short form of a request's value for an error message."""
     return _repr.repr(value)
 
 
 class ApiError(Exception):
-    """An answer with this status; `type` where it is not the usual one of the status."""
+    """An error response; `type` defaults to the usual one of the status."""
 
     def __init__(
         self, status: int, message: str, *, type: str | None = None, retry_after: int | None = None
@@ -124,7 +124,7 @@ class ApiError(Exception):
 
 
 def not_supported(message: str) -> ApiError:
-    """A request for something that is not built: the client can leave it out, hence 400."""
+    """Error for a field that asks for something not implemented; 400, as it can be left out."""
     return ApiError(400, message, type="not_supported_error")
 
 
@@ -155,7 +155,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 def error_response(error: Exception) -> Response:
-    """Return the whole HTTP answer for an exception."""
+    """Return the HTTP response for an exception."""
     body = error_body(error)
     status = body["error"]["code"]
     headers = {}
@@ -168,16 +168,17 @@ def error_response(error: Exception) -> Response:
 
 
 def install(app: Starlette) -> None:
-    """Make every failure of a route an answer in this shape."""
+    """Turn exceptions of routes into responses of this shape."""
     app.add_exception_handler(ApiError, _answer)
+    app.add_exception_handler(ClientGoneError, lambda _, error: Response(status_code=CLIENT_GONE))
     app.add_exception_handler(HeadstartError, _answer_and_log)
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(Exception, _answer)
 
 
 def log_failure(error: Exception) -> None:
-    """Log what is our fault, not the client's."""
-    if not isinstance(error, ApiError | RequestError | CapacityError):
+    """Log errors that the client did not cause."""
+    if not isinstance(error, ApiError | RequestError | CapacityError | ClientGoneError):
         logger.error("request failed: %s", error, exc_info=not isinstance(error, HeadstartError))
 
 
@@ -195,7 +196,7 @@ def _answer_and_log(request: Request, error: Exception) -> Response:
 
 
 def _answer_http(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such route (404), another method (405)."""
+    """Answer Starlette's own errors: unknown path (404), wrong method (405)."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:

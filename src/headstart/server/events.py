@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from headstart.server import sse
 from headstart.server.model import Service, service_of
-from headstart.server.routing import Routes, get
+from headstart.server.routing import Routes
 from headstart.server.status import slot_state, speculation_state
 from headstart.structures.rss import resident_bytes
 from headstart.types.report import WorkerReport
@@ -22,10 +22,10 @@ POLL_SECONDS = 0.2  # between two looks for a new report; so at most five states
 REPEAT_SECONDS = 1.0  # a state that stays the same is sent again, because its speed falls to 0
 SPEED_SECONDS = 1.0  # tokens a second are a mean over so long
 
-router = Routes()
+routes = Routes()
 
 
-@get(router, "/events", answer="server-sent events, one state each")
+@routes.get("/events", answer="server-sent events, one state each")
 async def events(http: HttpRequest) -> Response:
     """Stream the state of slots, queue, speculation and memory as it changes."""
     states = _states(service_of(http))

@@ -20,15 +20,13 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer
+from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
-from headstart.server.calls import make_choices, new_call
 from headstart.server.dialect import Dialect
 from headstart.server.limits import BYTES_PER_TOKEN
-from headstart.server.model import service_of
 from headstart.server.native import NativeDialect, num_logprobs
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
-from headstart.server.routing import Routes, post
+from headstart.server.routing import Routes
 from headstart.server.schemas import InfillBody, InfillExtra
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError
@@ -37,25 +35,23 @@ from headstart.types.report import WorkerInfo
 REPOSITORY, FILE = "myproject\n", "filename\n"  # llama-server's; the request does not say
 SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for vocabularies without a marker
 
-router = Routes()
+routes = Routes()
 
 
-@post(router, "/infill", body=InfillBody, answer="as `/completion`")
+@routes.post("/infill", body=InfillBody, answer="as `/completion`")
 async def infill(http: HttpRequest) -> Response:
     """Fill in what is missing between a prefix and a suffix."""
-    service = service_of(http)
     body = await read_body(http, InfillBody)
-    call = new_call(http, service, "infill")
+    call = new_call(http, "infill-")
 
     def prepare() -> Dialect:
         vocab = call.model.vocab
         tokens = infill_prompt(body, vocab, call.info)
         prompt = Prompt(tokens, tokens_text(tokens, vocab), echo="")
-        return NativeDialect(
-            call, body, make_choices(body, [prompt], call, num_logprobs(body, vocab))
-        )
+        choices = make_choices(body, [prompt], call, num_logprobs(body, vocab))
+        return NativeDialect(call, body, choices)
 
-    return await answer(http, service, prepare)
+    return await answer(http, prepare)
 
 
 def fill_in(parts: tuple[str, str], vocab: Vocab, info: WorkerInfo) -> Prompt:

@@ -25,7 +25,6 @@ from headstart.config import ServerConfig
 from headstart.server.app import create_app
 from headstart.server.connections import ConnectionLimits, LimitedProtocol
 from headstart.server.extras import Extras
-from headstart.server.header_names import HeaderNames
 from headstart.server.model import ServedModel, Service
 from headstart.server.tools import hosted
 from headstart.types.errors import ConfigError
@@ -83,7 +82,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     """
     protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits.of(config))
     return uvicorn.Config(
-        HeaderNames(app),
+        app,
         http=protocol,
         ws="none",
         lifespan="on",

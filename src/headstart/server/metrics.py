@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -13,13 +15,13 @@ from starlette.responses import Response
 from headstart.server.errors import ApiError
 from headstart.server.metric import Metric, Sample
 from headstart.server.model import service_of
-from headstart.server.routing import Routes, get
-from headstart.types.report import SpeculatorReport, WorkerReport
+from headstart.server.routing import Routes
+from headstart.types.report import WorkerReport
 
-router = Routes()
+routes = Routes()
 
 
-@get(router, "/metrics", answer="counters and gauges in Prometheus' text format")
+@routes.get("/metrics", answer="counters and gauges in Prometheus' text format")
 async def metrics(http: HttpRequest) -> Response:
     """Report all counters since the start."""
     service = service_of(http)
@@ -35,233 +37,163 @@ def render(report: WorkerReport) -> str:
     return "".join(line for metric in METRICS for line in metric.lines(report))
 
 
-def _now(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
-    return lambda report: [({}, getattr(report, name))]
+def _value(name: str, path: str, help: str, label: str = "") -> Metric[WorkerReport]:
+    """An attribute of the report; with a label, one sample for each of its entries."""
+    read = attrgetter(path)
+    labels = (label,) if label else ()
+    return Metric(name, _kind(name), help, lambda report: _samples({}, read(report), label), labels)
 
 
-def _counter(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
-    return lambda report: [({}, getattr(report.counters, name))]
+def _each(name: str, path: str, help: str, label: str = "") -> Metric[WorkerReport]:
+    """The same of each speculator's report."""
+    read = attrgetter(path)
+
+    def samples(report: WorkerReport) -> Iterable[Sample]:
+        for one in report.speculators:
+            yield from _samples({"speculator": one.name}, read(one), label)
+
+    return Metric(name, _kind(name), help, samples, ("speculator", *([label] if label else [])))
 
 
-def _drafts(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
-    return lambda report: [({}, getattr(report.drafts, name))]
+def _kind(name: str) -> str:
+    is_counter = name.endswith("_total") or name == "llamacpp:n_tokens_max"
+    return "counter" if is_counter else "gauge"
 
 
-def _ratio(above: str, below: str) -> Callable[[WorkerReport], Iterable[Sample]]:
+def _samples(labels: dict[str, str], value: Any, label: str) -> Iterable[Sample]:
+    if not label:
+        return [(labels, float(value))]
+    entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+    return [(labels | {label: str(key)}, count) for key, count in entries]
+
+
+def _ratio(name: str, above: str, below: str, help: str) -> Metric[WorkerReport]:
+    """A quotient of two counters; 0 before anything was counted."""
+
     def read(report: WorkerReport) -> Iterable[Sample]:
         divisor = getattr(report.counters, below)
         return [({}, getattr(report.counters, above) / divisor if divisor else 0.0)]
 
-    return read
+    return Metric(name, "gauge", help, read)
 
-
-def _each(read: Callable[[SpeculatorReport], float]) -> Callable[[WorkerReport], Iterable[Sample]]:
-    return lambda report: [({"speculator": one.name}, read(one)) for one in report.speculators]
-
-
-def _positions(
-    read: Callable[[SpeculatorReport], Iterable[int]],
-) -> Callable[[WorkerReport], Iterable[Sample]]:
-    return lambda report: [
-        ({"speculator": one.name, "position": str(position)}, count)
-        for one in report.speculators
-        for position, count in enumerate(read(one))
-    ]
-
-
-def _counterfactual(name: str) -> Callable[[WorkerReport], Iterable[Sample]]:
-    """Of each speculator alone: by fixed length, and in hindsight."""
-
-    def read(report: WorkerReport) -> Iterable[Sample]:
-        told = report.control.get("counterfactual") or {"speculators": {}}
-        return [
-            ({"speculator": speculator, "length": length}, speed[name])
-            for speculator, one in told["speculators"].items()
-            for length, speed in {**one["by_length"], "hindsight": one["hindsight"]}.items()
-            if speed[name] is not None
-        ]
-
-    return read
-
-
-def _reasons(report: WorkerReport) -> Iterable[Sample]:
-    return [
-        ({"speculator": one.name, "reason": reason}, count)
-        for one in report.speculators
-        for reason, count in one.stats.reasons.items()
-    ]
-
-
-def _seconds(report: WorkerReport) -> Iterable[Sample]:
-    return [
-        ({"speculator": one.name, "phase": phase}, seconds)
-        for one in report.speculators
-        for phase, seconds in one.seconds.items()
-    ]
-
-
-_SPECULATOR = ("speculator",)
-_POSITION = ("speculator", "position")
 
 METRICS: tuple[Metric[WorkerReport], ...] = (
-    Metric(
+    _value(
         "llamacpp:prompt_tokens_total",
-        "counter",
+        "counters.prompt_tokens",
         "Prompt tokens decoded for requests that ended, cached ones excluded",
-        _counter("prompt_tokens"),
     ),
-    Metric(
+    _value(
         "llamacpp:prompt_tokens_cached_total",
-        "counter",
+        "counters.prompt_tokens_cached",
         "Prompt tokens of requests that ended, reused from the cache",
-        _counter("prompt_tokens_cached"),
     ),
-    Metric(
+    _value(
         "llamacpp:prompt_seconds_total",
-        "counter",
+        "counters.prompt_seconds",
         "Seconds of reading the prompts of requests that ended",
-        _counter("prompt_seconds"),
     ),
-    Metric(
+    _value(
         "llamacpp:tokens_predicted_total",
-        "counter",
+        "counters.tokens_predicted",
         "Tokens generated for requests that ended",
-        _counter("tokens_predicted"),
     ),
-    Metric(
+    _value(
         "llamacpp:tokens_predicted_seconds_total",
-        "counter",
+        "counters.predicted_seconds",
         "Seconds of generating for requests that ended",
-        _counter("predicted_seconds"),
     ),
-    Metric(
-        "llamacpp:n_decode_total", "counter", "Decodes of the target model", _counter("num_decodes")
-    ),
-    Metric(
+    _value("llamacpp:n_decode_total", "counters.num_decodes", "Decodes of the target model"),
+    _value(
         "llamacpp:n_tokens_max",
-        "counter",
+        "counters.max_tokens_in_cache",
         "Most tokens of one request that ended, prompt and answer",
-        _counter("max_tokens_in_cache"),
     ),
-    Metric(
-        "llamacpp:spec_decode_num_draft_tokens_total",
-        "counter",
-        "Draft tokens verified",
-        _drafts("num_drafted"),
+    _value(
+        "llamacpp:spec_decode_num_draft_tokens_total", "drafts.num_drafted", "Draft tokens verified"
     ),
-    Metric(
+    _value(
         "llamacpp:spec_decode_num_accepted_tokens_total",
-        "counter",
+        "drafts.num_accepted",
         "Draft tokens accepted",
-        _drafts("num_accepted"),
     ),
-    Metric(
-        "llamacpp:spec_decode_num_drafts_total",
-        "counter",
-        "Verify steps with a draft",
-        _drafts("num_drafts"),
+    _value(
+        "llamacpp:spec_decode_num_drafts_total", "drafts.num_drafts", "Verify steps with a draft"
     ),
-    Metric(
+    _value(
         "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
-        "counter",
+        "drafts.accepted_by_position",
         "Draft tokens accepted by position",
-        lambda report: [
-            ({"position": str(i)}, count)
-            for i, count in enumerate(report.drafts.accepted_by_position)
-        ],
-        ("position",),
+        "position",
     ),
-    Metric(
+    _ratio(
         "llamacpp:prompt_tokens_seconds",
-        "gauge",
+        "prompt_tokens",
+        "prompt_seconds",
         "Prompt tokens per second, average since the start",
-        _ratio("prompt_tokens", "prompt_seconds"),
     ),
-    Metric(
+    _ratio(
         "llamacpp:predicted_tokens_seconds",
-        "gauge",
+        "tokens_predicted",
+        "predicted_seconds",
         "Generated tokens per second of a request, average since the start",
-        _ratio("tokens_predicted", "predicted_seconds"),
     ),
-    Metric(
-        "llamacpp:requests_processing", "gauge", "Requests that hold a slot", _now("num_processing")
-    ),
-    Metric(
-        "llamacpp:requests_deferred", "gauge", "Requests that wait for a slot", _now("num_waiting")
-    ),
-    Metric(
+    _value("llamacpp:requests_processing", "num_processing", "Requests that hold a slot"),
+    _value("llamacpp:requests_deferred", "num_waiting", "Requests that wait for a slot"),
+    _ratio(
         "llamacpp:n_busy_slots_per_decode",
-        "gauge",
+        "busy_slots",
+        "num_decodes",
         "Busy slots per decode, average since the start",
-        _ratio("busy_slots", "num_decodes"),
     ),
-    Metric(
+    _value(
         "headstart_padding_rows_total",
-        "counter",
+        "counters.padding_rows",
         "Rows that nobody needs, decoded because so wide a step takes less time",
-        _counter("padding_rows"),
     ),
-    Metric("headstart_requests_total", "counter", "Requests that ended", _counter("requests")),
-    Metric(
+    _value("headstart_requests_total", "counters.requests", "Requests that ended"),
+    _value(
         "headstart_embedding_requests_total",
-        "counter",
+        "counters.embedding_requests",
         "Requests for embeddings or scores that ended",
-        _counter("embedding_requests"),
     ),
-    Metric(
+    _value(
         "headstart_embedded_tokens_total",
-        "counter",
+        "counters.embedded_tokens",
         "Tokens of texts that were embedded or ranked",
-        _counter("embedded_tokens"),
     ),
-    Metric(
+    _value(
         "headstart_requests_failed_total",
-        "counter",
+        "counters.requests_failed",
         "Requests that ended with an error",
-        _counter("requests_failed"),
     ),
-    Metric(
+    _value(
         "headstart_preemptions_total",
-        "counter",
+        "counters.preemptions",
         "Requests put back into the queue because the cache was full",
-        _counter("preemptions"),
     ),
-    Metric(
+    _value(
         "headstart_prompts_saved_total",
-        "counter",
+        "counters.prompts_saved",
         "Prompts that lost their place in the model's cache and were kept in main memory",
-        _counter("prompts_saved"),
     ),
-    Metric(
+    _value(
         "headstart_prompts_restored_total",
-        "counter",
+        "counters.prompts_restored",
         "Prompts brought back from main memory",
-        _counter("prompts_restored"),
     ),
-    Metric(
+    _value(
         "headstart_prompt_tokens_restored_total",
-        "counter",
+        "counters.prompt_tokens_restored",
         "Tokens of the prompts brought back from main memory",
-        _counter("prompt_tokens_restored"),
     ),
-    Metric(
-        "headstart_prompts_in_memory",
-        "gauge",
-        "Prompts kept in main memory",
-        _now("prompts_in_memory"),
-    ),
-    Metric(
+    _value("headstart_prompts_in_memory", "prompts_in_memory", "Prompts kept in main memory"),
+    _value(
         "headstart_prompts_in_memory_bytes",
-        "gauge",
+        "prompt_bytes_in_memory",
         "Bytes of the prompts kept in main memory",
-        _now("prompt_bytes_in_memory"),
     ),
-    Metric(
-        "headstart_engine_restarts_total",
-        "counter",
-        "Restarts of the engine process",
-        _now("engine_restarts"),
-    ),
+    _value("headstart_engine_restarts_total", "engine_restarts", "Restarts of the engine process"),
     Metric(
         "headstart_step_seconds_total",
         "counter",
@@ -272,125 +204,64 @@ METRICS: tuple[Metric[WorkerReport], ...] = (
         ],
         ("part",),
     ),
-    Metric(
+    _value(
         "headstart_engine_memory_bytes",
-        "gauge",
+        "memory_bytes",
         "Memory of the engine's process in RAM, mapped model files included",
-        _now("memory_bytes"),
     ),
-    Metric(
-        "headstart_counterfactual_tokens_per_second",
-        "gauge",
-        "What a speculator alone would have given on the texts of every 16th request, at the "
-        "prices of one request alone: by fixed length, and in hindsight",
-        _counterfactual("tokens_per_second"),
-        ("speculator", "length"),
-    ),
-    Metric(
-        "headstart_counterfactual_error",
-        "gauge",
-        "Standard error of that, in tokens per second",
-        _counterfactual("error"),
-        ("speculator", "length"),
-    ),
-    Metric(
-        "headstart_counterfactual_speedup",
-        "gauge",
-        "The same relative to no drafts",
-        _counterfactual("speedup"),
-        ("speculator", "length"),
-    ),
-    Metric(
+    _each(
         "headstart_speculator_calls_total",
-        "counter",
+        "stats.num_calls",
         "Times a speculator was asked for a draft, per request and step",
-        _each(lambda one: one.stats.num_calls),
-        _SPECULATOR,
     ),
-    Metric(
-        "headstart_drafts_offered_total",
-        "counter",
-        "Drafts that a speculator made",
-        _each(lambda one: one.stats.num_offered),
-        _SPECULATOR,
-    ),
-    Metric(
-        "headstart_drafts_total",
-        "counter",
-        "Drafts verified",
-        _each(lambda one: one.stats.num_drafts),
-        _SPECULATOR,
-    ),
-    Metric(
+    _each("headstart_drafts_offered_total", "stats.num_offered", "Drafts that a speculator made"),
+    _each("headstart_drafts_total", "stats.num_drafts", "Drafts verified"),
+    _each(
         "headstart_drafts_accepted_total",
-        "counter",
+        "stats.num_drafts_accepted",
         "Drafts of which a token was accepted",
-        _each(lambda one: one.stats.num_drafts_accepted),
-        _SPECULATOR,
     ),
-    Metric(
-        "headstart_draft_tokens_total",
-        "counter",
-        "Draft tokens verified",
-        _each(lambda one: one.stats.num_drafted),
-        _SPECULATOR,
-    ),
-    Metric(
-        "headstart_draft_tokens_accepted_total",
-        "counter",
-        "Draft tokens accepted",
-        _each(lambda one: one.stats.num_accepted),
-        _SPECULATOR,
-    ),
-    Metric(
+    _each("headstart_draft_tokens_total", "stats.num_drafted", "Draft tokens verified"),
+    _each("headstart_draft_tokens_accepted_total", "stats.num_accepted", "Draft tokens accepted"),
+    _each(
         "headstart_rows_wasted_total",
-        "counter",
+        "stats.num_rows_wasted",
         "Rows of the target that held rejected draft tokens",
-        _each(lambda one: one.stats.num_rows_wasted),
-        _SPECULATOR,
     ),
-    Metric(
+    _each(
         "headstart_draft_tokens_by_position_total",
-        "counter",
+        "stats.drafted_by_position",
         "Draft tokens verified by position in the draft",
-        _positions(lambda one: one.stats.drafted_by_position),
-        _POSITION,
+        "position",
     ),
-    Metric(
+    _each(
         "headstart_draft_tokens_accepted_by_position_total",
-        "counter",
+        "stats.accepted_by_position",
         "Draft tokens accepted by position in the draft",
-        _positions(lambda one: one.stats.accepted_by_position),
-        _POSITION,
+        "position",
     ),
-    Metric(
+    _each(
         "headstart_speculator_reasons_total",
-        "counter",
+        "stats.reasons",
         "Steps of a slot in which no draft of a speculator was verified, by its reason",
-        _reasons,
-        ("speculator", "reason"),
+        "reason",
     ),
-    Metric(
-        "headstart_speculator_seconds_total",
-        "counter",
-        "Seconds in a speculator by phase",
-        _seconds,
-        ("speculator", "phase"),
+    _each(
+        "headstart_speculator_seconds_total", "seconds", "Seconds in a speculator by phase", "phase"
     ),
     Metric(
         "headstart_speculator_failed",
         "gauge",
         "1 if the speculator was switched off by an error",
-        _each(lambda one: float(bool(one.failure))),
-        _SPECULATOR,
-    ),
-    Metric(
-        "headstart_steps_without_draft_total",
-        "counter",
-        "Steps of a slot without a draft by reason",
         lambda report: [
-            ({"reason": reason}, count) for reason, count in report.drafts.reasons.items()
+            ({"speculator": s.name}, float(bool(s.failure))) for s in report.speculators
         ],
-        ("reason",),
+        ("speculator",),
+    ),
+    _value(
+        "headstart_steps_without_draft_total",
+        "drafts.reasons",
+        "Steps of a slot without a draft by reason",
+        "reason",
     ),
 )

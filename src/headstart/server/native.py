@@ -8,24 +8,21 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer
+from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
-from headstart.server.calls import make_choices, new_call
-from headstart.server.dialect import Choice, Dialect, Piece, SingleDialect
+from headstart.server.dialect import Choice, Chunk, Dialect, Piece, SingleDialect
 from headstart.server.limits import MAX_NAMES, check_length
-from headstart.server.model import service_of
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import read_prompts
-from headstart.server.routing import Routes, post
+from headstart.server.routing import Routes
 from headstart.server.schemas import NativeBody
 from headstart.server.translate import Call, check_num_logprobs
 from headstart.types import Vocab
 
-router = Routes()
+routes = Routes()
 
 
-@post(
-    router,
+@routes.post(
     "/completion",
     "/completions",
     body=NativeBody,
@@ -33,25 +30,20 @@ router = Routes()
 )
 async def completion(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
-    service = service_of(http)
     body = await read_body(http, NativeBody)
-    call = new_call(http, service, "cmpl")
+    call = new_call(http, "cmpl-")
 
     def prepare() -> Dialect:
         vocab = call.model.vocab
-        choices = make_choices(
-            body,
-            read_prompts(body.prompt, vocab, call.info.context_size),
-            call,
-            num_logprobs(body, vocab),
-        )
+        prompts = read_prompts(body.prompt, vocab, call.info.context_size)
+        choices = make_choices(body, prompts, call, num_logprobs(body, vocab))
         return NativeDialect(call, body, choices)
 
-    return await answer(http, service, prepare)
+    return await answer(http, prepare)
 
 
 def num_logprobs(body: NativeBody, vocab: Vocab) -> int | None:
-    """Return how many alternatives to show per token; None for no log probabilities.
+    """Alternatives to show per token; None for no log probabilities.
 
     Raises:
         ApiError: more than the vocabulary has.
@@ -64,17 +56,15 @@ def num_logprobs(body: NativeBody, vocab: Vocab) -> int | None:
 class NativeDialect(SingleDialect):
     """Flat objects, one per choice; a stream ends with the last `stop: true`."""
 
-    ends_with_done = False
-
     def __init__(self, call: Call, body: NativeBody, choices: list[Choice]) -> None:
         super().__init__(call, body, choices)
         check_length("response_fields", body.response_fields, MAX_NAMES)
         self._fields = body.response_fields
 
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+    def opening(self, choice: Choice) -> list[Chunk]:
         return [self.delta(choice, Piece(choice.prompt.echo))] if self.body.echo else []
 
-    def delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+    def delta(self, choice: Choice, piece: Piece) -> Chunk:
         chunk = {
             "index": choice.index,
             "content": piece.text,
@@ -88,7 +78,7 @@ class NativeDialect(SingleDialect):
             chunk["completion_probabilities"] = self.probabilities(choice, piece.logprobs)
         return chunk | self.extras(piece)
 
-    def closing(self, choice: Choice) -> list[dict[str, Any]]:
+    def closing(self, choice: Choice) -> list[Chunk]:
         return [native_answer(self.call, self.body, choice, "", ())]
 
     def whole(self) -> Any:
@@ -104,9 +94,7 @@ class NativeDialect(SingleDialect):
 
 
 def pick_fields(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Keep these fields; "timings/prompt_n" reaches inside and stays one flat key. Unknown ones are
-    left out.
-    """
+    """Keep these fields; "timings/prompt_n" names a nested one and stays a flat key."""
     picked: dict[str, Any] = {}
     for path in paths:
         value: Any = result

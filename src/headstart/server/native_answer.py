@@ -1,14 +1,17 @@
-"""An answer in llama-server's own form: of /completion, and as `__verbose` of other routes."""
+"""An answer in llama-server's own form, for /completion and as `__verbose` of other routes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headstart.server.adapters import described_scales
-from headstart.server.results import counterfactual, speculative_metrics, timings
+from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import GenerationBody
-from headstart.server.translate import Call, generation_settings
+from headstart.server.translate import Call
+from headstart.types.request import Request
 
 if TYPE_CHECKING:
     from headstart.server.dialect import Choice
@@ -19,7 +22,7 @@ STOP_TYPES = {"eos": "eos", "word": "word", "length": "limit", "cancelled": "non
 def native_answer(
     call: Call, body: GenerationBody, choice: Choice, text: str, tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """The last object of an answer that is over."""
+    """The last object of a finished answer."""
     assert choice.finish
     stats = choice.stats
     return {
@@ -40,11 +43,54 @@ def native_answer(
         "truncated": choice.finish.truncated,
         "stop_type": STOP_TYPES[choice.finish.reason],
         "stopping_word": choice.finish.stopping_word,
-        # what the slot holds now; the last token is not decoded
+        # in the slot now; the last token is not decoded
         "tokens_cached": min(
             stats.num_prompt + max(0, stats.num_emitted - 1), call.info.context_size - 1
         ),
         "timings": timings(stats),
         "metrics": speculative_metrics(stats, is_whole=body.return_metrics),
-        **(counterfactual(stats) if body.counterfactual else {}),
     }
+
+
+def generation_settings(
+    request: Request, body: GenerationBody | None = None, eog_ids: Iterable[int] = ()
+) -> dict[str, Any]:
+    """The values that a request ran with, under llama-server's names.
+
+    `eog_ids`: what `ignore_eos` bans.
+    """
+    sampling = request.sampling
+    settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
+    limit = -1 if request.max_tokens is None else request.max_tokens
+    speculative = request.speculative
+    return settings | {
+        "logit_bias": [
+            {"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()
+        ]
+        + [{"token": token, "bias": None} for token in eog_ids if sampling.ignore_eos],
+        "max_tokens": limit,
+        "n_predict": limit,
+        "stop": [stop.decode("utf-8", "replace") for stop in request.stop],
+        "n_indent": request.min_indent,
+        "n_probs": request.num_logprobs or 0,
+        "post_sampling_probs": request.post_sampling_probs,
+        "grammar": "" if request.constraint is None else request.constraint.text,
+        "grammar_lazy": request.constraint is not None and bool(request.constraint.triggers),
+        "cache_prompt": request.cache_prompt,
+        "n_cache_reuse": request.cache_reuse,
+        "n_keep": request.num_keep,
+        "n_discard": request.num_discard,
+        "stream": body.stream if body else False,
+        "timings_per_token": body.timings_per_token if body else False,
+        "mirostat": 0,
+        "speculative.mode": None if speculative.mode is None else speculative.mode.value,
+        "speculative.types": speculative.types,
+        "speculative.n_max": speculative.n_max,
+        "speculative.n_min": speculative.n_min,
+        "speculative.p_min": speculative.p_min,
+    }
+
+
+def _finite(value: float) -> float | bool:
+    """JSON has no infinity: a banned token reads false, as it was sent."""
+    return value if math.isfinite(value) else False

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import orjson
 
-from headstart.server.dialect import Choice, Dialect, Piece
+from headstart.server.dialect import Choice, Dialect, Piece, call_arguments
+from headstart.server.ollama_models import written_time
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallBegin, Content, Thoughts, ToolCall
@@ -17,20 +18,14 @@ from headstart.text.toolcalls.events import AnswerEvent, CallBegin, Content, Tho
 Line = dict[str, Any]
 
 
-def now() -> str:
-    """The time as Ollama writes it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
 class OllamaDialect(Dialect):
-    """What chat and generate have in common; `model` is the name that was asked for."""
+    """Common parts of chat and generate; `model` is the name in the request."""
 
-    ends_with_done = False
     media_type = "application/x-ndjson"
-    can_ping = False  # a line that is no JSON breaks its clients
+    can_ping = False  # its clients read each line as JSON
 
     def __init__(
-        self, call: Call, body: GenerationBody, choices: list[Choice], model: str | None
+        self, model: str | None, call: Call, body: GenerationBody, choices: list[Choice]
     ) -> None:
         super().__init__(call, body, choices)
         self._model = model or call.model.alias
@@ -42,16 +37,10 @@ class OllamaDialect(Dialect):
     def encode_error(self, body: dict[str, Any]) -> bytes:
         return self.encode({"error": body["error"]["message"]})
 
-    def wants(self, piece: Piece) -> bool:
-        return bool(piece.events)
-
-    def opening(self, choice: Choice) -> list[Line]:
-        return []
-
     def deltas(self, choice: Choice, piece: Piece) -> list[Line]:
         lines = []
         for event in piece.events:
-            if isinstance(event, CallBegin):  # the calls before it are complete
+            if isinstance(event, CallBegin):  # so the calls before it are complete
                 lines += self._calls(choice, event.index)
             elif said := self.said(event):
                 lines.append(self._line(said, is_done=False))
@@ -59,17 +48,17 @@ class OllamaDialect(Dialect):
 
     @abstractmethod
     def said(self, event: AnswerEvent) -> Line | None:
-        """What a line says of an event; None where it waits for more."""
+        """The fields for an event; None if it is not sent alone."""
 
     @abstractmethod
     def said_calls(self, calls: Sequence[ToolCall]) -> Line:
-        """What a line says of complete calls."""
+        """The fields for complete calls."""
 
     @abstractmethod
     def said_whole(self, choice: Choice) -> Line:
-        """What an answer says that is not streamed."""
+        """The fields of an answer that is not streamed."""
 
-    empty: ClassVar[Line]  # what the last line of a stream says
+    empty: ClassVar[Line]  # fields of the last line of a stream
 
     def closing(self, choice: Choice) -> list[Line]:
         calls = self._calls(choice, len(choice.message.calls))
@@ -85,7 +74,12 @@ class OllamaDialect(Dialect):
         return [self._line(self.said_calls(calls), is_done=False)] if calls else []
 
     def _line(self, said: Line, *, is_done: bool) -> Line:
-        return {"model": self._model, "created_at": now(), **said, "done": is_done}
+        return {
+            "model": self._model,
+            "created_at": written_time(time.time()),
+            **said,
+            "done": is_done,
+        }
 
     def _end(self, choice: Choice) -> Line:
         stats = choice.stats
@@ -130,12 +124,10 @@ class OllamaGenerateDialect(OllamaDialect):
 
     empty: ClassVar[Line] = {"response": ""}
 
-    def wants(self, piece: Piece) -> bool:
-        return bool(piece.events or piece.text)
-
     def deltas(self, choice: Choice, piece: Piece) -> list[Line]:
         if choice.parser is None:
-            return [self._line({"response": piece.text}, is_done=False)]
+            text = piece.text
+            return [self._line({"response": text}, is_done=False)] if text else []
         return super().deltas(choice, piece)
 
     def said(self, event: AnswerEvent) -> Line | None:
@@ -147,7 +139,7 @@ class OllamaGenerateDialect(OllamaDialect):
         return None
 
     def said_calls(self, calls: Sequence[ToolCall]) -> Line:
-        return dict(self.empty)  # there are no tools, so there are no calls
+        return dict(self.empty)  # without tools there are no calls
 
     def said_whole(self, choice: Choice) -> Line:
         found = choice.message
@@ -168,9 +160,5 @@ def _message(content: str, more: Line | None = None) -> Line:
 
 
 def _call(call: ToolCall) -> Line:
-    """Arguments are an object here; of an answer that was cut they may be none."""
-    try:
-        arguments = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
-        arguments = {}
-    return {"id": call.call_id, "function": {"name": call.name, "arguments": arguments}}
+    function = {"name": call.name, "arguments": call_arguments(call)}
+    return {"id": call.call_id, "function": function}

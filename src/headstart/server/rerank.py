@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
 from headstart.server.body import Body, Int, read_body
 from headstart.server.embeddings import check_size, embed, tokenize_text
-from headstart.server.errors import CLIENT_GONE, ApiError, shorten
+from headstart.server.errors import ApiError, shorten
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import RerankForm, service_of
-from headstart.server.routing import Routes, post
-from headstart.server.threads import ClientGoneError
+from headstart.server.routing import Routes
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent
 
-router = Routes()
+routes = Routes()
 
 
 class RerankBody(Body):
@@ -39,11 +36,15 @@ class RerankBody(Body):
     model: str | None = None
 
 
-@post(
-    router, "/v1/rerank", "/rerank", "/reranking", "/v1/reranking", body=RerankBody,
+@routes.post(
+    "/v1/rerank",
+    "/rerank",
+    "/reranking",
+    "/v1/reranking",
+    body=RerankBody,
     answer="`results`: a list with `index` and `relevance_score`, the best first; `usage`",
-)  # fmt: skip
-async def rerank(http: HttpRequest) -> Response:
+)
+async def rerank(http: HttpRequest) -> Any:
     """Order documents by how well they answer a query."""
     service = service_of(http)
     info = service.info.embedding
@@ -63,12 +64,8 @@ async def rerank(http: HttpRequest) -> Response:
             for i, text in enumerate(documents)
         ]
 
-    try:
-        event = await embed(http, service, tokenize, prefix="rank")
-    except ClientGoneError:
-        return Response(status_code=CLIENT_GONE)
-    answer = _answer(body, documents, event, service.served.alias)
-    return Response(orjson.dumps(answer), media_type="application/json")
+    event = await embed(http, service, tokenize, prefix="rank")
+    return _answer(body, documents, event, service.served.alias)
 
 
 def _prompt(

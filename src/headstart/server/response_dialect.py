@@ -1,93 +1,70 @@
-"""Writes an answer as a response of OpenAI's: items, and events that open and close them."""
+"""Writes an answer as an OpenAI response: items, and events that open and close them."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from headstart.server import sse
-from headstart.server.dialect import Choice, Dialect, Piece
-from headstart.server.response_store import ResponseStore, StoredResponse
+from headstart.server.dialect import Choice, Chunk, Dialect, Piece
+from headstart.server.response_store import Item
 from headstart.server.responses_body import ResponsesBody
-from headstart.server.results import counterfactual, speculative_metrics, timings
+from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import ChatBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.request import ProgressEvent
 
-Item = dict[str, Any]
-Event = dict[str, Any]
-# of each kind of item: its part, the event that adds to it, and the one that ends it
-_PARTS = {
-    "message": ("output_text", "response.output_text"),
-    "reasoning": ("reasoning_text", "response.reasoning_text"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseInput:
-    """What a response answers."""
-
-    body: ResponsesBody
-    messages: Sequence[dict[str, Any]]  # of chat, history included, without instructions
-    input_items: Sequence[Item]
-
 
 class ResponsesDialect(Dialect):
     """One response; a stream opens and closes its items one after another."""
 
-    ends_with_done = False
-
     def __init__(
         self,
+        asked: ResponsesBody,
+        keep: Callable[[dict[str, Any]], None],
         call: Call,
         body: ChatBody,
         choices: list[Choice],
-        asked: ResponseInput,
-        store: ResponseStore,
     ) -> None:
+        """`keep` is called with the finished response."""
         super().__init__(call, body, choices)
-        self._is_parallel = body.parallel_tool_calls is not False
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back
         self._asked = asked
-        self._store = store
-        self._items: list[Item] = []  # the last one may be open
-        self._is_open = False
+        self._is_parallel = body.parallel_tool_calls is not False
+        self._keep = keep
+        self._logprobs: list[Chunk] = []  # of tokens whose text is held back
+        self._items: list[Item] = []
+        self._is_open = False  # the last item
         self._num_events = 0
 
-    def encode(self, chunk: Event) -> bytes:
-        """A chunk as a server-sent event; they are numbered as they are sent."""
-        name: str = chunk["type"]
+    def encode(self, chunk: Chunk) -> bytes:
+        """A chunk as a server-sent event with a number."""
         numbered = chunk | {"sequence_number": self._num_events}
         self._num_events += 1
-        return b"event: " + name.encode() + b"\n" + sse.event(numbered)
+        return sse.event(numbered, chunk["type"])
 
-    def encode_error(self, body: dict[str, Any]) -> bytes:
+    def encode_error(self, body: Chunk) -> bytes:
         error = body["error"]
         return self.encode(
             {"type": "error", "code": error["type"], "message": error["message"], "param": None}
         )
 
-    def wants(self, piece: Piece) -> bool:
-        return bool(piece.events or piece.logprobs)
-
-    def opening(self, choice: Choice) -> list[Event]:
+    def opening(self, choice: Choice) -> list[Chunk]:
         response = self._response(choice, "in_progress")
         kinds = ("response.created", "response.in_progress")
         return [{"type": kind, "response": response} for kind in kinds]
 
-    def progress(self, choice: Choice, event: ProgressEvent) -> list[Event]:
+    def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
         response = self._response(choice, "in_progress")
         said = {"type": "response.in_progress", "response": response}
         return [said | self.prompt_progress(event)]
 
-    def deltas(self, choice: Choice, piece: Piece) -> list[Event]:
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
         self._logprobs += self.probabilities(choice, piece.logprobs)
         return [chunk for event in piece.events for chunk in self._chunks(event)]
 
-    def _chunks(self, event: AnswerEvent) -> list[Event]:
+    def _chunks(self, event: AnswerEvent) -> list[Chunk]:
         match event:
             case Content(text):
                 opened = self._open(_message())
@@ -111,7 +88,7 @@ class ResponsesDialect(Dialect):
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
-    def _open(self, item: Item) -> list[Event]:
+    def _open(self, item: Item) -> list[Chunk]:
         """The events that begin an item, unless one of its kind is open."""
         if self._is_open and self._items[-1]["type"] == item["type"]:
             return []
@@ -127,7 +104,7 @@ class ResponsesDialect(Dialect):
         place = {**self._place(), "content_index": 0}
         return [*closing, added, {"type": "response.content_part.added", **place, "part": part}]
 
-    def _close(self) -> list[Event]:
+    def _close(self) -> list[Chunk]:
         """The events that end the item that is open."""
         if not self._is_open:
             return []
@@ -140,13 +117,12 @@ class ResponsesDialect(Dialect):
             said = {"name": item["name"], "arguments": item["arguments"]}
             return [{"type": "response.function_call_arguments.done", **place, **said}, done]
         part, place = item["content"][0], place | {"content_index": 0}
-        _, name = _PARTS[item["type"]]
-        ended: Event = {"type": f"{name}.done", **place, "text": part["text"]}
+        ended: Chunk = {"type": f"response.{part['type']}.done", **place, "text": part["text"]}
         if "logprobs" in part:
             ended["logprobs"] = part["logprobs"]
         return [ended, {"type": "response.content_part.done", **place, "part": part}, done]
 
-    def closing(self, choice: Choice) -> list[Event]:
+    def closing(self, choice: Choice) -> list[Chunk]:
         opened = [] if self._items else self._open(_message())
         closed = [*opened, *self._close()]
         response = self._finish(choice)
@@ -168,19 +144,16 @@ class ResponsesDialect(Dialect):
         return self._finish(choice) | self._numbers(choice)
 
     def _finish(self, choice: Choice) -> dict[str, Any]:
-        """The response as it is in the end; kept where the body does not say otherwise."""
+        """Keep and return the finished response."""
         is_cut = choice.finish_reason == "length"
         if is_cut:
             self._items[-1]["status"] = "incomplete"
         response = self._response(choice, "incomplete" if is_cut else "completed")
-        if self._asked.body.store:
-            messages = [*self._asked.messages, _as_message(choice)]
-            stored = StoredResponse(response, self._asked.input_items, messages)
-            self._store.put(self.call.namespace, stored)
+        self._keep(response)
         return response
 
     def _response(self, choice: Choice, status: str) -> dict[str, Any]:
-        asked, sampling = self._asked.body, choice.request.sampling
+        asked, sampling = self._asked, choice.request.sampling
         is_over = status != "in_progress"
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
@@ -222,11 +195,10 @@ class ResponsesDialect(Dialect):
         }
 
     def _numbers(self, choice: Choice) -> dict[str, Any]:
-        """What we add: times, acceptance, and the seed to repeat the answer."""
+        """Additions to OpenAI's format: timings, acceptance, and the seed that was used."""
         return {
             "timings": timings(choice.stats),
             "metrics": speculative_metrics(choice.stats, is_whole=self.body.return_metrics),
-            **(counterfactual(choice.stats) if self.body.counterfactual else {}),
             "seed": choice.request.sampling.seed,
         }
 
@@ -247,21 +219,3 @@ def _function_call(name: str, call_id: str) -> Item:
 
 def _item(prefix: str, kind: str) -> Item:
     return {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
-
-
-def _as_message(choice: Choice) -> dict[str, Any]:
-    """The answer as a message of the next prompt."""
-    found = choice.message
-    message: dict[str, Any] = {"role": "assistant", "content": found.content}
-    if found.thoughts:
-        message["reasoning_content"] = found.thoughts
-    if found.calls:
-        message["tool_calls"] = [
-            {
-                "id": one.call_id,
-                "type": "function",
-                "function": {"name": one.name, "arguments": one.arguments},
-            }
-            for one in found.calls
-        ]
-    return message

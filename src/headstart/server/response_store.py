@@ -1,10 +1,9 @@
-"""Responses that were kept, in memory and up to a bound: the longest unused ones go first."""
+"""Stored responses, in memory and up to a limit; the least recently used are dropped first."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +12,25 @@ import orjson
 MAX_RESPONSES, MAX_BYTES = 1000, 64 << 20
 
 
+Item = dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, what it answered, and the conversation that it ends."""
+    """A response, the items that it answered, and the items of the conversation before them."""
 
     response: dict[str, Any]
-    input_items: Sequence[dict[str, Any]]
-    messages: Sequence[dict[str, Any]]  # of chat, the answer included, without instructions
+    input_items: list[Item]
+    history: list[Item]
+
+    @property
+    def conversation(self) -> list[Item]:
+        """All items, those of the answer included; without instructions."""
+        return [*self.history, *self.input_items, *self.response["output"]]
 
 
 class ResponseStore:
-    """By tenant and id: nobody sees what another key's requests left. Thread-safe."""
+    """Responses by tenant and id. Thread-safe."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
@@ -36,9 +43,9 @@ class ResponseStore:
         return len(self._stored)
 
     def put(self, namespace: str, stored: StoredResponse) -> None:
-        """Keep a response; one that alone is larger than the bound is not kept."""
-        # the texts; what Python needs for them is a few times as much
-        parts = (stored.response, stored.input_items, stored.messages)
+        """Keep a response, unless it alone exceeds the limit."""
+        # of the JSON; the objects take a few times as much
+        parts = (stored.response, stored.input_items, stored.history)
         num_bytes = sum(len(orjson.dumps(part)) for part in parts)
         key = (namespace, stored.response["id"])
         with self._lock:
@@ -50,7 +57,7 @@ class ResponseStore:
                 self._num_bytes -= freed
 
     def get(self, namespace: str, response_id: str) -> StoredResponse | None:
-        """A response that is still kept."""
+        """The response, unless it was dropped."""
         with self._lock:
             found = self._stored.get((namespace, response_id))
             if found is None:
@@ -59,7 +66,7 @@ class ResponseStore:
             return found[0]
 
     def drop(self, namespace: str, response_id: str) -> bool:
-        """Forget a response; whether it was there."""
+        """Drop a response; return whether it was there."""
         with self._lock:
             found = self._stored.pop((namespace, response_id), None)
             if found is not None:

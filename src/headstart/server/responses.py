@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
+from functools import partial
 from typing import Any
 
-import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer
 from headstart.server.body import read_body
-from headstart.server.calls import make_choices, new_call
-from headstart.server.chat import num_logprobs
-from headstart.server.dialect import Dialect
+from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.errors import ApiError, shorten
-from headstart.server.model import Service, service_of
-from headstart.server.prompts import read_chat, render_messages
-from headstart.server.response_dialect import ResponseInput, ResponsesDialect
-from headstart.server.response_store import StoredResponse
+from headstart.server.model import service_of
+from headstart.server.response_dialect import ResponsesDialect
+from headstart.server.response_store import Item, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
-from headstart.server.routing import Routes, delete, get, post
-from headstart.server.schemas import ChatBody
-from headstart.server.tool_use import prepare_reading
+from headstart.server.routing import Routes
 
-router = Routes()
+routes = Routes()
 
 
-@post(
-    router,
+@routes.post(
     "/v1/responses",
     "/responses",
     body=ResponsesBody,
@@ -37,91 +29,76 @@ router = Routes()
 )
 async def create_response(http: HttpRequest) -> Response:
     """Answer a text or items, after those of a stored response."""
-    service = service_of(http)
     body = await read_body(http, ResponsesBody)
-    chat = _chat(http, service, body)
-    call = new_call(http, service, "resp", stop=service.served.template.stop)
-    call = dataclasses.replace(call, id=call.id.replace("-", "_"))
-    asked = ResponseInput(body, chat.messages[bool(body.instructions) :], _items(body.input))
+    history = _history(http, body)
+    chat = chat_body(body, history)
+    store, namespace = service_of(http).responses, http.scope["headstart.namespace"]
 
-    def prepare() -> Dialect:
-        size = call.info.context_size
-        rendered = render_messages(chat, call.model, size)
-        prompts = [read_chat(rendered, call.model, size)]
-        choices = make_choices(chat, prompts, call, num_logprobs(chat, call))
-        prepare_reading(chat, call.model, rendered, choices)
-        return ResponsesDialect(call, chat, choices, asked, service.responses)
+    def keep(response: dict[str, Any]) -> None:
+        if body.store:
+            store.put(namespace, StoredResponse(response, _items(body.input), history))
 
-    return await answer(http, service, prepare)
+    return await answer_chat(http, chat, "resp_", partial(ResponsesDialect, body, keep))
 
 
-@post(
-    router,
+@routes.post(
     "/v1/responses/input_tokens",
     "/responses/input_tokens",
     body=ResponsesBody,
     answer="`input_tokens`",
 )
-async def count_response_tokens(http: HttpRequest) -> Response:
+async def count_response_tokens(http: HttpRequest) -> dict[str, Any]:
     """Count the tokens of the prompt that a response would answer."""
-    service = service_of(http)
-    chat = _chat(http, service, await read_body(http, ResponsesBody))
-
-    def count() -> int:
-        model, size = service.served, service.info.context_size
-        return len(read_chat(render_messages(chat, model, size), model, size).tokens)
-
-    number = await service.text_threads.run(count)
-    return _json({"object": "response.input_tokens", "input_tokens": number})
+    body = await read_body(http, ResponsesBody)
+    number = await count_chat_tokens(http, chat_body(body, _history(http, body)))
+    return {"object": "response.input_tokens", "input_tokens": number}
 
 
-@get(router, "/v1/responses/{response_id}", "/responses/{response_id}", answer="the response")
-async def get_response(http: HttpRequest) -> Response:
+@routes.get("/v1/responses/{response_id}", "/responses/{response_id}", answer="the response")
+async def get_response(http: HttpRequest) -> dict[str, Any]:
     """Return a stored response."""
-    return _json(_stored(http).response)
+    return _stored(http).response
 
 
-@get(
-    router,
+@routes.get(
     "/v1/responses/{response_id}/input_items",
     "/responses/{response_id}/input_items",
     answer="`data`: the items that the response answered",
 )
-async def list_input_items(http: HttpRequest) -> Response:
+async def list_input_items(http: HttpRequest) -> dict[str, Any]:
     """List what a stored response answered; the newest first unless `order=asc`."""
     items = list(_stored(http).input_items)
     if http.query_params.get("order") != "asc":
         items.reverse()
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return _json(
-        {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}
-    )
+    return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}
 
 
-@delete(router, "/v1/responses/{response_id}", "/responses/{response_id}", answer="`deleted`: true")
-async def delete_response(http: HttpRequest) -> Response:
+@routes.delete("/v1/responses/{response_id}", "/responses/{response_id}", answer="`deleted`: true")
+async def delete_response(http: HttpRequest) -> dict[str, Any]:
     """Forget a stored response."""
     stored = _stored(http)
     response_id = stored.response["id"]
     service_of(http).responses.drop(http.scope["headstart.namespace"], response_id)
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return {"id": response_id, "object": "response", "deleted": True}
 
 
-def _chat(http: HttpRequest, service: Service, body: ResponsesBody) -> ChatBody:
+def _history(http: HttpRequest, body: ResponsesBody) -> list[Item]:
+    """The items of the conversation that the stored response ends."""
     if body.previous_response_id is None:
-        return chat_body(body, [])
+        return []
     namespace = http.scope["headstart.namespace"]
-    before = service.responses.get(namespace, body.previous_response_id)
+    before = service_of(http).responses.get(namespace, body.previous_response_id)
     if before is None:
         raise ApiError(
             400,
             f"Previous response with id {shorten(body.previous_response_id)} not found: it was not "
             "stored, was deleted, or made room for newer ones; send the conversation as input",
         )
-    return chat_body(body, list(before.messages))
+    return before.conversation
 
 
-def _items(given: Any) -> list[dict[str, Any]]:
+def _items(given: Any) -> list[Item]:
     """The input as items, each with an id."""
     if isinstance(given, str):
         part = {"type": "input_text", "text": given}
@@ -138,7 +115,3 @@ def _stored(http: HttpRequest) -> StoredResponse:
     if stored is None:
         raise ApiError(404, f"Response with id {shorten(response_id)} not found")
     return stored
-
-
-def _json(data: Any) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from headstart.server.body import Body, Int, make_body
 from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.response_store import Item
 from headstart.server.schemas import ChatBody
 
 Message = dict[str, Any]
@@ -55,8 +56,8 @@ class ResponsesBody(Body):
         return "message.output_text.logprobs" in self.include or bool(self.top_logprobs)
 
 
-def chat_body(body: ResponsesBody, history: list[Message]) -> ChatBody:
-    """The same request as a chat that goes on after `history`.
+def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
+    """The request as a chat that continues after the items of `history`.
 
     Raises:
         ApiError: an item or a field that cannot be honoured.
@@ -72,7 +73,7 @@ def chat_body(body: ResponsesBody, history: list[Message]) -> ChatBody:
         if name in known or name.startswith("speculative.")
     }
     said = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    data["messages"] = [*said, *history, *input_messages(body.input)]
+    data["messages"] = [*said, *input_messages(history), *input_messages(body.input)]
     data["stream"] = body.stream
     if body.max_output_tokens is not None:
         data["max_tokens"] = body.max_output_tokens

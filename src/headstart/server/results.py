@@ -1,20 +1,19 @@
-"""Numbers of an answer as JSON: usage, timings, acceptance, log probabilities."""
+"""Numbers of an answer as JSON: usage, timings, acceptance, log probabilities, provenance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
-from functools import reduce
-from operator import iadd
 from typing import Any
 
 from headstart.text.utf8 import text_or_bytes
 from headstart.types import Vocab
-from headstart.types.request import ProgressEvent, RequestStats, TokenLogprob
+from headstart.types.request import ProgressEvent, RequestStats, TokenEvent, TokenLogprob
 from headstart.types.speculation_stats import SpeculationStats
 
 LOWEST = -3.4028234663852886e38  # float32's; JSON has no -infinity
+Emission = tuple[int, TokenEvent]
+"""The tokens of a step, and its number in the answer, from 0."""
 
 
 def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
@@ -96,14 +95,6 @@ def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any
     }
 
 
-def counterfactual(stats: RequestStats) -> dict[str, Any]:
-    """What each speculator alone would have given, where the body asked for that; null where
-    nothing is known, as without speculation.
-    """
-    told = stats.counterfactual
-    return {"counterfactual": None if told is None else told.describe()}
-
-
 def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
     """What one speculator did; the same names in answers, /slots and /props."""
     return {
@@ -125,14 +116,12 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
     if len(stats) == 1:
         return stats[0]
     by_speculator: dict[str, SpeculationStats] = {}
-    told = [one.counterfactual for one in stats if one.counterfactual is not None]
     for one in stats:
         for name, drafts in one.by_speculator.items():
             by_speculator[name] = by_speculator.get(name, SpeculationStats()) + drafts
     return RequestStats(
         drafts=sum((one.drafts for one in stats), SpeculationStats()),
         by_speculator=by_speculator,
-        counterfactual=reduce(iadd, told[1:], deepcopy(told[0])) if told else None,
         **{name: sum(getattr(one, name) for one in stats) for name in _SUMMED},
     )
 
@@ -199,3 +188,54 @@ def sources_of_tokens(
         {"id": token, "piece": text_or_bytes(vocab.token_bytes(token)), "source": source}
         for token, source in zip(tokens, sources, strict=True)
     ]
+
+
+def provenance(emissions: Sequence[Emission], vocab: Vocab) -> dict[str, Any]:
+    """Which speculator drafted each token, and what each step verified.
+
+    Positions in a draft start at 0; `chance` is that of the token and all before it being accepted.
+    """
+    return {
+        "tokens": [token for number, event in emissions for token in _tokens(number, event, vocab)],
+        "steps": [_step(event, vocab) for _, event in emissions],
+    }
+
+
+def _tokens(number: int, event: TokenEvent, vocab: Vocab) -> list[dict[str, Any]]:
+    assert event.step is not None
+    chances = event.step.chances
+    return [
+        {
+            "id": token,
+            "piece": text_or_bytes(vocab.token_bytes(token)),
+            "source": source,
+            "position": position if source else None,
+            "chance": _rounded(chances[position]) if source else None,
+            "step": number,
+        }
+        for position, (token, source) in enumerate(zip(event.tokens, event.sources, strict=True))
+    ]
+
+
+def _step(event: TokenEvent, vocab: Vocab) -> dict[str, Any]:
+    step = event.step
+    assert step is not None
+    return {
+        "rows": 1 + len(step.draft),
+        "rows_wasted": len(step.draft) - sum(map(bool, event.sources)),
+        "target_ms": round(step.target_ms, 3),
+        "draft_ms": round(step.draft_ms, 3),
+        "draft": [
+            {
+                "id": token,
+                "piece": text_or_bytes(vocab.token_bytes(token)),
+                "source": source,
+                "chance": _rounded(chance),
+            }
+            for token, source, chance in zip(step.draft, step.sources, step.chances, strict=True)
+        ],
+    }
+
+
+def _rounded(chance: float | None) -> float | None:
+    return None if chance is None else round(chance, 4)

@@ -1,10 +1,13 @@
-"""Declares endpoints: several paths for one handler, and what the API pages say of it."""
+"""Declares endpoints: the paths of a handler, and its description in the API documents."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
 
+import orjson
 from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -15,7 +18,7 @@ from headstart.server.errors import ApiError, error_response
 
 
 class Prefixed:
-    """ASGI middleware: the paths of the app begin with a prefix."""
+    """ASGI middleware: serves the app below a path prefix."""
 
     def __init__(self, app: ASGIApp, *, prefix: str) -> None:
         self._app = app
@@ -32,55 +35,67 @@ class Prefixed:
         await self._app(scope, receive, send)
 
 
-Handler = Callable[[HttpRequest], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[Any]]
+"""Returns a response, or a value that is sent as JSON."""
+
+
+def json_response(
+    data: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer with JSON; numpy arrays and keys that are no strings are allowed."""
+    body = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    return Response(body, status, headers, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A handler, its paths (the first is documented), and the class of its body, if it has one."""
+    """A handler with its method, its paths (the first is documented) and the class of its body."""
 
     method: str
     paths: tuple[str, ...]
     handler: Handler
     body: type[BaseModel] | None
-    answer: str  # what a 200 has, for the API pages
+    answer: str  # description of a 200 response
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The endpoints of one API family, in order."""
+    """The endpoints of one API family, in order; its methods are decorators of handlers."""
 
     endpoints: list[Endpoint] = field(default_factory=list)
 
-    def routes(self) -> Iterator[Route]:
+    def get(self, *paths: str, answer: str) -> Callable[[Handler], Handler]:
+        """Serve GET on these paths."""
+        return self._declare("GET", paths, None, answer)
+
+    def post(self, *paths: str, body: type[BaseModel], answer: str) -> Callable[[Handler], Handler]:
+        """Serve POST on these paths; the handler reads the body with `read_body`."""
+        return self._declare("POST", paths, body, answer)
+
+    def delete(self, *paths: str, answer: str) -> Callable[[Handler], Handler]:
+        """Serve DELETE on these paths."""
+        return self._declare("DELETE", paths, None, answer)
+
+    def _declare(
+        self, method: str, paths: tuple[str, ...], body: type[BaseModel] | None, answer: str
+    ) -> Callable[[Handler], Handler]:
+        def declare(handler: Handler) -> Handler:
+            self.endpoints.append(Endpoint(method, paths, handler, body, answer))
+            return handler
+
+        return declare
+
+    def all(self) -> Iterator[Route]:
         """One route per path."""
         for endpoint in self.endpoints:
             for path in endpoint.paths:
-                yield Route(path, endpoint.handler, methods=[endpoint.method])
+                yield Route(path, _responding(endpoint.handler), methods=[endpoint.method])
 
 
-def get(router: Routes, *paths: str, answer: str) -> Callable[[Handler], Handler]:
-    """Decorator: serve GET on these paths."""
-    return _declare(router, "GET", paths, None, answer)
+def _responding(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
+    @wraps(handler)
+    async def respond(http: HttpRequest) -> Response:
+        answer = await handler(http)
+        return answer if isinstance(answer, Response) else json_response(answer)
 
-
-def post(
-    router: Routes, *paths: str, body: type[BaseModel], answer: str
-) -> Callable[[Handler], Handler]:
-    """Decorator: serve POST on these paths; the handler reads the body with `read_body`."""
-    return _declare(router, "POST", paths, body, answer)
-
-
-def delete(router: Routes, *paths: str, answer: str) -> Callable[[Handler], Handler]:
-    """Decorator: serve DELETE on these paths."""
-    return _declare(router, "DELETE", paths, None, answer)
-
-
-def _declare(
-    router: Routes, method: str, paths: tuple[str, ...], body: type[BaseModel] | None, answer: str
-) -> Callable[[Handler], Handler]:
-    def declare(handler: Handler) -> Handler:
-        router.endpoints.append(Endpoint(method, paths, handler, body, answer))
-        return handler
-
-    return declare
+    return respond

@@ -8,43 +8,22 @@ and OpenAI do, but for those of `speculative`: whoever sets one of them wants it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, create_model, model_validator
 
 from headstart.server.body import Body, Count, Int, Seed
+from headstart.types.sampling_params import NUMBERS
 
-
-class SamplingBody(Body):
-    """Sampling; the names of `SamplingParams`, absent = the server's default."""
-
-    temperature: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    top_k: Int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    min_keep: Int | None = None
-    repeat_last_n: Int | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: Int | None = None
-    dry_penalty_last_n: Int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    ignore_eos: bool | None = None
-    seed: Seed | None = Field(
-        default=None, description="-1 takes a random one, which the answer reports"
-    )
-    samplers: Any = Field(default=None, description="list of names, or one letter each in a string")
-    logit_bias: Any = Field(
-        default=None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans'
+# one field for each number of SamplingParams; absent is the server's default
+if TYPE_CHECKING:
+    SamplingBody = Body
+else:
+    _TYPES = {"int": Int | None, "float": float | None}
+    SamplingBody = create_model(
+        "SamplingBody",
+        __base__=Body,
+        **{one.name: (_TYPES[one.type], None) for one in NUMBERS if one.name != "seed"},
     )
 
 
@@ -74,8 +53,17 @@ class StreamOptions(Body):
 
 
 class GenerationBody(SamplingBody):
-    """What all generating routes share."""
+    """Fields of all routes that generate text."""
 
+    dry_sequence_breakers: list[str] | None = None
+    ignore_eos: bool | None = None
+    seed: Seed | None = Field(
+        default=None, description="-1 takes a random one, which the answer reports"
+    )
+    samplers: Any = Field(default=None, description="list of names, or one letter each in a string")
+    logit_bias: Any = Field(
+        default=None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans'
+    )
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: Int = 1
@@ -115,7 +103,6 @@ class GenerationBody(SamplingBody):
         default=False, description="`sources`: which speculator guessed each token"
     )
     provenance: bool = Field(False, description="who guessed each token; what each step verified")
-    counterfactual: bool = Field(False, description="what each speculator alone would have given")
     sse_ping_interval: Int | None = Field(
         default=None, description="seconds between comments in a silent stream; -1 none"
     )

@@ -7,15 +7,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import orjson
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import read_body
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
-from headstart.server.routing import Routes, post
+from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
 from headstart.server.single_event import single_event
 from headstart.types.request import SlotAction, SlotEvent
@@ -23,11 +21,11 @@ from headstart.types.request import SlotAction, SlotEvent
 ACTIONS = ("save", "restore", "erase")
 _NAME = re.compile(r"[\w. +@-]{1,200}")
 
-router = Routes()
+routes = Routes()
 
 
-@post(router, "/slots/{id_slot:int}", body=SlotBody, answer="what was saved, restored or erased")
-async def act(http: HttpRequest) -> Response:
+@routes.post("/slots/{id_slot:int}", body=SlotBody, answer="what was saved, restored or erased")
+async def act(http: HttpRequest) -> dict[str, Any]:
     """Save, restore or erase what an idle slot keeps."""
     service = service_of(http)
     folder = service.config.slot_save_path
@@ -49,7 +47,7 @@ async def act(http: HttpRequest) -> Response:
     )
     event = await single_event(service.worker, command)
     assert isinstance(event, SlotEvent)
-    return Response(orjson.dumps(_answer(command, name, event)), media_type="application/json")
+    return _answer(command, name, event)
 
 
 def _file_name(name: str | None) -> str:

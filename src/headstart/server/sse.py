@@ -11,6 +11,7 @@ PING = b": ping\n\n"  # a comment: keeps proxies from closing a silent stream
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def event(data: Any) -> bytes:
-    """Frame one JSON value."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+def event(data: Any, name: str = "") -> bytes:
+    """Frame one JSON value, with the event's name if it has one."""
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + orjson.dumps(data) + b"\n\n"

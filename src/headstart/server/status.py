@@ -6,57 +6,53 @@ import dataclasses
 import zlib
 from typing import Any
 
-import orjson
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
 from headstart.server.body import Body
 from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
+from headstart.server.native_answer import generation_settings
 from headstart.server.results import draft_counts
-from headstart.server.routing import Routes, get, post
+from headstart.server.routing import Routes
 from headstart.server.tool_use import describe
-from headstart.server.translate import generation_settings
 from headstart.types import ModelInfo
 from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
 from headstart.types.request import Request
 
-router = Routes()
+routes = Routes()
 
 
-@get(router, "/health", "/v1/health", answer="`status`: ok")
-async def health(http: HttpRequest) -> Response:
+@routes.get("/health", "/v1/health", answer="`status`: ok")
+async def health(http: HttpRequest) -> dict[str, Any]:
     """Say whether requests can be taken; 503 and why while they cannot."""
     is_trusted = http.scope["headstart.is_trusted"]
     if reason := service_of(http).why_not_ready(with_details=is_trusted):
         raise ApiError(503, reason)
-    return _json({"status": "ok"})
+    return {"status": "ok"}
 
 
-@get(router, "/v1/models", "/models", answer="`data`: a list with the model")
-async def models(http: HttpRequest) -> Response:
+@routes.get("/v1/models", "/models", answer="`data`: a list with the model")
+async def models(http: HttpRequest) -> dict[str, Any]:
     """List the one model; from memory, never from the engine."""
     service = service_of(http)
     alias = service.served.alias
     ollama = {"name": alias, "model": alias, "type": "model", "capabilities": ["completion"]}
     details = {"format": "gguf", "family": service.info.target.architecture}
-    return _json(
-        {"object": "list", "data": [_model(service)], "models": [ollama | {"details": details}]}
-    )
+    return {"object": "list", "data": [_model(service)], "models": [ollama | {"details": details}]}
 
 
-@get(router, "/v1/models/{model_id:path}", "/models/{model_id:path}", answer="the model")
-async def model(http: HttpRequest) -> Response:
+@routes.get("/v1/models/{model_id:path}", "/models/{model_id:path}", answer="the model")
+async def model(http: HttpRequest) -> dict[str, Any]:
     """Describe the model."""
     service = service_of(http)
     wanted, alias = http.path_params["model_id"], service.served.alias
     if wanted not in (alias, *service.served.aliases, service.info.target.path):
         raise ApiError(404, f"there is no model {wanted!r} here, only {alias!r}")
-    return _json(_model(service))
+    return _model(service)
 
 
-@get(router, "/props", answer="an object; see docs/api.md")
-async def props(http: HttpRequest) -> Response:
+@routes.get("/props", answer="an object; see docs/api.md")
+async def props(http: HttpRequest) -> dict[str, Any]:
     """Describe the server: model, template, defaults, speculation."""
     service = service_of(http)
     report = await service.worker.report()
@@ -64,7 +60,7 @@ async def props(http: HttpRequest) -> Response:
     defaults = generation_settings(
         Request(request_id="", prompt=(), sampling=served.defaults.sampling)
     )
-    return _json({
+    return {
         "default_generation_settings": {
             "params": defaults | {"seed": -1},
             "n_ctx": info.context_size,
@@ -89,19 +85,19 @@ async def props(http: HttpRequest) -> Response:
         "draft_model": _facts(info.draft) if info.draft else None,
         "settings": list(served.settings),
         "speculation": dict(info.speculation) | speculation_state(report),
-    })  # fmt: skip
+    }
 
 
-@post(router, "/props", body=Body, answer="`success`: true")
-async def change_props(http: HttpRequest) -> Response:
+@routes.post("/props", body=Body, answer="`success`: true")
+async def change_props(http: HttpRequest) -> dict[str, Any]:
     """Accept what llama-server accepts: it has no properties to change either."""
     if not service_of(http).config.props:
         raise ApiError(501, "this server does not take changes; start it with --props")
-    return _json({"success": True})
+    return {"success": True}
 
 
-@get(router, "/slots", answer="a list, one object per slot")
-async def slots(http: HttpRequest) -> Response:
+@routes.get("/slots", answer="a list, one object per slot")
+async def slots(http: HttpRequest) -> list[dict[str, Any]]:
     """List the slots; with ?fail_on_no_slot=1 answer 503 when all are busy."""
     service = service_of(http)
     if not service.config.slots:
@@ -111,13 +107,7 @@ async def slots(http: HttpRequest) -> Response:
         slot.is_processing for slot in report.slots
     ):
         raise ApiError(503, "no slot available")
-    return _json([slot_state(slot, service) for slot in report.slots])
-
-
-def _json(data: Any) -> Response:
-    return Response(
-        orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS), media_type="application/json"
-    )
+    return [slot_state(slot, service) for slot in report.slots]
 
 
 def _model(service: Service) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import read_body
-from headstart.server.errors import CLIENT_GONE, ApiError, shorten
+from headstart.server.errors import ApiError, shorten
 from headstart.server.limits import MIN_COUNTED_TOKENS, check_length
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import (
@@ -19,15 +19,15 @@ from headstart.server.prompts import (
     tokenize_mixed,
     tokens_text,
 )
-from headstart.server.routing import Routes, post
+from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
-from headstart.server.threads import ClientGoneError, unless_left
+from headstart.server.threads import unless_left
 from headstart.text.utf8 import text_or_bytes
 
-router = Routes()
+routes = Routes()
 
 
-@post(router, "/tokenize", body=TokenizeBody, answer="`tokens`: ids, or `id` and `piece`")
+@routes.post("/tokenize", body=TokenizeBody, answer="`tokens`: ids, or `id` and `piece`")
 async def tokenize(http: HttpRequest) -> Response:
     """Return the token ids of a text, with their pieces on request."""
     body = await read_body(http, TokenizeBody)
@@ -52,7 +52,7 @@ async def tokenize(http: HttpRequest) -> Response:
     return await _in_thread(http, service, run)
 
 
-@post(router, "/detokenize", body=DetokenizeBody, answer="`content`: the text")
+@routes.post("/detokenize", body=DetokenizeBody, answer="`content`: the text")
 async def detokenize(http: HttpRequest) -> Response:
     """Return the text of token ids."""
     body = await read_body(http, DetokenizeBody)
@@ -71,7 +71,7 @@ async def detokenize(http: HttpRequest) -> Response:
     return await _in_thread(http, service, run)
 
 
-@post(router, "/apply-template", body=ChatBody, answer="`prompt`: the text that is tokenized")
+@routes.post("/apply-template", body=ChatBody, answer="`prompt`: the text that is tokenized")
 async def apply_template(http: HttpRequest) -> Response:
     """Return the prompt that chat messages become."""
     body = await read_body(http, ChatBody)
@@ -90,8 +90,5 @@ def _limit(service: Service) -> int:
 
 
 async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], bytes]) -> Response:
-    try:
-        body = await unless_left(http.receive, service.text_threads.run(run))
-    except ClientGoneError:
-        return Response(status_code=CLIENT_GONE)
+    body = await unless_left(http.receive, service.text_threads.run(run))
     return Response(body, media_type="application/json")

@@ -1,8 +1,8 @@
-"""Threads for what would hold up the event loop: parsing, templates, tokenizing.
+"""Threads for work that would block the event loop: parsing, templates, tokenizing.
 
-They are daemons, so that the end of the server never waits for one. A job whose client left is not
-begun; one that runs ends when it next tells its progress. There are few threads and a bounded
-queue: what nobody can stop must not be everywhere at once.
+They are daemon threads, so shutdown never waits for one. A queued job whose client disconnected is
+not started; a running one ends the next time it reports progress. The threads are few and the queue
+is bounded, because a running job cannot be killed.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from headstart.server.errors import ApiError
 from headstart.structures.interruption import watched
-from headstart.types.errors import CapacityError
+from headstart.types.errors import CapacityError, RequestError
 
 T = TypeVar("T")
 
 
 class AbandonedError(Exception):
-    """Nobody waits for the result of this thread's job any more."""
+    """Nothing waits for the result of this thread's job any more."""
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection."""
 
 
 class _Job:
@@ -46,8 +45,8 @@ class _Job:
         try:
             with watched(self._check):
                 result = self.function()
-        except RecursionError:  # only a body makes anything here so deep
-            error = ApiError(400, "the body is nested too deep to be read; send less")
+        except RecursionError:  # caused by the nesting of a body
+            error = RequestError("the body is nested too deep to be read; send less")
         except Exception as caught:
             error = caught
         try:
@@ -69,7 +68,7 @@ class _Job:
 
 
 class Threads:
-    """Some threads and the jobs that wait for them. `run` belongs to the event loop."""
+    """A fixed number of threads with a bounded queue. Call `run` on the event loop."""
 
     def __init__(self, name: str, num_threads: int, max_waiting: int) -> None:
         self._name = name
@@ -81,10 +80,10 @@ class Threads:
         self._is_closed = False
 
     async def run(self, function: Callable[[], T]) -> T:
-        """The function's result, from a thread. Cancelling abandons the job.
+        """Run the function in a thread and return its result. Cancelling abandons the job.
 
         Raises:
-            CapacityError: too many wait.
+            CapacityError: too many jobs wait.
         """
         if len(self._pending) >= self._max_waiting + self._num_threads or self._is_closed:
             raise CapacityError(f"{len(self._pending)} requests wait to be read; try again later")
@@ -103,7 +102,7 @@ class Threads:
             job.is_abandoned = True
 
     def close(self) -> None:
-        """Begin nothing more; what runs is told to stop and not waited for."""
+        """Start no more jobs; abandon those that run or wait."""
         self._is_closed = True
         for job in list(self._pending):
             job.is_abandoned = True
@@ -118,10 +117,10 @@ class Threads:
 
 
 async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, cancelled when the client leaves, whose body must have been read.
+    """Await `work`, and cancel it if the client disconnects. Read the request's body before.
 
     Raises:
-        ClientGoneError: it left.
+        ClientGoneError: the client disconnected.
     """
     job = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_left(receive))

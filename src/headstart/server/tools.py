@@ -21,7 +21,7 @@ from headstart.extras.tools.switches import risks, runs_tools
 from headstart.server import sse
 from headstart.server.body import Body, parse_body
 from headstart.server.errors import CLIENT_GONE, ApiError, error_body, shorten
-from headstart.server.routing import Routes, get, post
+from headstart.server.routing import Routes
 from headstart.server.threads import ClientGoneError, unless_left
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headstart.extras.tools.toolbox import CallPlace, Toolbox
 
 log = logging.getLogger(__name__)
-router = Routes()
+routes = Routes()
 
 HERE_ONLY = ("127.0.0.1", "::1", "localhost")
 
@@ -111,14 +111,14 @@ def hosted(app: Starlette) -> HostedTools:
     return tools
 
 
-@get(router, "/tools", answer="a list of tools with their definitions")
+@routes.get("/tools", answer="a list of tools with their definitions")
 async def list_tools(http: HttpRequest) -> Response:
     """List the tools, in the form that requests for answers take them."""
     tools = await _toolbox(http).tools()
     return _json([tool.info.describe() for tool in tools.values()])
 
 
-@post(router, "/tools", body=ToolBody, answer="what the tool says, or `error`; events if streamed")
+@routes.post("/tools", body=ToolBody, answer="what the tool says, or `error`; events if streamed")
 async def call_tool(http: HttpRequest) -> Response:
     """Run a tool."""
     toolbox = _toolbox(http)

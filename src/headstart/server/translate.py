@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
-from headstart.server.defaults import sampler_letters, sampler_names, soften
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.limits import (
-    MAX_BREAKER_BYTES,
-    MAX_BREAKERS,
-    MAX_NAMES,
     MAX_PROBS,
     MAX_PROMPTS,
-    MAX_SAMPLERS,
     MAX_STOP_BYTES,
     MAX_STOPS,
-    check_bytes,
     check_length,
 )
-from headstart.server.logit_bias import read_logit_bias
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
+from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
 from headstart.server.thought_tags import tagged_thoughts
 from headstart.types import DraftMode, Vocab
 from headstart.types.constraint import Constraint
 from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
-from headstart.types.sampling_params import MAX_SEED, SamplingParams
-
-RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
-_PLAIN_FIELDS = tuple(
-    field.name for field in dataclasses.fields(SamplingParams)
-    if field.name not in ("seed", "samplers", "logit_bias", "dry_sequence_breakers")
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +58,7 @@ def make_requests(
             f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one "
             "call",
         )
-    sampling = sampling_params(body, call)
+    sampling = sampling_params(body, call.model.defaults, call.model.vocab)
     adapters = request_scales(body.lora, call.adapter_scales, call.info)
     first = Request(
         request_id=call.id,
@@ -98,7 +82,6 @@ def make_requests(
         namespace=call.namespace + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
-        wants_counterfactual=body.counterfactual,
         wants_prompt_scores=wants_prompt_scores(body, num_logprobs),
     )
     return [
@@ -136,35 +119,6 @@ def _cache_prompt(body: GenerationBody, call: Call) -> bool:
     return default if body.cache_prompt is None else body.cache_prompt
 
 
-def sampling_params(body: GenerationBody, call: Call) -> SamplingParams:
-    """The server's defaults with what the body says."""
-    given: dict[str, Any] = {name: getattr(body, name) for name in _PLAIN_FIELDS}
-    given["seed"] = _seed(call.model.defaults.seed if body.seed is None else body.seed)
-    given["samplers"] = None if body.samplers is None else _samplers(body.samplers)
-    given["logit_bias"] = (
-        None if body.logit_bias is None else read_logit_bias(body.logit_bias, call.model.vocab)
-    )
-    if body.dry_sequence_breakers is not None:
-        if not body.dry_sequence_breakers:
-            raise ApiError(
-                400,
-                "dry_sequence_breakers is an empty list; give at least one text or leave it out",
-            )
-        check_length("dry_sequence_breakers", body.dry_sequence_breakers, MAX_BREAKERS, "texts")
-        for breaker in body.dry_sequence_breakers:
-            check_bytes("dry_sequence_breakers", breaker, MAX_BREAKER_BYTES)
-        given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
-    changes = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(call.model.defaults.sampling, **soften(changes))
-
-
-def _seed(seed: int | None) -> int:
-    """32 bits of it, as llama-server takes them; -1 and nothing stand for a random one."""
-    if seed is None or seed in RANDOM_SEEDS:
-        return secrets.randbelow(MAX_SEED)
-    return seed % 2**32
-
-
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     """What the body says about speculation; `type: "none"` is llama-server's word for off."""
     mode, types = body.mode, _types(body)
@@ -195,45 +149,6 @@ def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | Non
     if value is not None and not 0 <= value <= limit:
         raise ApiError(400, f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
     return value
-
-
-def generation_settings(
-    request: Request, body: GenerationBody | None = None, eog_ids: Iterable[int] = ()
-) -> dict[str, Any]:
-    """The values that a request ran with, under llama-server's names.
-
-    `eog_ids`: what `ignore_eos` bans.
-    """
-    sampling = request.sampling
-    settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
-    limit = -1 if request.max_tokens is None else request.max_tokens
-    speculative = request.speculative
-    return settings | {
-        "logit_bias": [
-            {"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()
-        ]
-        + [{"token": token, "bias": None} for token in eog_ids if sampling.ignore_eos],
-        "max_tokens": limit,
-        "n_predict": limit,
-        "stop": [stop.decode("utf-8", "replace") for stop in request.stop],
-        "n_indent": request.min_indent,
-        "n_probs": request.num_logprobs or 0,
-        "post_sampling_probs": request.post_sampling_probs,
-        "grammar": "" if request.constraint is None else request.constraint.text,
-        "grammar_lazy": request.constraint is not None and bool(request.constraint.triggers),
-        "cache_prompt": request.cache_prompt,
-        "n_cache_reuse": request.cache_reuse,
-        "n_keep": request.num_keep,
-        "n_discard": request.num_discard,
-        "stream": body.stream if body else False,
-        "timings_per_token": body.timings_per_token if body else False,
-        "mirostat": 0,
-        "speculative.mode": None if speculative.mode is None else speculative.mode.value,
-        "speculative.types": speculative.types,
-        "speculative.n_max": speculative.n_max,
-        "speculative.n_min": speculative.n_min,
-        "speculative.p_min": speculative.p_min,
-    }
 
 
 def _refuse(body: GenerationBody) -> None:
@@ -292,41 +207,13 @@ def _stop(stop: Any) -> tuple[bytes, ...]:
     return encoded
 
 
-def _samplers(samplers: Any) -> tuple[str, ...]:
-    """Names from a list, or from a string of letters as on llama-server's command line."""
-    if isinstance(samplers, str | list):
-        check_length("samplers", samplers, MAX_SAMPLERS)
-    if isinstance(samplers, str):
-        return sampler_letters(samplers)
-    names = _names("samplers", samplers) or ()
-    return sampler_names(names)
-
-
-def _names(field: str, value: Any) -> tuple[str, ...] | None:
-    """A list of names, or one string with commas between them."""
-    if isinstance(value, str):
-        check_length(field, value, 64 * MAX_NAMES, "characters")
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if names is None:
-        return None
-    if isinstance(names, list):
-        check_length(field, names, MAX_NAMES)
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ApiError(
-            400,
-            f"{field} is {shorten(value)} but must be a list of names, or names with commas "
-            "between",
-        )
-    return tuple(names)
-
-
 def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
     if None not in (body.types, body.type) and body.types != body.type:
         raise ApiError(
             400,
             "speculative.types and speculative.type are two names of one field; send one of them",
         )
-    types = _names("speculative.types", body.type if body.types is None else body.types)
+    types = read_names("speculative.types", body.type if body.types is None else body.types)
     if types and "none" in types and len(types) > 1:
         raise ApiError(
             400, f"speculative.types is {', '.join(types)} but none cannot stand beside others"
@@ -334,8 +221,3 @@ def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
     if types is None:
         return None
     return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in types))
-
-
-def _finite(value: float) -> float | bool:
-    """JSON has no infinity: a banned token reads false, as it was sent."""
-    return value if math.isfinite(value) else False

@@ -83,9 +83,9 @@ class Speculator(ABC):
     needs_draft_model: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False  # likewise, with multi-token heads of the target
 
-    # A frozen dataclass; its fields become flags --spec-<name>-<field>, and the comment on a field
-    # is its help. `config.option` gives a field further spellings; its mark `limits_draft` means
-    # that it is the longest draft, so that the server can warn if --draft-max is lower.
+    # A frozen dataclass; its fields become flags --spec-<name>-<field>. `config.option` declares a
+    # field with its help and further spellings; its mark `limits_draft` means that it is the
+    # longest draft, so that the server can warn if --draft-max is lower.
     Options: ClassVar[type | None] = None
 
     # With HIDDEN_STATES in `needs`, set by the constructor: numbers of the layers whose inputs it

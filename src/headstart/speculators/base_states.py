@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from headstart.config import option
 from headstart.speculators.base import Speculator
 from headstart.speculators.followed_caches import CONTEXT_FULL, FollowedCaches
-from headstart.speculators.state_batch import MERGED_ROWS
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, make_draft_tokenizer
 from headstart.types import (
@@ -30,6 +29,7 @@ from headstart.types import (
     DraftRequest,
 )
 from headstart.types.errors import ConfigError
+from headstart.types.state_batch import MERGED_ROWS, DraftContext
 
 _READING = 256  # rows read in one call before a draft, so that others do not wait
 _SAMPLE, _SAMPLES = 64, 2  # rows read to time reading, and how often
@@ -53,7 +53,7 @@ class StateSpeculator(Speculator):
             "how it picks, as with --draft-sampling",
             choices=("auto", "coupled", "argmax"),
         )
-        waiting_mib: int = 64  # maximum MiB per slot of states that it has not read
+        waiting_mib: int = option(64, "maximum MiB per slot of states that it has not read")
 
         def __post_init__(self) -> None:
             if self.sampling not in ("auto", "coupled", "argmax") or self.waiting_mib < 1:
@@ -62,18 +62,21 @@ class StateSpeculator(Speculator):
                     f"waiting-mib >= 1, got {self.sampling!r} and {self.waiting_mib}"
                 )
 
-    def __init__(self, caches: FollowedCaches, layers: Sequence[int], options: Options) -> None:
+    def __init__(
+        self, context: DraftContext, layers: Sequence[int], options: Options | None = None
+    ) -> None:
         """Draft from the states of these layers of the target."""
-        self.caches, self.heads, self.options = caches, caches.heads, options
+        self.context, self.options = context, options or self.Options()
+        self.caches = FollowedCaches(context, layers, self.options.waiting_mib)
         self.state_layers = frozenset(layers)
-        self._tokenizer = make_draft_tokenizer(None, options.sampling)()
+        self._tokenizer = make_draft_tokenizer(None, self.options.sampling)()
         self._last: dict[int, StateDraft] = {}  # the last draft of each sequence
         self._num_calls = 0
 
     @property
     def rows_per_draft(self) -> int:
         """Rows with outputs, at most, that one draft adds to a decode."""
-        return 1 + self.heads.num_heads
+        return 1 + self.context.num_heads
 
     @property
     def longest_draft(self) -> int | None:
@@ -104,7 +107,7 @@ class StateSpeculator(Speculator):
         """One decode per draft token for all requests together."""
         self._num_calls += 1
         drafts = [self._begin(request) for request in requests]
-        most_drafts = self.heads.engine.max_outputs // self.rows_per_draft
+        most_drafts = self.context.engine.max_outputs // self.rows_per_draft
         for draft in [d for d in drafts if d.is_active][most_drafts:]:
             draft.fail("batch full")
         try:
@@ -148,7 +151,7 @@ class StateSpeculator(Speculator):
         self._last.pop(seq_id, None)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        engine = self.heads.engine
+        engine = self.context.engine
         size = min(_SAMPLE, engine.max_batch_tokens, engine.context_size - 1)
         one, many = [], []
         for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
@@ -176,7 +179,7 @@ class StateSpeculator(Speculator):
         if states.length != length or not states.num_states:
             draft.fail("the target's states are missing")
             return draft
-        room = self.heads.engine.context_size - length - 1
+        room = self.context.engine.context_size - length - 1
         room = min(room, self.longest_draft or room) - request.num_drafted
         limit = min(request.max_tokens, room)
         if limit <= 0:
@@ -205,7 +208,7 @@ class StateSpeculator(Speculator):
 
         Verified rows that a head lacks are read before it, or in it where that costs less.
         """
-        head = step if self.heads.num_heads > 1 else 0
+        head = step if self.context.num_heads > 1 else 0
         batch, is_first = self.caches.batch, step == 0 or head > 0
         firsts = self._catch_up_heads(drafts, head) if is_first else []
         batch.clear()
@@ -218,7 +221,7 @@ class StateSpeculator(Speculator):
             self._add_next(drafts)
             ends = [*range(1, 1 + len(drafts))]
         logits = self.caches.decode()
-        rows = self.heads.outputs()
+        rows = self.context.outputs()
         for draft, end in zip(drafts, ends, strict=True):
             if is_first:
                 draft.states.expect(draft.newest, head)
@@ -267,9 +270,9 @@ class StateSpeculator(Speculator):
         batch = self.caches.batch
         batch.clear()
         batch.head = 0
-        batch.add_rows(0, 0, [0], np.zeros((1, self.heads.state_width), np.float32))
+        batch.add_rows(0, 0, [0], np.zeros((1, self.context.state_width), np.float32))
         batch.want_all()
-        self.heads.engine.decode(batch)
+        self.context.engine.decode(batch)
 
     def _read_nothing(self, num_rows: int) -> None:
         """Read so many rows into the empty sequence 0."""
@@ -279,7 +282,7 @@ class StateSpeculator(Speculator):
         states = np.zeros((num_rows, self.caches.width), np.float32)
         self.caches.add_verified(0, 1, [0] * num_rows, states)
         if batch.num_rows:
-            self.heads.engine.decode(batch)
+            self.context.engine.decode(batch)
 
 
 @dataclass(slots=True)

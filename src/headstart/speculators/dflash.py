@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateDraft, StateSpeculator
-from headstart.speculators.feature_caches import InjectedCaches
 from headstart.types import Batch
-from headstart.types.feature_batch import Blocks, DraftContext
+from headstart.types.state_batch import Blocks, DraftContext
 
 
 @register
@@ -34,12 +33,10 @@ class DflashSpeculator(StateSpeculator):
         layers: Sequence[int],
         options: StateSpeculator.Options | None = None,
     ) -> None:
-        options = options or self.Options()
-        caches = InjectedCaches(context, layers, options.waiting_mib)
-        super().__init__(caches, layers, options)
+        super().__init__(context, layers, options)
         assert context.blocks is not None
         self.blocks: Blocks = context.blocks
-        self._features, self._block = caches, Batch(context.engine.max_batch_tokens)
+        self._block = Batch(context.engine.max_batch_tokens)
 
     @property
     def rows_per_draft(self) -> int:
@@ -68,12 +65,12 @@ class DflashSpeculator(StateSpeculator):
                 self._extend_by(draft, logits[row], states[row] if len(states) else None)
 
     def _read(self, drafts: Sequence[StateDraft]) -> None:
-        """Inject the states of what was verified, the last one too: the block stands behind it."""
+        """Read the states of what was verified, the last one too: the block stands behind it."""
         for draft in drafts:
             states, start, end = draft.states, draft.states.read[0], draft.states.length + 1
             states.count_missing(start)
-            self._features.add(draft.request.seq_id, start, states.before(start, end))
-        self._features.inject()
+            self.caches.add_features(draft.request.seq_id, start, states.before(start, end))
+        self.caches.read_features()
         for draft in drafts:
             draft.states.expect(draft.request.tokens[-1], 0)
 
@@ -87,9 +84,9 @@ class DflashSpeculator(StateSpeculator):
             seq_id, start = draft.request.seq_id, draft.states.length + 1
             self._block.add(seq_id, start, [draft.request.tokens[-1], *masks], size)
             self.caches.sequence(seq_id).held[0] = start + size
-        logits = self.heads.engine.decode(self._block)
+        logits = self.context.engine.decode(self._block)
         self.caches.num_decoded += self._block.num_rows
-        return logits, self.heads.outputs() if self.blocks.has_confidence else logits[:0]
+        return logits, self.context.outputs() if self.blocks.has_confidence else logits[:0]
 
     def _extend_by(
         self, draft: StateDraft, logits: NDArray[np.float32], state: NDArray[np.float32] | None
@@ -100,7 +97,7 @@ class DflashSpeculator(StateSpeculator):
     def _draft_nothing(self) -> None:
         self._block.clear()
         self._block.add(0, 0, [self.blocks.mask_id] * self.blocks.size, self.blocks.size)
-        self.heads.engine.decode(self._block)
+        self.context.engine.decode(self._block)
 
     def describe(self) -> dict[str, object]:
         return {"block_size": self.blocks.size} | super().describe()

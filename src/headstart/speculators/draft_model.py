@@ -64,7 +64,9 @@ class DraftModelSpeculator(Speculator):
             "--draft-sampling",
             choices=("auto", "coupled", "argmax"),
         )
-        catch_up: int = 256  # maximum history tokens read in one step, so that others do not wait
+        catch_up: int = option(
+            256, "maximum history tokens read in one step, so that others do not wait"
+        )
 
         def __post_init__(self) -> None:
             if self.sampling not in ("auto", "coupled", "argmax") or self.catch_up < 1:

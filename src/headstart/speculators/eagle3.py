@@ -9,12 +9,8 @@ Source: Li et al. 2025, https://arxiv.org/abs/2503.01840; llama.cpp, common/spec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateSpeculator
-from headstart.speculators.feature_caches import EncodedCaches
-from headstart.types.feature_batch import DraftContext
 
 
 @register
@@ -23,13 +19,3 @@ class Eagle3Speculator(StateSpeculator):
 
     name = "eagle3"
     needs_draft_model = True
-
-    def __init__(
-        self,
-        context: DraftContext,
-        layers: Sequence[int],
-        options: StateSpeculator.Options | None = None,
-    ) -> None:
-        options = options or self.Options()
-        caches = EncodedCaches(context, layers, options.waiting_mib)
-        super().__init__(caches, layers, options)

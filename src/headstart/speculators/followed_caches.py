@@ -1,6 +1,10 @@
 """Caches of a drafter that follow the target's: what the target shares, cuts, saves and restores,
 they share, cut, save and restore.
 
+What stands at position p is made of token p and of the target's states of token p - 1: as they are
+(multi-token heads), encoded (EAGLE-3), or of the states alone (DFlash). A drafter that reads the
+target's own cache (Gemma 4's assistants) has none of its own: only states are kept.
+
 Knows tokens, states and lengths; the speculator decides what is read and when.
 """
 
@@ -13,9 +17,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.speculators.state_batch import MERGED_ROWS, HeadContext, StateBatch
 from headstart.speculators.target_states import TargetStates
 from headstart.types import ContextFullError, DecodedStates
+from headstart.types.state_batch import MERGED_ROWS, DraftContext, StateBatch
 
 # Multiplications that take about as long as what a decode costs besides its rows, on one core.
 _DECODE_WORK = 2**23
@@ -26,7 +30,7 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class FollowedSequence:
-    """One sequence of the target, and the rows of it in the heads' caches."""
+    """One sequence of the target, and the rows of it in the drafter's caches."""
 
     states: TargetStates
     held: list[int]  # length of each head's cache; rows from `states.read` on are drafts
@@ -36,40 +40,42 @@ class FollowedSequence:
 class FollowedCaches:
     """The caches of all heads. Each head has sequences of its own: it has read other parts."""
 
-    first_row = 0  # position of the first row of a text
-
-    def __init__(
-        self, heads: HeadContext, layers: Sequence[int], waiting_mib: int, width: int = 0
-    ) -> None:
+    def __init__(self, context: DraftContext, layers: Sequence[int], waiting_mib: int) -> None:
         """Follow with empty caches.
 
         Args:
-            heads: what drafts.
+            context: what drafts.
             layers: whose states are read, side by side.
             waiting_mib: of states of one sequence, before they are read.
-            width: of such a row of states, if it is not that of the states of `heads`.
         """
-        self.heads, self._engine = heads, heads.engine
-        self.width = width or heads.state_width
-        self.batch = StateBatch(self._engine.max_batch_tokens, heads.state_width)
+        self.context, self._engine = context, context.engine
+        self.width = context.feature_width or context.state_width  # of the target's states
+        self.batch = StateBatch(self._engine.max_batch_tokens, context.state_width)
         self.num_decoded = 0  # rows
         self.lost: dict[str, int] = {}  # times that caches could not follow, by reason
         self.sequences: dict[int, FollowedSequence] = {}
+        self._caches = range(0 if context.shares_target else context.num_heads)
         self._layers = tuple(layers)
         self._most_waiting = max(LEAST_WAITING, waiting_mib * _MIB // (4 * self.width))
+        # position of the first row of a text: the first token has no state to encode
+        self._first_row = int(context.feature_width > 0)
+        self._encodes = context.feature_width > 0 and context.blocks is None
+        self._features = StateBatch(  # states to be read without tokens
+            self._engine.max_batch_tokens if context.blocks else 0, self.width, has_tokens=False
+        )
 
     def sequence(self, seq_id: int) -> FollowedSequence:
         """What is known of a sequence of the target; an empty one if nothing is."""
         sequence = self.sequences.get(seq_id)
         if sequence is None:
-            num_heads = self.heads.num_heads
+            num_heads = self.context.num_heads
             states = TargetStates(num_heads, self.width)
             sequence = self.sequences[seq_id] = FollowedSequence(states, [0] * num_heads)
         return sequence
 
     def id_of(self, seq_id: int, head: int) -> int:
         """The head's own sequence."""
-        return seq_id * self.heads.num_heads + head
+        return seq_id * self.context.num_heads + head
 
     def observe(self, decoded: DecodedStates) -> None:
         """Keep the states until they are read; read them now where they become too many."""
@@ -95,8 +101,8 @@ class FollowedCaches:
         """As the target's."""
         states = self.sequence(source).states.copy(length)
         self.sequences[target] = FollowedSequence(states, list(states.read))
-        for head, read in enumerate(states.read):
-            of_target = self.id_of(target, head)
+        for head in self._caches:
+            read, of_target = states.read[head], self.id_of(target, head)
             if read <= states.first:
                 self._engine.clear(of_target)
             elif not self._engine.copy_prefix(self.id_of(source, head), of_target, read):
@@ -112,21 +118,20 @@ class FollowedCaches:
         states.settle()
         self.cut(seq_id)
         parts = [states.to_bytes()]
-        for head, read in enumerate(states.read):
-            own = (
-                self._engine.save_sequence(self.id_of(seq_id, head)) if read > states.first else b""
-            )
+        for head in self._caches:
+            is_empty = states.read[head] <= states.first
+            own = b"" if is_empty else self._engine.save_sequence(self.id_of(seq_id, head))
             parts.append(bytes(own))
         sizes = np.array([len(part) for part in parts], np.int64)
         return b"".join((sizes.tobytes(), *parts))
 
     def restore(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
         """What `save` returned, perhaps under another id."""
-        num_heads, view = self.heads.num_heads, memoryview(data)
-        sizes = np.frombuffer(view, np.int64, 1 + num_heads)
+        view = memoryview(data)
+        sizes = np.frombuffer(view, np.int64, 1 + len(self._caches))
         ends = (8 * len(sizes) + np.cumsum([0, *sizes])).tolist()
         parts = [view[start:end] for start, end in pairwise(ends)]
-        states = TargetStates.from_bytes(parts[0], num_heads, self.width)
+        states = TargetStates.from_bytes(parts[0], self.context.num_heads, self.width)
         self.sequences[seq_id] = FollowedSequence(states, list(states.read))
         for head, part in enumerate(parts[1:]):
             own = self.id_of(seq_id, head)
@@ -145,6 +150,9 @@ class FollowedCaches:
         sequence = self.sequence(seq_id)
         states, batch = sequence.states, self.batch
         end = min(states.length, states.read[head] + num_rows)
+        if not self._caches:
+            states.read[head] = end
+            return
         states.count_missing(states.read[head])
         while (start := states.read[head]) < end:
             stop = min(end, start + batch.capacity)
@@ -174,9 +182,9 @@ class FollowedCaches:
             if num_rows > min(MERGED_ROWS, self.batch.capacity - 1):
                 self.read(seq_id, head, num_rows)
             states.count_missing(states.read[head])
-        parts = self.encoded([s.before(s.read[head], s.length + 1) for s in known])
+        parts = self._encoded([s.before(s.read[head], s.length + 1) for s in known])
         parts = [
-            rows[max(0, self.first_row - states.read[head]) :]
+            rows[max(0, self._first_row - states.read[head]) :]
             for rows, states in zip(parts, known, strict=True)
         ]
         if self._is_merged(sum(map(len, parts)), len(parts), head):
@@ -187,7 +195,7 @@ class FollowedCaches:
     def _is_merged(self, num_rows: int, num_drafts: int, head: int) -> bool:
         """Whether so many rows of so many drafts are computed with outputs in one decode."""
         most = min(self._engine.max_outputs, self.batch.capacity) - head * num_drafts
-        work = (num_rows - num_drafts) * self._engine.vocab_size * self.heads.state_width
+        work = (num_rows - num_drafts) * self._engine.vocab_size * self.context.state_width
         return num_rows <= most and work <= _DECODE_WORK
 
     def _read_together(
@@ -211,15 +219,50 @@ class FollowedCaches:
             for sequence in added:
                 sequence.states.read[head] = sequence.held[head] = sequence.states.length
 
-    def encoded(self, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    def _encoded(self, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         """What rows are made of besides their tokens, from states of the target."""
-        return parts
+        if not self._encodes:
+            return parts
+        rows = self.context.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        return np.split(rows, np.cumsum([len(part) for part in parts])[:-1])
 
     def add_verified(
         self, own: int, start: int, tokens: Sequence[int], states: NDArray[np.float32]
     ) -> None:
-        """Add rows of the target's text to the batch, with the target's states before them."""
-        self.batch.add_rows(own, start, tokens, states)
+        """Add rows of the target's text to the batch, with the target's states before them; states
+        alone are read at once.
+        """
+        skip = max(0, self._first_row - start)
+        if not self._caches or len(tokens) <= skip:
+            return
+        if self.context.blocks:
+            self.add_features(own, start, states)
+            self.read_features()
+        else:
+            (rows,) = self._encoded([states[skip:]])
+            self.batch.add_rows(own, start + skip, tokens[skip:], rows)
+
+    def add_features(self, own: int, start: int, states: NDArray[np.float32]) -> None:
+        """Add rows to what `read_features` will read; what has no room is read at once."""
+        features, skip = self._features, max(0, self._first_row - start)
+        states = states[skip:]
+        if features.num_rows + len(states) > features.capacity:
+            self.read_features()
+        if len(states):
+            features.add_rows(own, start + skip, [0] * len(states), states)
+
+    def read_features(self) -> None:
+        """Read what was added, of all sequences in one decode.
+
+        Raises:
+            ContextFullError: there is no room for it.
+        """
+        if self._features.num_rows:
+            self.num_decoded += self._features.num_rows
+            try:
+                self.context.read_features(self._features)
+            finally:
+                self._features.clear()
 
     def decode(self) -> NDArray[np.float32]:
         """Decode the batch; its logits."""
@@ -230,7 +273,8 @@ class FollowedCaches:
     def cut(self, seq_id: int) -> None:
         """Drop rows of drafts, and of texts that did not go on like that, from the caches."""
         sequence = self.sequence(seq_id)
-        for head, (held, read) in enumerate(zip(sequence.held, sequence.states.read, strict=True)):
+        for head in self._caches:
+            held, read = sequence.held[head], sequence.states.read[head]
             if held > read:
                 if read > sequence.states.first:
                     self._engine.truncate(self.id_of(seq_id, head), read)
@@ -240,6 +284,8 @@ class FollowedCaches:
 
     def make_room(self, busy: Sequence[int]) -> None:
         """Forget what was used longest ago, and else what was asked for."""
+        if not self._caches:  # only the target can make room in its own
+            return
         idle = [
             seq_id
             for seq_id, sequence in self.sequences.items()
@@ -253,7 +299,7 @@ class FollowedCaches:
         """More states wait than there is memory for."""
         states = self.sequence(seq_id).states
         try:
-            for head in range(self.heads.num_heads):
+            for head in range(self.context.num_heads):
                 self.read(seq_id, head, states.length)
             states.drop_read()
         except ContextFullError:
@@ -261,11 +307,13 @@ class FollowedCaches:
             self._lose(seq_id, CONTEXT_FULL)
 
     def _lose(self, seq_id: int, reason: str) -> None:
-        """What the heads read is gone; they go on with what comes."""
+        """What the drafter read is gone; it goes on with what comes."""
         self.lost[reason] = self.lost.get(reason, 0) + 1
+        if not self._caches:
+            return
         sequence = self.sequence(seq_id)
         sequence.states.forget_caches()
-        for head in range(self.heads.num_heads):
+        for head in self._caches:
             self._engine.clear(self.id_of(seq_id, head))
         sequence.held = list(sequence.states.read)
 

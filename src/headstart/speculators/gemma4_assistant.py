@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateDraft, StateSpeculator
-from headstart.speculators.feature_caches import BorrowedCaches
-from headstart.types import LAST_STATE
-from headstart.types.feature_batch import DraftContext
 
 
 @register
@@ -26,13 +23,6 @@ class Gemma4AssistantSpeculator(StateSpeculator):
 
     name = "gemma4-assistant"
     needs_draft_model = True
-
-    def __init__(
-        self, context: DraftContext, options: StateSpeculator.Options | None = None
-    ) -> None:
-        options = options or self.Options()
-        caches = BorrowedCaches(context, options.waiting_mib)
-        super().__init__(caches, [LAST_STATE], options)
 
     def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
         """The target has read what comes before the newest token."""

@@ -14,9 +14,8 @@ from typing import Any
 
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateSpeculator
-from headstart.speculators.followed_caches import FollowedCaches
-from headstart.speculators.state_batch import HeadContext
 from headstart.types import LAST_STATE
+from headstart.types.state_batch import DraftContext
 
 
 @register
@@ -28,15 +27,13 @@ class MtpSpeculator(StateSpeculator):
     reading = "heads are reading the prompt"
     unsure = "heads are unsure"
 
-    def __init__(self, heads: HeadContext, options: StateSpeculator.Options | None = None) -> None:
-        options = options or self.Options()
-        caches = FollowedCaches(heads, [LAST_STATE], options.waiting_mib)
-        super().__init__(caches, [LAST_STATE], options)
+    def __init__(self, heads: DraftContext, options: StateSpeculator.Options | None = None) -> None:
+        super().__init__(heads, [LAST_STATE], options)
 
     @property
     def longest_draft(self) -> int | None:
         """Each of several heads drafts one token."""
-        return self.heads.num_heads if self.heads.num_heads > 1 else None
+        return self.context.num_heads if self.context.num_heads > 1 else None
 
     def describe(self) -> dict[str, Any]:
-        return {"heads": self.heads.num_heads} | super().describe()
+        return {"heads": self.context.num_heads} | super().describe()

@@ -58,21 +58,17 @@ class NgramCacheSpeculator(Speculator):
         """Counts in tokens or n-grams, as they say."""
 
         n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
-        min_share: float = 0.1  # a draft ends before its score (0 to 1) falls below this
+        min_share: float = option(0.1, "a draft ends before its score (0 to 1) falls below this")
         lookup_cache_static: str | None = option(
-            None,
-            "lookup file made from a text collection; only read",
-            "-lcs",
-            "--lookup-cache-static",
+            None, "lookup file made from a text collection; only read", "--lookup-cache-static"
         )
         lookup_cache_dynamic: str | None = option(
             None,
             "lookup file of past answers; read, and written as they come",
-            "-lcd",
             "--lookup-cache-dynamic",
         )
-        save_tokens: int = 50_000  # generated tokens between two writes of the dynamic file
-        max_ngrams: int = 500_000  # maximum n-grams kept of past answers
+        save_tokens: int = option(50_000, "generated tokens between two writes of the dynamic file")
+        max_ngrams: int = option(500_000, "maximum n-grams kept of past answers")
 
         def __post_init__(self) -> None:
             if not 0.0 <= self.min_share < 1.0:

@@ -36,13 +36,13 @@ _MAX_PLACES = 8  # of a key that are compared, newest first
 class NgramMapOptions:
     """Lengths in tokens."""
 
-    size_n: int = 12  # tokens of a key
+    size_n: int = option(12, "tokens of a key")
     size_m: int = option(
         48,
         "longest draft, in tokens; ngram-map-k4v compares continuations of this length",
         limits_draft=True,
     )
-    min_hits: int = 1  # places where a key must have occurred before
+    min_hits: int = option(1, "places where a key must have occurred before")
 
     def __post_init__(self) -> None:
         if self.size_n < 1 or self.size_m < 1:

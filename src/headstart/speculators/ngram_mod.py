@@ -45,10 +45,10 @@ class NgramModSpeculator(Speculator):
     class Options:
         """Lengths in tokens."""
 
-        n_match: int = 24  # last tokens that must have occurred before
+        n_match: int = option(24, "last tokens that must have occurred before")
         n_max: int = option(64, "longest draft, in tokens", limits_draft=True)
-        n_min: int = 0  # drafts of fewer tokens than this are dropped
-        table_bits: int = 22  # 2^bits entries of 8 bytes: 22 = 32 MiB
+        n_min: int = option(0, "drafts of fewer tokens than this are dropped")
+        table_bits: int = option(22, "2^bits entries of 8 bytes: 22 = 32 MiB")
 
         def __post_init__(self) -> None:
             if self.n_match < 1 or not 0 <= self.n_min <= self.n_max or self.n_max < 1:

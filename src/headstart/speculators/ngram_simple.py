@@ -32,7 +32,7 @@ class NgramSimpleSpeculator(Speculator):
     class Options:
         """Lengths in tokens."""
 
-        size_n: int = 12  # last tokens that must have occurred before
+        size_n: int = option(12, "last tokens that must have occurred before")
         size_m: int = option(48, "longest draft, in tokens", limits_draft=True)
 
         def __post_init__(self) -> None:

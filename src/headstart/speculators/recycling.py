@@ -36,9 +36,9 @@ class RecyclingSpeculator(Speculator):
     class Options:
         """Counts in tokens."""
 
-        width: int = 8  # likely successors kept per token
+        width: int = option(8, "likely successors kept per token")
         n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
-        min_share: float = 0.1  # a draft ends before its score (0 to 1) falls below this
+        min_share: float = option(0.1, "a draft ends before its score (0 to 1) falls below this")
 
         def __post_init__(self) -> None:
             if not 1 <= self.width <= 64 or self.n_max < 1 or not 0.0 <= self.min_share < 1.0:

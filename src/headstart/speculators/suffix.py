@@ -81,11 +81,12 @@ class SuffixSpeculator(Speculator):
     class Options:
         """Counts in tokens unless they say otherwise."""
 
-        factor: float = 4.0  # longest draft, in tokens per token of the longest match
-        # a draft ends before its expected acceptance (0 to 1) falls below this
-        min_share: float = 0.1
-        max_places: int = 3  # places that vote on the next token
-        corpus_tokens: int = 2_000_000  # tokens of past texts kept, of all users; 0: none
+        factor: float = option(4.0, "longest draft, in tokens per token of the longest match")
+        min_share: float = option(
+            0.1, "a draft ends before its expected acceptance (0 to 1) falls below this"
+        )
+        max_places: int = option(3, "places that vote on the next token")
+        corpus_tokens: int = option(2_000_000, "tokens of past texts kept, of all users; 0: none")
         file: str | None = option(
             None,
             "file that keeps the corpus of past texts over restarts",

@@ -12,8 +12,10 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,9 @@ _PUBLIC = _key_of("")
 # key of the added files; a namespace's hash is as unlikely to equal it as the zeros
 _FILES = b"\xff" * 16
 _BLOCK = 64  # tokens; how finely known beginnings are told
+# Tokens that are moved to a new index or file when a text is added, besides twice its own: 16,384
+# take about 3 ms.
+_SLICE = 16_384
 
 
 def _marks(text: array[int]) -> list[int]:
@@ -70,7 +75,9 @@ class _NamespaceTexts:
         """`num_before` is at least the number of tokens that this namespace ever held."""
         # the first token in the index, counted over all that came and went
         self.num_before = num_before
-        self.index = SuffixIndex(SIZES, MAX_MATCH)
+        self.index = SuffixIndex(SIZES, MAX_MATCH, 0)
+        self._next: SuffixIndex | None = None  # replaces `index` when it holds as much
+        self._next_start = 0  # where it begins in `index`
         self.starts: deque[int] = deque()  # of the live texts in the index
         self.marks: deque[list[int]] = deque()  # that each of them added to `known`
         self.known: set[int] = set()
@@ -79,6 +86,13 @@ class _NamespaceTexts:
     def num_tokens(self) -> int:
         """Of live texts, a separator after each."""
         return len(self.index) - self.index.floor
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its indexes; 0 without texts, because it is forgotten then."""
+        if not self.starts:
+            return 0
+        return self.index.num_bytes + (self._next.num_bytes if self._next else 0)
 
     def unknown_part(self, text: array[int], marks: list[int]) -> array[int]:
         """The text after its known beginning, with as much of that as a match may need.
@@ -101,19 +115,30 @@ class _NamespaceTexts:
     def drop_oldest(self) -> None:
         self.starts.popleft()
         self.known.difference_update(self.marks.popleft())
+        self.index.floor = self.starts[0] if self.starts else len(self.index)
+
+    def tidy(self, num_tokens: int) -> None:
+        """Where the index is crowded, or mostly of dropped texts: copy so many tokens of it to a
+        new one, which replaces it when it has all.
+        """
         index = self.index
-        index.floor = self.starts[0] if self.starts else len(index)
-        if index.floor > len(index) // 2:
-            live, dropped = index.tokens[index.floor :], index.floor
-            self.index = SuffixIndex(SIZES, MAX_MATCH)
-            self.index.extend(live)
+        if self._next is None:
+            if not index.is_crowded and index.floor <= len(index) // 2:
+                return
+            self._next = SuffixIndex(SIZES, MAX_MATCH, 2 * self.num_tokens)
+            self._next_start = index.floor
+        start = self._next_start + len(self._next)
+        self._next.extend(index.tokens[start : start + num_tokens])
+        if start + num_tokens >= len(index):
+            self.index, self._next, dropped = self._next, None, self._next_start
+            self.index.floor = index.floor - dropped
             self.num_before += dropped
             self.starts = deque(start - dropped for start in self.starts)
 
-    def texts(self) -> Iterator[array[int]]:
-        ends = [*self.starts, len(self.index)][1:]
-        for start, end in zip(self.starts, ends, strict=True):
-            yield self.index.tokens[start : end - 1]
+    def kept(self, key: bytes) -> list[KeptText]:
+        """Where the live texts are; `key` is that of the namespace."""
+        edges = [self.num_before + start for start in (*self.starts, len(self.index))]
+        return [KeptText(key, start, end) for start, end in pairwise(edges)]
 
 
 class SuffixCorpus:
@@ -128,13 +153,12 @@ class SuffixCorpus:
         self._capacity = capacity
         self._texts: dict[bytes, _NamespaceTexts] = {}
         self._num_added = 0  # tokens ever
+        self._num_tokens = self.num_texts = self.num_bytes = 0  # of all namespaces
         self._log: TokenLog | None = None
-        self._num_logged = 0  # tokens in the file, dead ones included
         if token_log is not None:
             self._check_size(token_log)
             for record in token_log.take_records():
                 self._add(record.namespace, record.tokens)
-                self._num_logged += len(record.tokens)
             self._log = token_log
             if 2 * self.num_file_tokens > capacity:
                 log.warning(
@@ -150,7 +174,7 @@ class SuffixCorpus:
         """A file grows to twice the capacity and one text; one with more was kept for a larger
         corpus.
         """
-        if (num_tokens := token_log.num_unread) > 3 * self._capacity:
+        if (num_tokens := token_log.num_tokens) > 3 * self._capacity:
             token_log.close()
             raise ConfigError(
                 f"corpus {token_log.path} holds {num_tokens} tokens but "
@@ -175,20 +199,12 @@ class SuffixCorpus:
         return cls(capacity, TokenLog(path, vocabulary, keeps_damaged=keeps_damaged))
 
     def __len__(self) -> int:
-        return sum(texts.num_tokens for texts in self._texts.values())
+        return self._num_tokens
 
     @property
     def num_file_tokens(self) -> int:
         """Of added files."""
         return self._texts[_FILES].num_tokens if _FILES in self._texts else 0
-
-    @property
-    def num_texts(self) -> int:
-        return sum(len(texts.starts) for texts in self._texts.values())
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(texts.index.num_bytes for texts in self._texts.values())
 
     def add(self, tokens: Sequence[int], namespace: str = "") -> bool:
         """Keep a text; False if it was known."""
@@ -209,40 +225,59 @@ class SuffixCorpus:
         if not part:
             return False
         self._texts[key] = texts
-        texts.add(part, [*marks, _marks(part)[-1]])
+        num_moved = 2 * len(part) + _SLICE
+        with self._counted(texts):
+            texts.add(part, [*marks, _marks(part)[-1]])
+            texts.tidy(num_moved)
         self._num_added += len(part) + 1
-        self._make_room()
+        self._make_room(num_moved)
         if self._log is not None:
-            self._write(self._log, Record(key, part))
+            self._write(self._log, Record(key, part), num_moved)
         return True
 
-    def _make_room(self) -> None:
-        excess = len(self) - self._capacity
-        while excess > 0:
+    def _make_room(self, num_moved: int) -> None:
+        thinned: dict[bytes, _NamespaceTexts] = {}
+        while self._num_tokens > self._capacity:
             key, texts = max(
                 self._texts.items(), key=lambda item: (item[0] != _FILES, item[1].num_tokens)
             )
-            before = texts.num_tokens
-            texts.drop_oldest()
-            excess -= before - texts.num_tokens
+            with self._counted(texts):
+                texts.drop_oldest()
+            thinned[key] = texts
             if not texts.starts:
-                del self._texts[key]
+                del self._texts[key], thinned[key]
+        for texts in thinned.values():
+            with self._counted(texts):
+                texts.tidy(num_moved)
 
-    def _write(self, token_log: TokenLog, record: Record) -> None:
+    @contextmanager
+    def _counted(self, texts: _NamespaceTexts) -> Iterator[None]:
+        """Keep the sums over all namespaces right while one of them changes."""
+        before = (texts.num_tokens, len(texts.starts), texts.num_bytes)
+        yield
+        self._num_tokens += texts.num_tokens - before[0]
+        self.num_texts += len(texts.starts) - before[1]
+        self.num_bytes += texts.num_bytes - before[2]
+
+    def _write(self, token_log: TokenLog, record: Record, num_moved: int) -> None:
         try:
             token_log.append(record)
-            self._num_logged += len(record.tokens)
-            if self._num_logged > 2 * self._capacity:
-                self._compact(token_log)
+            if token_log.num_tokens > 2 * self._capacity and not token_log.is_rewriting:
+                token_log.begin_rewrite(self._live_records())
+            if token_log.is_rewriting:
+                token_log.continue_rewrite(num_moved)
         except (OSError, ConfigError) as error:
             log.error("corpus file %s is not written any more: %s", token_log.path, error)
             self.close()
 
-    def _compact(self, token_log: TokenLog) -> None:
-        token_log.rewrite(
-            Record(key, text) for key, texts in self._texts.items() for text in texts.texts()
+    def _live_records(self) -> Iterator[Record]:
+        """The texts that are held now, but for those that are dropped before it is their turn."""
+        kept = [text for key, texts in self._texts.items() for text in texts.kept(key)]
+        return (
+            Record(text.key, found[0].tokens[found[1].start : found[1].stop - 1])
+            for text in kept
+            if (found := self.where(text)) is not None
         )
-        self._num_logged = len(self)
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:
         """What a namespace may see: its own index, the public one, that of the added files."""

@@ -65,13 +65,16 @@ class _Chains:
 
     __slots__ = ("head", "mask", "n", "previous")
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, bits: int) -> None:
         self.n = n
-        self.clear(_MIN_BITS)
+        self.clear(bits)
 
     def clear(self, bits: int) -> None:
+        bits = max(bits, _MIN_BITS)
         self.mask = (1 << bits) - 1
-        self.head = array("i", bytes(4 << bits))  # slot -> newest position; 0 = none
+        # slot -> newest position; 0 = none. Pages of zeros are made when they are used first, and
+        # a memoryview reads a number faster than numpy.
+        self.head = np.zeros(1 << bits, np.int32).data
         self.previous = array("i")  # position -> the position before it in its slot
 
     def slots(self, text: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -118,12 +121,18 @@ class SuffixIndex:
     Args:
         sizes: the n of the n-grams; a lookup tries the largest first.
         max_match: matches are followed back so far; bounds the work of a lookup.
+        capacity: tokens that the chains are made for. None: they are made anew, all at once,
+            whenever the text has outgrown them.
     """
 
-    __slots__ = ("_chains", "_max_match", "floor", "num_linked", "tokens")
+    __slots__ = ("_chains", "_grows", "_max_match", "floor", "num_linked", "tokens")
 
-    def __init__(self, sizes: Sequence[int], max_match: int = 16) -> None:
-        self._chains = [_Chains(n) for n in sorted(sizes, reverse=True)]
+    def __init__(
+        self, sizes: Sequence[int], max_match: int = 16, capacity: int | None = None
+    ) -> None:
+        bits = (capacity or 0).bit_length()
+        self._chains = [_Chains(n, bits) for n in sorted(sizes, reverse=True)]
+        self._grows = capacity is None
         self._max_match = max(max_match, *sizes)
         self.tokens = array("i")
         self.num_linked = 0  # places before it are in chains
@@ -135,8 +144,13 @@ class SuffixIndex:
     @property
     def num_bytes(self) -> int:
         """Memory of the text and its chains."""
-        arrays = [self.tokens, *(c.head for c in self._chains), *(c.previous for c in self._chains)]
-        return sum(a.buffer_info()[1] * a.itemsize for a in arrays)
+        heads = sum(4 * len(chains.head) for chains in self._chains)
+        return heads + 4 * (len(self.tokens) + sum(len(c.previous) for c in self._chains))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the text has outgrown the chains, which makes lookups slower and worse."""
+        return len(self.tokens) > self._chains[0].mask
 
     @property
     def key(self) -> bytes:
@@ -152,7 +166,7 @@ class SuffixIndex:
         # an array is appended as a whole
         self.tokens.extend(new if len(new) < _BULK else array("i", new))
         size = len(self.tokens)
-        if size > self._chains[0].mask:
+        if self._grows and self.is_crowded:
             self._rebuild(size.bit_length() + 1)
         elif size - self.num_linked >= _BULK:
             self._link()
@@ -164,7 +178,7 @@ class SuffixIndex:
 
     def _rebuild(self, bits: int) -> None:
         for chains in self._chains:
-            chains.clear(max(bits, _MIN_BITS))
+            chains.clear(bits)
         self._link()
 
     def truncate(self, length: int) -> None:

@@ -3,7 +3,8 @@
     header   8 bytes magic, uint32 version, uint32 vocabulary size, 16 bytes vocabulary hash,
              uint32 CRC-32 of the fields before
     record   uint32 number of tokens, 16 bytes namespace, uint32 CRC-32 of tokens, uint32 CRC-32 of
-             the fields before; then the tokens as int32. All little-endian.
+             the fields before; then the tokens as int32. All little-endian, as every machine that
+             runs libllama's backends is.
 
 A record that the file's end cuts off was being written when the process died: it is dropped, and so
 are zeros up to the end, which a power failure leaves. Any other mismatch is damage and refuses the
@@ -20,7 +21,7 @@ import struct
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count as count_from
@@ -77,16 +78,9 @@ class Record:
     tokens: array[int]
 
     def encode(self) -> bytes:
-        body = _little_endian(self.tokens).tobytes()
+        body = self.tokens.tobytes()
         head = _RECORD.pack(len(self.tokens), self.namespace, crc32(body))
         return head + _CRC.pack(crc32(head)) + body
-
-
-def _little_endian(tokens: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        tokens = tokens[:]
-        tokens.byteswap()
-    return tokens
 
 
 def _lock(descriptor: int, path: Path, patience_seconds: float) -> None:
@@ -122,8 +116,31 @@ def _lock(descriptor: int, path: Path, patience_seconds: float) -> None:
         time.sleep(_RETRY_SECONDS)
 
 
+@dataclass(slots=True)
+class _Rewrite:
+    """A file that is being written to replace the log."""
+
+    descriptor: int
+    path: Path
+    records: Iterator[Record]  # left to be written
+    start: int  # in the old file: what was appended since, and not copied yet
+    num_tokens: int  # that the log has more once it is replaced
+
+
+def _read_from(descriptor: int, start: int, size: int = -1) -> bytes:
+    with open(os.dup(descriptor), "rb") as file:
+        file.seek(start)
+        return file.read(size)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 class TokenLog:
-    """An open log. `take_records` reads what it held; `append` adds; `rewrite` replaces all.
+    """An open log. `take_records` reads what it held; `append` adds; `begin_rewrite` replaces all.
 
     Args:
         patience_seconds: how long to wait for a process that holds the file.
@@ -147,9 +164,10 @@ class TokenLog:
         self.path = path.resolve()  # `rewrite` replaces the file, not a link to it
         self._vocabulary = vocabulary
         self._descriptor = self._open_current(path, patience_seconds)
+        self._rewrite: _Rewrite | None = None
         try:
-            self._size = os.fstat(self._descriptor).st_size
-            data = self._read_all()
+            data = _read_from(self._descriptor, 0)
+            self._size = len(data)
             # new, or killed at once
             if len(data) < _HEADER_SIZE and self._header().startswith(data):
                 self._reset()
@@ -158,6 +176,7 @@ class TokenLog:
                 self._reset()
                 data = self._header()
             self._records, end = self._parse(data)
+            self.num_tokens = sum(len(record.tokens) for record in self._records)  # in the file
             os.ftruncate(self._descriptor, end)
             self._size = end
         except OSError as error:
@@ -195,11 +214,6 @@ class TokenLog:
             os.close(descriptor)
             raise
         return descriptor
-
-    def _read_all(self) -> bytes:
-        with open(os.dup(self._descriptor), "rb") as file:
-            file.seek(0)
-            return file.read()
 
     def _header(self) -> bytes:
         fields = _HEADER.pack(_MAGIC, _VERSION, self._vocabulary.size, self._vocabulary.digest)
@@ -251,7 +265,6 @@ class TokenLog:
                 break
             tokens = array("i")
             tokens.frombytes(body)
-            tokens = _little_endian(tokens)
             if crc32(body) != body_crc and not any(data[start:]):
                 break
             if (
@@ -299,6 +312,7 @@ class TokenLog:
         """
         try:
             self._write(record.encode())
+            self.num_tokens += len(record.tokens)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)
@@ -306,35 +320,66 @@ class TokenLog:
 
     def _write(self, data: bytes) -> None:
         os.lseek(self._descriptor, self._size, os.SEEK_SET)
-        left = memoryview(data)
-        while left:
-            left = left[os.write(self._descriptor, left) :]
+        _write_all(self._descriptor, data)
         self._size += len(data)
 
-    def rewrite(self, records: Iterable[Record]) -> None:
-        """Replace all records, atomically: a crash leaves the old file or the new one."""
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        old = self._descriptor
-        replacement = self._open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    @property
+    def is_rewriting(self) -> bool:
+        return self._rewrite is not None
+
+    def begin_rewrite(self, records: Iterator[Record]) -> None:
+        """Replace what the log holds now, in slices that `continue_rewrite` writes to another file.
+
+        What is appended in the meantime stays behind these records.
+        """
+        path = self.path.with_name(f".{self.path.name}.tmp")
+        descriptor = self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        self._rewrite = _Rewrite(descriptor, path, records, self._size, -self.num_tokens)
+        _write_all(descriptor, self._header())
+
+    def continue_rewrite(self, num_tokens: int) -> None:
+        """Write records of about so many tokens, then what was appended since.
+
+        When all is written, the new file replaces the old one: a crash leaves one of them.
+
+        Raises:
+            OSError: the disk is full or gone; the file is as before, and is not rewritten.
+        """
+        new = self._rewrite
+        if new is None:
+            return
         try:
-            self._descriptor, old_size, self._size = replacement, self._size, 0
-            self._write(self._header())
-            for record in records:
-                self._write(record.encode())
-            os.fsync(replacement)
-            os.replace(temporary, self.path)
+            num_written = 0
+            for record in new.records:
+                _write_all(new.descriptor, record.encode())
+                num_written += len(record.tokens)
+                if num_written >= num_tokens:
+                    break
+            new.num_tokens += num_written
+            if num_written < num_tokens:
+                data = _read_from(self._descriptor, new.start, 4 * num_tokens)
+                _write_all(new.descriptor, data)
+                new.start += len(data)
+            os.fsync(new.descriptor)  # at once: the last slice would wait for all of them
+            if num_written < num_tokens and new.start == self._size:
+                self._finish_rewrite(new)
         except BaseException:
-            self._descriptor, self._size = old, old_size
-            os.close(replacement)
-            temporary.unlink(missing_ok=True)
+            self._drop_rewrite()
             raise
-        os.close(old)
+
+    def _finish_rewrite(self, new: _Rewrite) -> None:
+        os.replace(new.path, self.path)
+        os.close(self._descriptor)
+        self._descriptor, self._rewrite = new.descriptor, None
+        self._size = os.fstat(new.descriptor).st_size
+        self.num_tokens += new.num_tokens
         sync_folder(self.path.parent)
 
-    @property
-    def num_unread(self) -> int:
-        """Tokens of the records not taken yet."""
-        return sum(len(record.tokens) for record in self._records)
+    def _drop_rewrite(self) -> None:
+        new, self._rewrite = self._rewrite, None
+        if new is not None:
+            os.close(new.descriptor)
+            new.path.unlink(missing_ok=True)
 
     def take_records(self) -> Iterator[Record]:
         """Yield what the file held when it was opened; nothing is kept in memory."""
@@ -343,6 +388,7 @@ class TokenLog:
 
     def close(self) -> None:
         """Flush to the disk and release the file; doing it twice is harmless."""
+        self._drop_rewrite()
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # a disk that fails now cannot be helped
                 os.fsync(self._descriptor)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from headstart.types.errors import InvalidParameterError
 
@@ -39,37 +40,64 @@ MAX_SEED = 2**32 - 1
 MAX_INFILL_TOP_K = 256
 
 
+def number(
+    default: float,
+    low: float,
+    high: float,
+    *,
+    flag: str = "",
+    key: str = "",
+    clamp: str = "",
+) -> Any:
+    """A parameter that is a number from `low` to `high`.
+
+    Args:
+        flag: name of the server's setting, if it is another one.
+        key: of `general.sampling.*` in model files that recommend a value.
+        clamp: "below" or "both": as at llama-server, a request's value outside of the range on this
+            side becomes the limit.
+    """
+    metadata = {"range": (low, high), "flag": flag, "key": key, "clamp": clamp}
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling of one request; immutable, so the text is a function of it and the prompt."""
 
-    temperature: float = 0.8  # 0 is greedy
-    dynatemp_range: float = 0.0  # temperature varies by +- this with the entropy of the candidates
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40  # 0 keeps all
-    top_p: float = 0.95  # 1 keeps all
-    min_p: float = 0.05  # 0 keeps all
-    typical_p: float = 1.0  # 1 keeps all
-    top_n_sigma: float = -1.0  # <= 0 is off
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1  # > 0.5 is off
-    min_keep: int = 0
-    repeat_last_n: int = 64  # tokens that penalties look back; 0 is off, -1 the whole context
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0  # 0 is off
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    # 0 is greedy
+    temperature: float = number(0.8, 0.0, 100.0, flag="temp", key="temp", clamp="below")
+    # temperature varies by +- this with the entropy of the candidates
+    dynatemp_range: float = number(0.0, 0.0, 100.0)
+    dynatemp_exponent: float = number(1.0, 0.0, 100.0, flag="dynatemp_exp")
+    top_k: int = number(40, 0, 2**31 - 1, key="top_k", clamp="both")  # 0 keeps all
+    top_p: float = number(0.95, 0.0, 1.0, key="top_p", clamp="both")  # 1 keeps all
+    min_p: float = number(0.05, 0.0, 1.0, key="min_p", clamp="both")  # 0 keeps all
+    typical_p: float = number(1.0, 0.0, 1.0)  # 1 keeps all
+    top_n_sigma: float = number(-1.0, -1.0, 1e6)  # <= 0 is off
+    xtc_probability: float = number(0.0, 0.0, 1.0, key="xtc_probability", clamp="both")
+    # > 0.5 is off
+    xtc_threshold: float = number(0.1, 0.0, 1.0, key="xtc_threshold", clamp="both")
+    min_keep: int = number(0, 0, 2**31 - 1)
+    # tokens that penalties look back; 0 is off, -1 the whole context
+    repeat_last_n: int = number(64, -1, 2**31 - 1, key="penalty_last_n")
+    repeat_penalty: float = number(1.0, 1e-3, 100.0, key="penalty_repeat")
+    presence_penalty: float = number(0.0, -100.0, 100.0)
+    frequency_penalty: float = number(0.0, -100.0, 100.0)
+    dry_multiplier: float = number(0.0, 0.0, 100.0)  # 0 is off
+    dry_base: float = number(1.75, 0.0, 100.0)
+    dry_allowed_length: int = number(2, 0, 2**31 - 1)
+    dry_penalty_last_n: int = number(-1, -1, 2**31 - 1)
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
-    seed: int = 0  # 0 .. 2**32 - 1; the server replaces -1 by a random one and reports it
+    # 0 .. 2**32 - 1; the server replaces -1 by a random one and reports it
+    seed: int = number(0, 0, MAX_SEED)
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
 
     def __post_init__(self) -> None:
-        for name, low, high in _RANGES:
+        for parameter in NUMBERS:
+            name, (low, high) = parameter.name, parameter.metadata["range"]
             value = getattr(self, name)
             if not (
                 isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
@@ -133,25 +161,4 @@ class SamplingParams:
         )
 
 
-_RANGES = (
-    ("temperature", 0.0, 100.0),
-    ("dynatemp_range", 0.0, 100.0),
-    ("dynatemp_exponent", 0.0, 100.0),
-    ("top_k", 0, 2**31 - 1),
-    ("top_p", 0.0, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("typical_p", 0.0, 1.0),
-    ("top_n_sigma", -1.0, 1e6),
-    ("xtc_probability", 0.0, 1.0),
-    ("xtc_threshold", 0.0, 1.0),
-    ("min_keep", 0, 2**31 - 1),
-    ("repeat_last_n", -1, 2**31 - 1),
-    ("repeat_penalty", 1e-3, 100.0),
-    ("presence_penalty", -100.0, 100.0),
-    ("frequency_penalty", -100.0, 100.0),
-    ("dry_multiplier", 0.0, 100.0),
-    ("dry_base", 0.0, 100.0),
-    ("dry_allowed_length", 0, 2**31 - 1),
-    ("dry_penalty_last_n", -1, 2**31 - 1),
-    ("seed", 0, MAX_SEED),
-)
+NUMBERS = tuple(one for one in fields(SamplingParams) if one.metadata)

@@ -5,7 +5,6 @@ import { WEB, provenanceOf } from "./support.mjs";
 
 const { Provenance, pieceText } = await import(new URL("provenance.js", WEB));
 const { compareTokens, verdict } = await import(new URL("equality.js", WEB));
-const { whatIfRows } = await import(new URL("what-if.js", WEB));
 const { History, draftLengths } = await import(new URL("history.js", WEB));
 
 test("stretches of one source cover the text exactly", () => {
@@ -82,14 +81,4 @@ test("plain steps of a session say what a step costs, the newest ones only", asy
   for (let i = 0; i < 200; i++) plain.add(provenanceOf(["", "a"], ["", "b"]));
   assert.equal(plain.mean, 10);
   assert.equal(plain.latest.length, 100);
-});
-
-test("what each speculator alone would have given: the fastest first, errors and rough ones said", () => {
-  const speed = (tokens_per_second, error, speedup) => ({ tokens_per_second, error, speedup });
-  const one = (value, share_seen) => ({ ...speed(value, 1.25, value / 20), best_length: 4, share_seen, hindsight: speed(2 * value, null, value / 10) });
-  const rows = whatIfRows({ off: speed(20, 0, 1), hindsight: speed(90, 3, 4.5), speculators: { slow: one(22, 0.25), fast: one(30, 0.9) } });
-  assert.deepEqual(rows.map((row) => row.name), ["fast", "slow", "all, in hindsight", "off"]);
-  assert.deepEqual(rows[0].cells, ["4", "30.0 ± 1.3", "1.50", "60.0", "90 %"]);
-  assert.equal(rows[1].cells[4], "25 %, rough");
-  assert.deepEqual(whatIfRows(null), []);
 });

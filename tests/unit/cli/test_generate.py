@@ -5,19 +5,12 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from headstart.app.cli.generate import most_drafted, show, summary
 from headstart.config import SpeculationConfig
-from headstart.control.counterfactual import (
-    Guess,
-    SpeculatorPrices,
-    WrittenText,
-    counterfactual,
-)
 from headstart.types.errors import EngineError
 from headstart.types.request import (
     ErrorEvent,
@@ -163,14 +156,3 @@ def test_the_summary_says_auto_only_where_control_chooses(
 def test_the_summary_of_nothing_divides_by_nothing() -> None:
     text = summary(FinishEvent("r", "cancelled", RequestStats()), draft_max=None, seed=0)
     assert "accept    = -" in text
-
-
-def test_the_summary_says_what_each_speculator_alone_would_have_given() -> None:
-    prices = SpeculatorPrices([0.0, 10.0, 11.0, 12.0])
-    guesses = {"suffix": [Guess(at, 2, 2) for at in range(1, 99, 3)], "seldom": [Guess(1, 2, 0)]}
-    told = counterfactual(guesses, WrittenText(100), dict.fromkeys(guesses, prices))
-    text = summary(FinishEvent("r", "length", replace(STATS, counterfactual=told)), None, seed=0)
-    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
-    assert "250.0 +- 0.0 (2.50 x off) with 2 draft tokens" in lines["suffix"]
-    assert "rough" in lines["seldom"]
-    assert lines["off"].split()[1] == "100.0"

@@ -46,8 +46,8 @@ def value_of(entry: dict[str, Any]) -> str:
     if "--models-preset" in entry["names"]:
         return str(Path(__file__).parent / "empty.ini")
     setting = setting_of(entry["names"][0])
-    if setting is not None and setting.choices:
-        return setting.choices[0]
+    if setting is not None and setting.option.choices:
+        return setting.option.choices[0]
     return next((VALUES[name] for name in entry["names"] if name in VALUES), NUMBER)
 
 

@@ -25,8 +25,19 @@ def test_no_two_settings_share_a_spelling() -> None:
     assert [name for name, n in spellings.items() if n > 1] == []
 
 
+def test_a_spelling_of_llama_servers_is_declared_in_its_table_alone() -> None:
+    """One name of a flag links to it where the setting has another; the rest follows."""
+    repeated = [
+        (setting.name, flag.names)
+        for setting in SETTINGS
+        for flag in setting.theirs
+        if len({setting.flag, *setting.option.aliases}.intersection(flag.names)) > 1
+    ]
+    assert repeated == []
+
+
 def test_nothing_given_is_the_default_config() -> None:
-    assert resolve(SETTINGS, {}, {}).config() == Config()
+    assert resolve(SETTINGS, []).config() == Config()
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.unit.grammar.test_state import TOKENS, begin, constraint
 
-from headstart.sampling.grammar import compiler
-from headstart.sampling.grammar.compiler import MAX_CACHED, Compiled, GrammarCompiler
+from headstart.sampling.grammar import compiled, compiler
+from headstart.sampling.grammar.compiled import Compiled
+from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
+from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
 from headstart.sampling.grammar.source import grammar_text
+from headstart.structures.rss import resident_bytes
 from headstart.testing import ByteVocab
 from headstart.types.constraint import Constraint
 from headstart.types.errors import InvalidParameterError
@@ -103,6 +106,89 @@ def test_a_constraint_is_compiled_once() -> None:
     one.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(ByteVocab())
+    yield compiler
+    compiler.close()
+
+
+ENDLESS = {
+    "allOf": [
+        *({"multipleOf": number} for number in (97, 89, 83)),
+        {"multipleOf": 79, "type": "integer"},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_bytes", "says"),
+    [(0.3, 1 << 30, r"took longer than 0\.3 s"), (60.0, 24 << 20, "took over 24 MiB")],
+)
+def test_what_never_ends_to_compile_is_ended_and_the_next_one_compiled(
+    seconds: float, num_bytes: int, says: str
+) -> None:
+    sandbox = Sandbox(TOKENS.table, seconds, num_bytes)
+    with pytest.raises(InvalidParameterError, match=says):
+        sandbox.compile(constraint("json_schema", ENDLESS))
+    assert sandbox.compile(constraint("regex", "ab?")).num_bytes < 8 << 20
+    sandbox.close()
+
+
+def test_what_is_refused_takes_no_memory_here(shared: GrammarCompiler) -> None:
+    before = resident_bytes()
+    for number in range(4):
+        text = f"(x{{900}}){{1000}}[{number}"
+        with pytest.raises(InvalidParameterError, match="regex cannot be used"):
+            shared.compile(constraint("regex", text)).result(60)
+    assert resident_bytes() - before < 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "opening"),
+    [
+        ("regex", "x{900}{1000}", b""),
+        ("regex", "(a|b)x{900}{1000}", b"a"),
+        ("lark", 'start: ("a"|"b") s{9000}\ns: "' + "x" * 999 + '"', b"b"),
+        ("json_schema", {"enum": ["a" + "x" * 200_000, "b" + "x" * 200_000]}, b'"a'),
+    ],
+)
+def test_a_long_text_that_must_follow_is_not_looked_for(
+    shared: GrammarCompiler, kind: str, text: Any, opening: bytes
+) -> None:
+    """Finding it holds the interpreter: seconds for a million bytes."""
+    state = shared.compile(constraint(kind, text)).result(60).begin()
+    for byte in opening:
+        state.read(byte)
+    assert not state.forced()
+    assert state.legal_mask().nonzero()[0].tolist() == [ord("x")]
+
+
+def test_a_short_text_that_must_follow_is_found(shared: GrammarCompiler) -> None:
+    state = shared.compile(constraint("regex", "x{20}(a|b)")).result(60).begin()
+    assert len(state.forced()) == 20
+
+
+def test_compiled_constraints_are_kept_up_to_a_number_of_bytes(
+    shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {"enum": [f"value {number}" for number in range(20_000)]}
+    first = shared.compile(constraint("json_schema", large))
+    assert first.result(60).trial.num_bytes > 1 << 20
+    monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 1 << 20)
+    shared.compile(constraint("regex", "abc")).result(60)
+    assert shared.cached(constraint("json_schema", large)) is None
+    assert shared.cached(constraint("regex", "abc")) is not None
+
+
+def test_a_sandbox_that_was_ended_is_started_again(shared: GrammarCompiler) -> None:
+    shared.compile(constraint("regex", "a1")).result(60)
+    assert shared._sandbox is not None
+    shared._sandbox._process.kill()
+    shared._sandbox._process.wait()
+    assert shared.compile(constraint("regex", "a2")).result(60).begin().allows(ord("a"))
+
+
 def test_answers_of_one_constraint_do_not_know_of_each_other() -> None:
     compiled = Compiled(constraint("regex", "ab|cd"), TOKENS)
     one, other = compiled.begin(), compiled.begin()
@@ -114,39 +200,15 @@ def test_answers_of_one_constraint_do_not_know_of_each_other() -> None:
 def test_nothing_is_compiled_in_the_caller_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def text(_: object) -> str:
+    def text(wanted: Constraint, **options: bool) -> str:
         threads.append(threading.current_thread())
-        return json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
+        return grammar_text(wanted, **options)
 
-    monkeypatch.setattr(compiler, "grammar_text", text)
+    monkeypatch.setattr(compiled, "grammar_text", text)
     one = GrammarCompiler(ByteVocab())
     one.compile(constraint("regex", "a")).result(60)
     assert threading.current_thread() not in threads
     assert len(threads) == 1
-    one.close()
-
-
-def test_what_nobody_waits_for_is_not_compiled_and_can_be_asked_for_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    may_go_on, compiled = threading.Event(), []
-
-    def text(wanted: Constraint) -> str:
-        may_go_on.wait(60)
-        compiled.append(wanted.text)
-        return grammar_text(wanted)
-
-    monkeypatch.setattr(compiler, "grammar_text", text)
-    one = GrammarCompiler(ByteVocab())
-    texts = [constraint("regex", letter) for letter in "abc"]
-    futures = [one.compile(wanted) for wanted in texts]
-    for wanted, future in list(zip(texts, futures, strict=True))[1:]:
-        one.abandon(wanted, future)
-    again = one.compile(texts[2])
-    may_go_on.set()
-    assert again.result(60).constraint == texts[2]
-    assert compiled == ["a", "c"]
-    assert futures[1].cancelled()
     one.close()
 
 
@@ -155,6 +217,6 @@ def test_compiling_gives_way_to_the_model_s_threads() -> None:
     one = GrammarCompiler(ByteVocab())
     own = os.getpriority(os.PRIO_PROCESS, 0)
     lowered = one._executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result(60)
-    assert lowered == min(19, own + compiler.LOW_PRIORITY)
+    assert lowered == min(19, own + LOW_PRIORITY)
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
     one.close()

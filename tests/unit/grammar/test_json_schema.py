@@ -19,7 +19,7 @@ from tests.unit.grammar.test_state import EOS, TOKENS, begin, constraint
 from tests.unit.sampling.test_rule import softmax, total_variation
 
 from headstart.sampling import SamplingParams
-from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
@@ -265,7 +265,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     SCHEMAS,
     st.integers(0, 2**32 - 1),
@@ -289,7 +289,7 @@ def test_any_schema_and_any_logits_give_a_text_of_the_schema(
     jsonschema.validate(value, schema)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.lists(st.text("abcdef", min_size=1, max_size=4), min_size=2, max_size=6, unique=True),
     st.integers(0, 2**32 - 1),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from llguidance import LLParserLimits
 
-from headstart.sampling.grammar import compiler
-from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar import compiled
+from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.testing import ByteVocab
@@ -18,7 +18,7 @@ from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.types.errors import InvalidParameterError
 
 EOS = 256
-TOKENS = GrammarTokens(ByteVocab())
+TOKENS = GrammarTokens.read(ByteVocab())
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -320,7 +320,7 @@ class PairVocab(ByteVocab):
 
 
 PAIRS = PairVocab()
-PAIR_TOKENS = GrammarTokens(PAIRS)
+PAIR_TOKENS = GrammarTokens.read(PAIRS)
 
 
 def ids(text: bytes) -> Sequence[int]:
@@ -379,7 +379,7 @@ def test_a_look_ahead_into_what_is_too_complex_changes_nothing(
 ) -> None:
     """llguidance's errors are for ever; the state begins anew and knows the same text."""
     monkeypatch.setattr(
-        compiler, "LIMITS", LLParserLimits(max_items_in_row=50, verbose_errors=False)
+        compiled, "LIMITS", LLParserLimits(max_items_in_row=50, verbose_errors=False)
     )
     state = read(begin("lark", 'start: s\ns: s s | "a" | "b"'), b"ab")
     before = legal(state)

@@ -11,7 +11,8 @@ from tests.harness import Answer, Clock, fixed, play
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.sampling import SamplingParams
-from headstart.sampling.grammar.compiler import Compiled, GrammarCompiler
+from headstart.sampling.grammar.compiled import Compiled
+from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.ask_timer import no_clock
@@ -25,7 +26,7 @@ from headstart.types.request import Request
 
 EOS = 256
 VOCAB = ByteVocab()
-TOKENS = GrammarTokens(VOCAB)
+TOKENS = GrammarTokens.read(VOCAB)
 COMPILER = GrammarCompiler(VOCAB)
 PERSON = {
     "type": "object",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 from llguidance import LLParserLimits
-from tests.fake_draft_context import LAYERS, FakeDraftContext
+from tests.fake_draft_context import FakeDraftContext, layers_of
 from tests.harness import AUTO, SMALL_OPTIONS, Clock, RandomController, fixed
 from tests.states import FakeHeads
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
+    TOKENS,
     bytes_engine,
     check,
     make_constrained,
@@ -22,9 +24,10 @@ from tests.unit.scheduler.constrained import (
 from headstart.app.speculation import make_speculator
 from headstart.config import SchedulerConfig
 from headstart.control.controller import Controller
-from headstart.sampling.grammar import compiler
-from headstart.sampling.grammar.compiler import Compiled, GrammarCompiler
-from headstart.scheduler.constraint_queue import ConstraintQueue
+from headstart.sampling.grammar import compiled
+from headstart.sampling.grammar.compiled import Compiled
+from headstart.sampling.grammar.compiler import GrammarCompiler
+from headstart.scheduler.constraint_queue import QUEUE_SECONDS, ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.slot import ActiveRequest
@@ -52,7 +55,7 @@ def _make(name: str) -> Speculator:
         "translator": lambda: None,
         "heads": FakeHeads,
         "context": lambda: FakeDraftContext(name),
-        "layers": lambda: LAYERS,
+        "layers": lambda: layers_of(name),
     }
     return make_speculator(name, SMALL_OPTIONS, parts)
 
@@ -180,25 +183,67 @@ def test_a_request_can_be_cancelled_while_its_constraint_is_compiled() -> None:
     assert not any(isinstance(event, TokenEvent) for event in scheduler.take_events())
 
 
-class BusyCompiler(GrammarCompiler):
-    """Its thread never comes to a constraint."""
+class HandCompiler(GrammarCompiler):
+    """Compiles when the test says so."""
 
-    future: Future[Compiled]
+    def __init__(self) -> None:
+        super().__init__(ByteVocab())
+        self.begun: list[str] = []
 
     def compile(self, constraint: Constraint) -> Future[Compiled]:
-        return self.future
+        self.begun.append(constraint.text)
+        future: Future[Compiled] = Future()
+        self._cached[constraint] = future
+        return future
+
+    def finish(self, text: str) -> None:
+        (future,) = (one for key, one in self._cached.items() if key.text == text)
+        future.set_result(Compiled(Constraint(kind=ConstraintKind.REGEX, text="a"), TOKENS))
 
 
-def test_a_constraint_is_compiled_as_long_as_anybody_waits_for_it() -> None:
-    """A single thread compiles: what nobody waits for would hold up the others."""
-    future = BusyCompiler.future = Future()
-    queue = ConstraintQueue(BusyCompiler(ByteVocab()), Clock())
-    for request in make_constrained(2, CONSTRAINTS["regex"], 0.8):
-        queue.add(ActiveRequest(request, 0.0))
-    queue.remove("r0")
-    assert not future.cancelled()
-    queue.remove("r1")
-    assert future.cancelled()
+def queued(clock: Clock, texts: dict[str, Sequence[str]]) -> tuple[ConstraintQueue, HandCompiler]:
+    """A queue with these constraints of each tenant."""
+    compiler = HandCompiler()
+    queue = ConstraintQueue(compiler, clock)
+    for tenant, constraints in texts.items():
+        for text in constraints:
+            (request,) = make_constrained(1, Constraint(kind=ConstraintKind.REGEX, text=text), 0.8)
+            request = replace(request, request_id=text, namespace=tenant)
+            queue.add(ActiveRequest(request, clock.now))
+    return queue, compiler
+
+
+def ready(queue: ConstraintQueue) -> dict[str, object]:
+    return {active.request.request_id: error for active, error in queue.take_ready()}
+
+
+def test_constraints_are_compiled_of_each_tenant_in_turn() -> None:
+    """Many slow constraints of one tenant hold up another's by one at most."""
+    queue, compiler = queued(Clock(), {"a": ["a1", "a2", "a3", "a4"], "b": ["b1"], "c": ["c1"]})
+    order = ["a1", "b1", "c1", "a2", "a3", "a4"]
+    for index, text in enumerate(order):
+        assert compiler.begun == order[: index + 1]
+        compiler.finish(text)
+        assert ready(queue) == {text: None}
+    assert not queue
+
+
+def test_requests_with_one_constraint_wait_for_one_compilation() -> None:
+    queue, compiler = queued(Clock(), {"a": ["x", "y"], "b": ["x"]})
+    compiler.finish("x")
+    assert len(queue.take_ready()) == 2
+    assert compiler.begun == ["x", "y"]
+
+
+def test_waiting_for_other_constraints_is_no_fault_of_the_constraint() -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {"a": ["slow", "next"]})
+    clock.now += QUEUE_SECONDS + 1.0
+    assert isinstance(ready(queue)["next"], CapacityError)
+    assert len(queue) == 1
+    compiler.finish("slow")
+    assert ready(queue) == {"slow": None}
+    assert compiler.begun == ["slow"]
 
 
 def test_requests_whose_constraints_compile_count_as_waiting() -> None:
@@ -215,7 +260,7 @@ def test_a_grammar_too_complex_for_its_text_ends_that_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = LLParserLimits(max_items_in_row=30, verbose_errors=False)
-    monkeypatch.setattr(compiler, "LIMITS", limits)
+    monkeypatch.setattr(compiled, "LIMITS", limits)
     engine = bytes_engine()
     hostile = Constraint(kind=ConstraintKind.LARK, text='start: s\ns: s s | "a" | "b" | "c" | "e"')
     bad, good = make_constrained(2, hostile, 0.8)

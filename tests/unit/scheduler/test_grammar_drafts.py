@@ -20,7 +20,7 @@ from tests.unit.scheduler.constrained import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.sampling.grammar.compiler import Compiled
+from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.draft_legality import MatcherLegality
 from headstart.sampling.grammar.state import GrammarState
 from headstart.scheduler.grammar_drafts import GRAMMAR, splice

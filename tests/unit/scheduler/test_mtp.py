@@ -177,8 +177,8 @@ def test_verified_rows_take_no_decode_of_their_own() -> None:
     scheduler = make_scheduler(engine, [speculator], fixed(3))
     ask(scheduler, engine, greedy("r", prompt_of(1, 8), 33))
     stats = scheduler.drafting.speculators["mtp"].stats
-    assert isinstance(speculator.heads, FakeHeads)
-    assert speculator.heads.num_calls == 3 * stats.num_calls
+    assert isinstance(speculator.context, FakeHeads)
+    assert speculator.context.num_calls == 3 * stats.num_calls
     num_read = len(prompt_of(1, 8)) + 33
     assert speculator.caches.num_decoded <= num_read + 2 * stats.num_calls
 
@@ -193,9 +193,9 @@ def test_verified_rows_with_costly_outputs_are_read_in_one_decode_for_all_slots(
     scheduler = make_scheduler(engine, [speculator], fixed(3), parallel=3)
     ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 8), 33) for i in range(3)))
     assert_all_right(scheduler)
-    assert isinstance(speculator.heads, FakeHeads)
+    assert isinstance(speculator.context, FakeHeads)
     calls = scheduler.drafting.speculators["mtp"].stats.num_calls / 3
-    assert speculator.heads.num_calls <= calls * (3 + num_heads) + 3
+    assert speculator.context.num_calls <= calls * (3 + num_heads) + 3
 
 
 def test_heads_without_room_cost_drafts_and_nothing_else() -> None:

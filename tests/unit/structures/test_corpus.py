@@ -6,13 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from array import array
+from collections import Counter
 from pathlib import Path
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
+from headstart.speculators.suffix import SuffixSpeculator
+from headstart.structures import corpus as corpus_module
 from headstart.structures.corpus import SIZES, SuffixCorpus
 from headstart.structures.corpus_files import MAX_FILE_BYTES, AddReport, add_files
-from headstart.structures.suffix_index import SuffixIndex
+from headstart.structures.suffix_index import SuffixIndex, _Chains
 from headstart.structures.token_log import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types.errors import ConfigError
@@ -87,6 +93,71 @@ def test_memory_does_not_grow_with_what_was_forgotten() -> None:
         sizes.append(corpus.num_bytes)
     assert max(sizes[100:]) <= max(sizes[:100])
     assert len(corpus) <= 1000
+
+
+class Unread(dict[bytes, Any]):
+    """Namespaces that nobody may go through."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("linear in namespaces")
+
+    values = items = __iter__  # type: ignore[assignment]
+
+
+def test_sums_are_told_without_a_look_at_every_namespace() -> None:
+    corpus = SuffixCorpus(capacity=1000)
+    for turn in range(100):
+        corpus.add([turn * 50 + i for i in range(50)], f"tenant {turn % 7}")
+    texts = list(corpus._texts.values())
+    assert len(corpus) == sum(one.num_tokens for one in texts) <= 1000
+    assert corpus.num_texts == sum(len(one.starts) for one in texts)
+    assert corpus.num_bytes == sum(one.num_bytes for one in texts)
+    speculator = SuffixSpeculator()
+    speculator.corpus, corpus._texts = corpus, Unread(corpus._texts)
+    told = speculator.describe()
+    assert told["corpus_tokens"] == len(corpus)
+    assert (told["corpus_texts"], told["corpus_bytes"]) == (corpus.num_texts, corpus.num_bytes)
+
+
+def test_what_a_text_costs_does_not_grow_with_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Growth, compaction and rewriting of the file go in slices: the engine's loop waits for each.
+
+    Counted in tokens that are put in chains and bytes that are written.
+    """
+    work = Counter[str]()
+    link, write = _Chains.append, os.write
+
+    def counted_append(chains: _Chains, tokens: array[int]) -> None:
+        before = len(chains.previous)
+        link(chains, tokens)
+        work["linked"] += len(chains.previous) - before
+
+    def counted_write(descriptor: int, data: bytes) -> int:
+        work["written"] += len(data)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(_Chains, "append", counted_append)
+    monkeypatch.setattr(os, "write", counted_write)
+    monkeypatch.setattr(corpus_module, "_SLICE", 512)
+    tokens = np.random.default_rng(0).integers(0, 250, (300, 200)).tolist()
+    corpus = SuffixCorpus.open(tmp_path / "corpus", VOCABULARY, capacity=20_000)
+    most, replaced = Counter[str](), 0
+    for turn, text in enumerate(tokens):
+        inode = os.stat(tmp_path / "corpus").st_ino
+        work.clear()
+        corpus.add(text)
+        most |= work
+        replaced += os.stat(tmp_path / "corpus").st_ino != inode
+        if turn > 100:
+            assert len(corpus) > 19_000
+            assert look_up(corpus, text[:8]) == [text[8]]
+    assert replaced >= 1, "the file was rewritten"
+    num_moved = 2 * len(text) + 512
+    assert most["linked"] <= len(SIZES) * (2 * num_moved + 512 + len(text))
+    assert most["written"] <= 4 * (2 * num_moved + 2 * len(text)) + 40 * RECORD_SIZE
+    corpus.close()
 
 
 def test_the_turns_of_a_chat_are_held_once() -> None:

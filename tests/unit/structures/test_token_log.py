@@ -61,11 +61,48 @@ def test_zeros_that_a_power_failure_left_at_the_end_are_dropped(
     assert read_log(path) == [[1, 2, 3]]
 
 
+def rewrite(log: TokenLog, *texts: list[int]) -> None:
+    """All at once."""
+    log.begin_rewrite(Record(namespace_id(""), array("i", text)) for text in texts)
+    log.continue_rewrite(10**9)
+
+
+def test_a_rewrite_in_slices_keeps_what_is_appended_in_the_meantime(tmp_path: Path) -> None:
+    path = tmp_path / "corpus"
+    write_log(path, [1, 2], [3])
+    log = TokenLog(path, VOCABULARY)
+    log.begin_rewrite(Record(namespace_id(""), array("i", [n, n, n])) for n in (5, 6, 7))
+    slices = 0
+    for text in ([8], [9, 10]):
+        log.append(Record(namespace_id(""), array("i", text)))
+        while log.is_rewriting and slices < 3:
+            log.continue_rewrite(4)
+            slices += 1
+    log.continue_rewrite(40)
+    assert not log.is_rewriting
+    assert log.num_tokens == 9 + 3
+    log.close()
+    assert read_log(path) == [[5, 5, 5], [6, 6, 6], [7, 7, 7], [8], [9, 10]]
+    assert [file.name for file in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_a_rewrite_that_was_not_finished_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "corpus"
+    write_log(path, [1, 2], [3])
+    log = TokenLog(path, VOCABULARY)
+    log.begin_rewrite(Record(namespace_id(""), array("i", [5, 5])) for _ in range(3))
+    log.continue_rewrite(2)
+    log.append(Record(namespace_id(""), array("i", [4])))
+    log.close()
+    assert read_log(path) == [[1, 2], [3], [4]]
+    assert [file.name for file in tmp_path.iterdir()] == ["corpus"]
+
+
 def test_a_rewrite_goes_through_a_link_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "corpus")
     log = TokenLog(tmp_path / "link", VOCABULARY)
-    log.rewrite([Record(namespace_id(""), array("i", [1, 2]))])
+    rewrite(log, [1, 2])
     log.close()
     assert (tmp_path / "link").is_symlink()
     assert read_log(tmp_path / "disk" / "corpus") == [[1, 2]]
@@ -84,7 +121,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_opened_anew(
         descriptor = real_open(name, flags, mode)
         opened.append(name)
         if len(opened) == 1:  # between its open and its lock
-            first.rewrite([Record(namespace_id(""), array("i", [7]))])
+            rewrite(first, [7])
             first.close()
         return descriptor
 

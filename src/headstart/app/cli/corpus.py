@@ -30,7 +30,7 @@ class CorpusOptions:
 
     spec_suffix_file: str | None = option(None, "corpus file, made if absent", "--spec-corpus")
     spec_suffix_corpus_tokens: int = option(
-        2_000_000, "maximum tokens kept; the oldest texts go first"
+        2_000_000, "maximum tokens kept; the oldest texts go first", least=1
     )
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
-"""What is set in the environment and read by nobody: names of ours are refused, those that look
-like llama-server's are warned of.
+"""Settings in the environment: ours, then llama-server's.
+
+Nothing is ignored in silence: an unknown name with our prefix is refused, one with llama-server's
+gets a warning.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from headstart.app.cli.llama_server import flags
+from headstart.app.cli.resolve import Given
 from headstart.app.cli.settings import Setting, all_settings, closest, settings_of
 from headstart.types.errors import ConfigError
 
@@ -17,6 +20,38 @@ OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")
 # ours as well: two for any command, one of a router's children, one each of examples and tests
 NO_SETTINGS = ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")
 LLAMA_SERVERS = "LLAMA_ARG_"
+
+
+def from_environment(
+    environment: Mapping[str, str], settings: Sequence[Setting]
+) -> dict[str, Given]:
+    """What variables set; empty ones count as absent.
+
+    A command that does not serve takes only those of its own settings.
+
+    Raises:
+        ConfigError: a variable of llama-server that is refused.
+    """
+    found: dict[str, Given] = {}
+
+    def note(setting: str, name: str, text: str) -> None:
+        found.setdefault(setting, Given(text, f"environment {name}", name))
+
+    for one in settings:
+        if text := environment.get(one.environment_name):
+            note(one.name, one.environment_name, text)
+        for flag in one.theirs:
+            if variable := flag.variable_in(environment):
+                note(one.name, *variable)
+    serves = any(setting.part == "server" for setting in settings)
+    taken = {flag for setting in settings for flag in setting.theirs}
+    for flag in flags():
+        variable = None if flag in taken else flag.variable_in(environment)
+        if variable and serves and variable[0].startswith("LLAMA_"):
+            name, value = variable
+            for setting, text in flag.apply_text(value, f"{name}={value}").items():
+                note(setting, name, text)
+    return found
 
 
 def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:

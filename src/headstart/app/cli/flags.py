@@ -6,14 +6,15 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from headstart.app.cli.arguments import read_arguments
-from headstart.app.cli.environment import check_environment
-from headstart.app.cli.resolve import Resolved, resolve
+from headstart.app.cli.environment import check_environment, from_environment
+from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
 from headstart.app.cli.settings import Setting, part_title
+from headstart.config import flag_of
 from headstart.types.errors import ConfigError
 
 
@@ -55,23 +56,26 @@ def read_words_and_flags(
     if arguments.switches & {"-h", "--help", "--usage"}:
         raise HelpRequested(help_page(f"{command} {usage}", about, settings))
     file = arguments.file or os.environ.get("HEADSTART_CONFIG")
-    path = Path(file) if file else None
-    resolved = resolve(settings, arguments.given, os.environ, path)
+    given = {name: Given(text, "flag", flag_of(name)) for name, text in arguments.given.items()}
+    sources = [given, from_environment(os.environ, settings)]
+    sources += [from_file(Path(file), settings)] if file else []
+    resolved = resolve(settings, sources)
     if preset := _preset(resolved, settings):
-        resolved = resolve(settings, arguments.given, os.environ, path, preset)
+        resolved = resolve(settings, [*sources[:2], preset, *sources[2:]])
     if warning := check_environment(os.environ, settings):
         print(f"headstart: warning: {warning}", file=sys.stderr)
     return resolved, "--print-config" in arguments.switches, arguments.words
 
 
-def _preset(resolved: Resolved, settings: Sequence[Setting]) -> Mapping[str, str]:
-    """What llama-server's kind of file sets, where one model is named; else it names the models."""
+def _preset(resolved: Resolved, settings: Sequence[Setting]) -> dict[str, Given]:
+    """What --models-preset sets, where one model is named; else it names the models."""
     file = resolved.values.get("models_preset")
     if not file or not (resolved.values["model"] or resolved.values["hf_repo"]):
         return {}
     from headstart.app.cli.preset import read_preset
 
-    return read_preset(Path(str(file)), settings)
+    texts = read_preset(Path(str(file)), settings)
+    return {name: Given(text, "preset", f"{name} in the preset") for name, text in texts.items()}
 
 
 def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
@@ -109,14 +113,15 @@ def _spelling(setting: Setting) -> str:
 def _explanation(setting: Setting) -> str:
     others = [alias for alias in setting.aliases if alias != setting.short_flag]
     also = f" (also {', '.join(others)})" if others else ""
-    if setting.default in (None, "") or "default" in setting.help.lower():
-        return setting.help + also
+    help = setting.option.help
+    if setting.default in (None, "") or "default" in help.lower():
+        return help + also
     shown = (
         ("on" if setting.default else "off")
         if isinstance(setting.default, bool)
         else setting.default
     )
-    return f"{setting.help} [{shown}]{also}"
+    return f"{help} [{shown}]{also}"
 
 
 def _entry(left: str, right: str, width: int) -> list[str]:

@@ -8,28 +8,29 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from headstart.app.cli.flags import read_flags
 from headstart.app.cli.settings import all_settings, settings_of
-from headstart.config import Config, SpeculationConfig, option
+from headstart.config import SpeculationConfig, option
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headstart.app.local import LocalGenerator
-    from headstart.control.counterfactual import Counterfactual
-    from headstart.types.request import Event, FinishEvent, Request
+    from headstart.scheduler.scheduler import Scheduler
+    from headstart.server.model import ServedModel
+    from headstart.types.request import Event, FinishEvent, Request, VerifiedDraft
 
 ABOUT = (
     "Continue a prompt. Tokens that a speculator guessed and the model accepted are coloured, "
     "each speculator's in its own style; the model's own are plain. The prompt comes from "
-    "--prompt, --file or standard input."
+    "--prompt, --file or standard input. The answer has at most 256 tokens, unless --predict says "
+    "otherwise."
 )
-WELL_SEEN = 0.5  # share of a text above which an estimate is not rough
-PARTS = ("model", "engine", "draft_engine", "speculation")
+PARTS = ("model", "engine", "draft_engine", "speculation", "sampling")
 # by speculator, in the colours of the page; other styles tell them apart without colour
 STYLES = (
     "underline blue",
@@ -47,23 +48,10 @@ class GenerateOptions:
 
     prompt: str | None = option(None, "the prompt", "-p")
     file: str | None = option(None, "file with the prompt", "-f")
-    predict: int = option(
-        256,
-        "maximum tokens to generate; -1 until the model stops or the context is full",
-        "-n",
-        "--n-predict",
-    )
-    temp: float = option(0.8, "temperature; 0 always takes the likeliest token", "--temperature")
-    top_k: int = option(40, "sample from the k likeliest tokens; 0 from all")
-    top_p: float = option(
-        0.95, "sample from the likeliest tokens that together have this probability"
-    )
-    min_p: float = option(0.05, "drop tokens less likely than this share of the likeliest")
-    seed: int = option(-1, "seed of the random numbers; -1 picks a new one each time", "-s")
     chat: bool = option(True, "wrap the prompt as a user's message in the model's chat template")
     raw: bool = option(False, "continue the prompt as it is; the same as --no-chat")
     color: bool | None = option(None, "colour guessed tokens; default: on a terminal")
-    verbose: bool = option(False, "show the log", "-v")
+    verbose: bool = option(False, "show the log")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -77,19 +65,35 @@ def run(argv: Sequence[str]) -> int:
         return 0
     prompt = _read_prompt(options)
 
-    from headstart.app.local import LocalGenerator
+    from headstart.app.assemble import build_scheduler, check, find_models, load_served_model
+    from headstart.config.logs import start_logging
 
-    generator = LocalGenerator(_with_log_level(config, options))
+    if options.verbose:
+        start_logging(config)
+    check(config)
+    models = find_models(config)
+    served = load_served_model(config, models)
+    request = _request(served, options, prompt)
+    if resolved.origins["predict"] == "default":
+        request = replace(request, max_tokens=256)
+    one_slot = replace(config.scheduler, parallel=1)
+    scheduler, info = build_scheduler(replace(config, scheduler=one_slot), models)
+    scheduler.submit(request)
     try:
-        request = _request(generator, options, prompt)
+        speculators = info.speculation.get("types", ())
         console = _console(options.color)
-        speculators = generator.info.speculation.get("types", ())
-        events = generator.generate(request)
-        finish = show(events, generator.vocab.token_bytes, console, speculators)
+        finish = show(_events(scheduler), served.vocab.token_bytes, console, speculators)
     finally:
-        generator.close()
+        scheduler.drafting.close()
     print(summary(finish, most_drafted(config.speculation), request.sampling.seed))
     return 0
+
+
+def _events(scheduler: Scheduler) -> Iterator[Event]:
+    """Generate; the last event is a FinishEvent or an ErrorEvent."""
+    while scheduler.has_work:
+        scheduler.step()
+        yield from scheduler.take_events()
 
 
 def show(
@@ -107,24 +111,23 @@ def show(
     """
     from rich.text import Text
 
-    from headstart.app.cli.step_times import StepTimes
     from headstart.text.utf8 import Utf8Decoder
     from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
 
     decoder = Utf8Decoder()
     counts: dict[str, int] = dict.fromkeys(speculators, 0)  # source -> tokens
-    times = StepTimes()
+    steps: list[tuple[int, VerifiedDraft]] = []  # tokens emitted, and how
     pending: deque[tuple[bytes, str]] = deque()  # emitted, but may still begin a stop string
     for event in events:
         if isinstance(event, TokenEvent):
-            times.add(event)
+            if event.step is not None and event.tokens:
+                steps.append((len(event.tokens), event.step))
             for token, source in zip(event.tokens, event.sources, strict=True):
                 counts[source] = counts.get(source, 0) + 1
                 pending.append((token_bytes(token), source))
             for piece, source in _take(pending, len(event.text)):
-                console.print(
-                    Text(decoder.feed(piece), _style(source, counts)), end="", soft_wrap=True
-                )
+                text = Text(decoder.feed(piece), _style(source, counts))
+                console.print(text, end="", soft_wrap=True)
         elif isinstance(event, ErrorEvent):
             console.print()
             raise EngineError(f"{event.error}: {event.message}")
@@ -136,8 +139,8 @@ def show(
                 if n
             ]
             console.print(Text("\ntokens: ") + Text("  ").join(legend), soft_wrap=True)
-            if times.num_steps:
-                console.print(Text(times.describe()))
+            if len(steps) > 1:
+                console.print(Text(_saved(steps[1:])))  # the first one also read the prompt
             return event
     raise EngineError("the generation ended without saying why")
 
@@ -150,6 +153,18 @@ def _take(pending: deque[tuple[bytes, str]], num_bytes: int) -> Iterator[tuple[b
             pending.appendleft((piece[num_bytes:], source))
         yield piece[:num_bytes], source
         num_bytes -= len(piece[:num_bytes])
+
+
+def _saved(steps: Sequence[tuple[int, VerifiedDraft]]) -> str:
+    """What drafting saved, estimated from the times of the steps of one answer."""
+    num_tokens = sum(num for num, _ in steps)
+    saved = f"{num_tokens - len(steps)} steps saved"
+    plain = [step.target_ms for _, step in steps if not step.draft]
+    total_ms = sum(step.target_ms + step.draft_ms for _, step in steps)
+    if len(plain) < 5 or not total_ms:  # too few to tell what a step without a draft costs
+        return saved
+    speedup = num_tokens * fmean(plain) / total_ms
+    return f"{saved}, about {speedup:.1f} x as fast as without"
 
 
 def most_drafted(config: SpeculationConfig) -> int | None:
@@ -187,26 +202,7 @@ def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
     lines += [
         f"no draft  : {reason} ({steps} steps)" for reason, steps in stats.drafts.reasons.items()
     ]
-    if stats.counterfactual is not None:
-        lines += ["", *what_if(stats.counterfactual)]
     return "\n".join(lines)
-
-
-def what_if(told: Counterfactual) -> list[str]:
-    """A table of what each speculator alone would have given on this text."""
-    speeds = told.describe()
-    lines = ["what each speculator alone would have given, in tokens/s:"]
-    for name, one in speeds["speculators"].items():
-        error = "" if one["error"] is None else f" +- {one['error']:.1f}"
-        rough = "" if one["share_seen"] >= WELL_SEEN else ", rough: seldom asked"
-        lines.append(
-            f"  {name:14} {one['tokens_per_second']:8.1f}{error} ({one['speedup']:.2f} x off) with "
-            f"{one['best_length']} draft tokens, {one['hindsight']['tokens_per_second']:.1f} in "
-            f"hindsight{rough}"
-        )
-    for name in ("hindsight", "off"):
-        lines.append(f"  {name:14} {speeds[name]['tokens_per_second']:8.1f}")
-    return lines
 
 
 def _speed(verb: str, count: int, seconds: float) -> str:
@@ -235,37 +231,33 @@ def _read_prompt(options: GenerateOptions) -> str:
     raise ConfigError("there is no prompt; give --prompt TEXT or --file FILE")
 
 
-def _request(generator: LocalGenerator, options: GenerateOptions, prompt: str) -> Request:
+def _request(served: ServedModel, options: GenerateOptions, prompt: str) -> Request:
     from headstart.types.request import Request
-    from headstart.types.sampling_params import MAX_SEED, SamplingParams
+    from headstart.types.sampling_params import MAX_SEED
 
     is_chat = options.chat and not options.raw
-    text, stop = _wrap(generator, prompt) if is_chat else (prompt, ())
-    tokens = generator.vocab.tokenize(text, add_special=True, parse_special=is_chat)
+    text, stop = _wrap(served, prompt) if is_chat else (prompt, ())
+    tokens = served.vocab.tokenize(text, add_special=True, parse_special=is_chat)
     if not tokens:
         raise ConfigError("the prompt is empty")
+    defaults = served.defaults
+    seed = random.randint(0, MAX_SEED) if defaults.seed is None else defaults.seed
     return Request(
         request_id="generate",
         prompt=tokens,
-        stop=tuple(word.encode() for word in stop),
-        max_tokens=None if options.predict < 0 else options.predict,
+        stop=tuple(word.encode() for word in (*stop, *defaults.stop)),
+        max_tokens=defaults.max_tokens,
         wants_provenance=True,
-        wants_counterfactual=True,
-        sampling=SamplingParams(
-            temperature=options.temp,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            seed=random.randint(0, MAX_SEED) if options.seed < 0 else options.seed,
-        ),
+        sampling=replace(defaults.sampling, seed=seed),
+        constraint=defaults.constraint,
     )
 
 
-def _wrap(generator: LocalGenerator, prompt: str) -> tuple[str, tuple[str, ...]]:
+def _wrap(served: ServedModel, prompt: str) -> tuple[str, tuple[str, ...]]:
     """The prompt as a user's message, and the strings that end the answer."""
-    template = generator.template
+    template = served.template
     text = template.render([{"role": "user", "content": prompt}])
-    if generator.vocab.add_bos and template.bos_token:
+    if served.vocab.add_bos and template.bos_token:
         text = text.removeprefix(template.bos_token)  # tokenizing adds it
     return text, template.stop
 
@@ -273,13 +265,5 @@ def _wrap(generator: LocalGenerator, prompt: str) -> tuple[str, tuple[str, ...]]
 def _console(color: bool | None) -> Console:
     from rich.console import Console
 
-    if color is None:
-        return Console(highlight=False)
-    return Console(highlight=False, force_terminal=color, no_color=not color)
-
-
-def _with_log_level(config: Config, options: GenerateOptions) -> Config:
-    """Keep the log out of the text unless it is asked for."""
-    return replace(
-        config, server=replace(config.server, log_level="info" if options.verbose else "warning")
-    )
+    no_color = None if color is None else not color
+    return Console(highlight=False, force_terminal=color, no_color=no_color)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from headstart.config import FALSE_WORDS, TRUE_WORDS
 from headstart.types.errors import ConfigError
 
 ON, OFF = "on", "off"  # the values of a flag without a value
@@ -29,6 +30,8 @@ class Verdict:
     @property
     def settings(self) -> dict[str, str]:
         """What a verdict of the kind `sets` stands for."""
+        if self.kind != "sets":
+            return {}
         return dict(part.split("=", 1) for part in self.text.split())
 
 
@@ -47,6 +50,13 @@ class Flag:
         """What switches it off, whatever it holds."""
         return self.environment.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") if self.negatives else ""
 
+    def variable_in(self, environment: Mapping[str, str]) -> tuple[str, str] | None:
+        """Name and value of the variable that sets it; an empty one counts as absent."""
+        if environment.get(self.negative_environment):
+            return self.negative_environment, OFF
+        text = environment.get(self.environment)
+        return (self.environment, text) if text else None
+
     def judge(self, value: str) -> Verdict:
         """The verdict on a value; the one for any value comes last."""
         by_value = [one for one in self.verdicts if value in one.values]
@@ -63,7 +73,23 @@ class Flag:
         verdict = self.judge(value)
         if verdict.kind == "refused":
             raise ConfigError(f"{origin} is not supported: {verdict.text}")
-        return verdict.settings if verdict.kind == "sets" else {}
+        return verdict.settings
+
+    def apply_text(self, value: str, origin: str) -> dict[str, str]:
+        """The same for variables and presets, where a switch has a value.
+
+        Raises:
+            ConfigError: it is refused.
+        """
+        if not self.verdicts:
+            return {}  # a setting of another command
+        if not self.placeholders:
+            if value.lower() not in (*TRUE_WORDS, *FALSE_WORDS):
+                raise ConfigError(f"{origin} must be on or off")
+            value = ON if value.lower() in TRUE_WORDS else OFF
+            if value == OFF and not self.negatives:
+                return {}
+        return self.apply(value, origin)
 
 
 @cache
@@ -80,29 +106,24 @@ def by_name() -> Mapping[str, Flag]:
     return {name: flag for flag in flags() for name in (*flag.names, *flag.negatives)}
 
 
-def spellings_for(names: Sequence[str]) -> Flag | None:
-    """The flag of llama-server that has one of these names."""
-    return next((by_name()[name] for name in names if name in by_name()), None)
+def flags_named(*names: str) -> tuple[Flag, ...]:
+    """The flags of llama-server that have one of these names."""
+    return tuple(dict.fromkeys(by_name()[name] for name in names if name in by_name()))
 
 
 def _read(lines: Sequence[str]) -> Iterator[Flag]:
     heads = [index for index, line in enumerate(lines) if not line.startswith(" ")]
     for start, end in zip(heads, [*heads[1:], len(lines)], strict=True):
-        yield _flag(lines[start], tuple(_verdict(line.strip()) for line in lines[start + 1 : end]))
-
-
-def _flag(head: str, verdicts: tuple[Verdict, ...]) -> Flag:
-    spellings, *rest = re.split(r"  +", head.strip())
-    positive, _, negative = spellings.partition(" / ")
-    environment = next((word[1:] for word in rest if word.startswith("$")), "")
-    placeholders = tuple(p for word in rest if not word.startswith("$") for p in word.split())
-    return Flag(
-        tuple(positive.split(", ")),
-        tuple(filter(None, negative.split(", "))),
-        placeholders,
-        environment,
-        verdicts,
-    )
+        verdicts = tuple(_verdict(line.strip()) for line in lines[start + 1 : end])
+        spellings, *rest = re.split(r"  +", lines[start].strip())
+        positive, _, negative = spellings.partition(" / ")
+        yield Flag(
+            tuple(positive.split(", ")),
+            tuple(filter(None, negative.split(", "))),
+            tuple(p for word in rest if not word.startswith("$") for p in word.split()),
+            next((word[1:] for word in rest if word.startswith("$")), ""),
+            verdicts,
+        )
 
 
 def _verdict(line: str) -> Verdict:

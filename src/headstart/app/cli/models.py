@@ -13,8 +13,9 @@ from pathlib import Path
 from headstart.app.cli import llama_server
 from headstart.app.cli.preset import EVERY_MODEL, PresetSection, read_sections
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import PAIRS, TRUE_WORDS, Setting, Value
+from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value
 from headstart.app.hub import Hub
+from headstart.config.fields import TRUE_WORDS, listed
 from headstart.gateway.router.folder import models_of_folder
 from headstart.gateway.router.presets import (
     CACHE,
@@ -25,14 +26,6 @@ from headstart.gateway.router.presets import (
 )
 from headstart.types.errors import ConfigError
 
-# the router's own, which its children do not get; the last ones it says to each itself
-RESERVED = (
-    "host", "port", "reuse_port", "api_prefix", "ssl_key_file", "ssl_cert_file", "api_key",
-    "api_key_file", "allowed_hosts", "cors_origins", "cors_methods",
-    "cors_headers", "cors_credentials", "tools", "tools_runtime", "mcp_servers_config",
-    "mcp_servers_json", "ui_mcp_proxy", "agent", "path", "page", "models_dir", "models_preset",
-    "models_max", "models_autoload", "models_memory", "tenant_header", "alias", "tags",
-)  # fmt: skip
 # what `headstart devices` takes, to say how much memory a model needs
 ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
 
@@ -110,11 +103,12 @@ class _Maker:
         every = self._sections.get(EVERY_MODEL, PresetSection({}, {}))
         section = self._sections.get(name, PresetSection({}, {}))
         texts = {**self._file, **every.settings, **own, **self._flags}
-        aliases, tags = _listed(texts.get("alias")), _listed(texts.get("tags"))
-        texts = {key: text for key, text in texts.items() if key not in RESERVED and text}
+        aliases, tags = listed(texts.get("alias")), listed(texts.get("tags"))
+        options = {key: setting.option for key, setting in self._settings.items()}
+        texts = {k: text for k, text in texts.items() if text and not options[k].for_router}
         for key, text in texts.items():
-            self._settings[key].parse(text, f"{key.replace('_', '-')} of the model {name}")
-        hidden = {key for key in texts if self._settings[key].is_secret or key in PAIRS}
+            self._settings[key].read(text, f"{_key(key)} of the model {name}")
+        hidden = {key for key in texts if options[key].is_secret or options[key].is_pair}
         shown = {key: text for key, text in texts.items() if key not in hidden}
         secret = {self._settings[key].environment_name: texts[key] for key in hidden}
         for_router = {**every.for_router, **section.for_router}
@@ -125,7 +119,7 @@ class _Maker:
             engine_arguments=self._arguments({
                 key: text for key, text in shown.items()
                 if self._settings[key].part in ENGINE_PARTS
-                or self._settings[key].part.startswith("speculator ")
+                or self._settings[key].part.startswith(SPECULATOR_PART)
             }),
             environment={**self._environment, **secret},
             aliases=tuple(one for one in aliases if one != name),
@@ -144,7 +138,7 @@ class _Maker:
 def _argument(setting: Setting, text: str) -> str:
     if setting.kind is not bool:
         return f"{setting.flag}={text}"
-    is_on = setting.parse(text, setting.flag)
+    is_on = setting.read(text, setting.flag)
     return setting.flag if is_on else setting.flag.replace("--", "--no-", 1)
 
 
@@ -154,10 +148,10 @@ def _without_reserved(
     """The router's environment, less what is meant for it alone."""
     reserved = {"HEADSTART_CONFIG"}  # what it sets is among the arguments
     for setting in settings:
-        if setting.name in RESERVED:
-            reserved |= {setting.environment_name, setting.llama_environment}
-            flag = llama_server.spellings_for(setting.spellings)
-            reserved.add(flag.negative_environment if flag else "")
+        if setting.option.for_router:
+            reserved.add(setting.environment_name)
+            for flag in setting.theirs:
+                reserved |= {flag.environment, flag.negative_environment}
     return {name: value for name, value in environment.items() if name not in reserved}
 
 
@@ -205,10 +199,6 @@ def _text(value: Value) -> str:
     if isinstance(value, bool):
         return llama_server.ON if value else llama_server.OFF
     return "" if value is None else str(value)
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
 
 
 def _is_true(text: str) -> bool:

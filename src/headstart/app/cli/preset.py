@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.app.cli import llama_server
-from headstart.app.cli.arguments import meaning
 from headstart.app.cli.settings import Setting, closest
+from headstart.config import TRUE_WORDS
 from headstart.types.errors import ConfigError
 
 EVERY_MODEL = "*"
@@ -90,19 +90,21 @@ def _sections(file: Path) -> dict[str, dict[str, str]]:
 
 
 def _setting(file: Path, key: str, value: str, settings: Sequence[Setting]) -> dict[str, str]:
+    origin = f"{key} = {value} in {file}"
+    names = {f"--{key}", f"-{key}"}
     for setting in settings:
-        if name := next((n for n in setting.spellings if n in (f"--{key}", f"-{key}")), None):
-            if name not in setting.negatives:
-                return {setting.name: value}
-            is_negated = setting.parse(value, f"{key} in {file}")
-            return {setting.name: llama_server.OFF if is_negated else llama_server.ON}
-    known = llama_server.by_name()
-    flag = next((known[name] for name in (f"--{key}", f"-{key}") if name in known), None)
-    if flag is None:
-        flag = next((one for one in llama_server.flags() if one.environment == key), None)
-    if flag is None:
-        names = [name.lstrip("-") for name in known]
-        raise ConfigError(f"{file} sets {key!r}, which is no flag{closest(key, names)}")
-    if f"--{key}" in flag.negatives:
-        value = llama_server.OFF if value.lower() in ("", "1", "true", "on") else llama_server.ON
-    return meaning(flag, value, settings, f"{key} = {value} in {file}")
+        if names.intersection(setting.negatives):
+            is_off = setting.read(value, f"{key} in {file}")
+            return {setting.name: llama_server.OFF if is_off else llama_server.ON}
+        if names.intersection(setting.spellings) or key in (
+            flag.environment for flag in setting.theirs
+        ):
+            return {setting.name: value}
+    for flag in llama_server.flags():
+        if names.intersection(flag.negatives):
+            is_off = value.lower() in ("", *TRUE_WORDS)
+            return flag.apply_text(llama_server.OFF if is_off else llama_server.ON, origin)
+        if names.intersection(flag.names) or flag.environment == key:
+            return flag.apply_text(value, origin)
+    near = closest(key, [name.lstrip("-") for name in llama_server.by_name()])
+    raise ConfigError(f"{file} sets {key!r}, which is no flag{near}")

@@ -1,4 +1,4 @@
-"""Where each setting got its value: flag, then environment, then config file, then default."""
+"""Where each setting got its value: flag, environment, preset, config file, or default."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from headstart.app.cli.arguments import from_environment
-from headstart.app.cli.settings import (
-    OPTIONS_FIELD,
-    SPECULATOR_PART,
-    Setting,
-    Value,
-    all_settings,
-    closest,
-)
+from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value, all_settings, closest
 from headstart.config import Config
 from headstart.types.errors import ConfigError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a source says of one setting."""
+
+    value: object  # a text, or a typed value
+    origin: str  # which source: "flag", "preset", "environment X" or "file X"
+    name: str  # what errors call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,15 @@ class Resolved:
         """
         hints = get_type_hints(Config)
         chosen: dict[str, dict[str, Any]] = {field.name: {} for field in fields(Config)}
+        options: dict[str, dict[str, Value]] = {}
         for setting in self.settings:
+            value = self.values[setting.name]
             if setting.part in chosen:
-                chosen[setting.part][setting.name] = self.values[setting.name]
-        if options := self._speculator_options():
-            chosen["speculation"][OPTIONS_FIELD] = options
+                chosen[setting.part][setting.field] = value
+            elif setting.part and self.origins[setting.name] != "default":
+                speculator = setting.part.removeprefix(SPECULATOR_PART)
+                options.setdefault(speculator, {})[setting.field] = value
+        chosen["speculation"]["options"] = options
         return Config(**{part: hints[part](**values) for part, values in chosen.items()})
 
     def own(self, make: Callable[..., T]) -> T:
@@ -53,90 +58,49 @@ class Resolved:
         Raises:
             ConfigError: values that cannot work together.
         """
-        return make(
-            **{
-                setting.name: self.values[setting.name]
-                for setting in self.settings
-                if not setting.part
-            }
-        )
-
-    def _speculator_options(self) -> dict[str, dict[str, Value]]:
-        """What was set for each speculator; its own defaults stay its own."""
-        options: dict[str, dict[str, Value]] = {}
-        for setting in self.settings:
-            if setting.part.startswith(SPECULATOR_PART) and self.origins[setting.name] != "default":
-                speculator = setting.part.removeprefix(SPECULATOR_PART)
-                prefix = f"spec_{speculator.replace('-', '_')}_"
-                options.setdefault(speculator, {})[setting.name.removeprefix(prefix)] = self.values[
-                    setting.name
-                ]
-        return options
+        own = [setting.name for setting in self.settings if not setting.part]
+        return make(**{name: self.values[name] for name in own})
 
     def in_force(self) -> list[dict[str, Value]]:
         """Name, value and origin of every setting, JSON-ready; secrets are masked."""
         return [
-            {
-                "name": setting.name,
-                "value": "***" if setting.is_secret and value is not None else value,
-                "origin": self.origins[setting.name],
-            }
-            for setting in self.settings
-            for value in (self.values[setting.name],)
+            {"name": one.name, "value": self._shown(one), "origin": self.origins[one.name]}
+            for one in self.settings
         ]
 
     def describe(self) -> str:
         """One line per setting, in the syntax of the config file, with its origin as a comment."""
-        lines = [(_toml_line(s, self.values[s.name]), self.origins[s.name]) for s in self.settings]
+        lines = [(_toml_line(s.name, self._shown(s)), self.origins[s.name]) for s in self.settings]
         width = min(60, max(len(line) for line, _ in lines))
         return "\n".join(f"{line:<{width}}  # {origin}" for line, origin in lines)
 
+    def _shown(self, setting: Setting) -> Value:
+        value = self.values[setting.name]
+        return "***" if setting.option.is_secret and value is not None else value
 
-def resolve(
-    settings: Sequence[Setting],
-    flags: Mapping[str, str | bool],
-    environment: Mapping[str, str],
-    file: Path | None = None,
-    preset: Mapping[str, str] | None = None,
-) -> Resolved:
-    """Choose a value for every setting. An empty environment variable counts as absent.
+
+def resolve(settings: Sequence[Setting], sources: Sequence[Mapping[str, Given]]) -> Resolved:
+    """Choose a value for every setting: what the first source that names it says.
 
     Raises:
-        ConfigError: a value of the wrong kind, an unreadable file, or an unknown name in it.
+        ConfigError: a value of the wrong kind.
     """
-    from_file = _read(file, settings) if file else {}
-    theirs = from_environment(environment, settings)
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
     for setting in settings:
-        name = setting.name
-        if name in flags:
-            given = flags[name]
-            values[name] = given if isinstance(given, bool) else setting.parse(given, setting.flag)
-            origins[name] = "flag"
-        elif text := environment.get(setting.environment_name):
-            values[name] = setting.parse(text, setting.environment_name)
-            origins[name] = f"environment {setting.environment_name}"
-        elif name in theirs:
-            text, variable = theirs[name]
-            values[name] = setting.parse(text, variable)
-            origins[name] = f"environment {variable}"
-        elif preset and name in preset:
-            values[name] = setting.parse(preset[name], f"{name} in the preset")
-            origins[name] = "preset"
-        elif name in from_file:
-            values[name] = setting.check(from_file[name], f"{name} in {file}")
-            origins[name] = f"file {file}"
-        else:
-            values[name] = setting.default
-            origins[name] = "default"
+        given = next((source[setting.name] for source in sources if setting.name in source), None)
+        values[setting.name] = setting.read(given.value, given.name) if given else setting.default
+        origins[setting.name] = given.origin if given else "default"
     return Resolved(tuple(settings), values, origins)
 
 
-def _read(file: Path, settings: Iterable[Setting]) -> dict[str, object]:
-    """Names and values of a config file; dashes and underscores are the same.
+def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
+    """What a config file sets; dashes and underscores in its names are the same.
 
     One file may serve several commands, so settings of other commands are fine.
+
+    Raises:
+        ConfigError: an unreadable file, or an unknown name in it.
     """
     try:
         content = tomllib.loads(file.read_text("utf-8"))
@@ -151,19 +115,15 @@ def _read(file: Path, settings: Iterable[Setting]) -> dict[str, object]:
             raise ConfigError(
                 f"the config file {file} sets {name!r}, which does not exist{closest(name, known)}"
             )
-    return named
+    return {
+        name: Given(value, f"file {file}", f"{name} in {file}") for name, value in named.items()
+    }
 
 
-def _toml_line(setting: Setting, value: Value) -> str:
+def _toml_line(name: str, value: Value) -> str:
     if value is None:
-        return f"# {setting.name} ="
-    if setting.is_secret:
-        value = "***"
-    if isinstance(value, bool):
-        return f"{setting.name} = {str(value).lower()}"
+        return f"# {name} ="
     if isinstance(value, str):
         # JSON's escapes are TOML's, but for the one control character that JSON lets through.
-        return f"{setting.name} = {json.dumps(value, ensure_ascii=False)}".replace(
-            "\x7f", "\\u007f"
-        )
-    return f"{setting.name} = {value}"
+        return f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+    return f"{name} = {json.dumps(value)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -42,11 +41,9 @@ def run(argv: Sequence[str]) -> int:
         print(resolved.describe())
         return 0
 
-    from headstart.config.logs import Logging
+    from headstart.config.logs import start_logging
     from headstart.gateway.balancer.run import serve
 
-    name = "DEBUG" if config.server.verbose else config.server.log_level.upper()
-    Logging(logging.getLevelNamesMapping()[name], config.log).start()
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    start_logging(config)
     serve(options, config, partial(_announce, len(options.urls())))
     return 0

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from headstart.app.cli.flags import read_flags
 from headstart.app.cli.settings import settings_of
-from headstart.config import option
-from headstart.types.errors import ConfigError
+from headstart.config import check_ranges, option
 
 ABOUT = (
     "Compute part of a model for a server that was started with --rpc HOST:PORT, one server at a "
@@ -25,23 +24,23 @@ class RpcWorkerOptions:
     """Where to listen, and what to compute with."""
 
     host: str = option("127.0.0.1", "address to listen on: one of a private network")
-    port: int = option(50052, "port; each engine needs a worker with one of its own", "-p")
+    port: int = option(
+        50052, "port; each engine needs a worker with one of its own", "-p", least=1, most=65535
+    )
     device: str | None = option(
         None,
         "devices to compute with, by name and separated by commas (see `headstart devices`); "
         "default: all GPUs, or else the CPU",
-        "-dev",
     )
-    threads: int | None = option(None, "CPU threads; default: physical cores", "-t")
+    threads: int | None = option(
+        None, "CPU threads; default: physical cores", least=1, words={"-1": None}
+    )
     cache: str | None = option(
         None, "folder for weights, so that they are not sent again at the next start"
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.port <= 65535:
-            raise ConfigError(f"--port is {self.port} but must be from 1 to 65535")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"--threads is {self.threads} but must be at least 1")
+        check_ranges(self)
 
 
 def run(argv: Sequence[str]) -> int:

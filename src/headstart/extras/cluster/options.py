@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headstart.config import option
-from headstart.config.fields import check_at_least
+from headstart.config import check_ranges, option
 from headstart.types.errors import ConfigError
 
 # of `ServerConfig`; what the replicas get stands behind --
@@ -29,32 +28,35 @@ class ClusterOptions:
     ray_address: str | None = option(
         None, "running Ray cluster, HOST:PORT or auto; without it one is started on this machine"
     )
-    min_replicas: int = option(1, "replicas that are always there")
-    max_replicas: int = option(1, "replicas when there is much to do")
-    replica_cpus: float = option(1.0, "CPUs that Ray reserves for a replica")
-    replica_gpus: float = option(0.0, "GPUs that Ray reserves for a replica, and shows it")
-    gateways: int = option(1, "processes that pass requests to the replicas")
+    min_replicas: int = option(1, "replicas that are always there", least=1)
+    max_replicas: int = option(1, "replicas when there is much to do", least=1)
+    replica_cpus: float = option(1.0, "CPUs that Ray reserves for a replica", least=0)
+    replica_gpus: float = option(0.0, "GPUs that Ray reserves for a replica, and shows it", least=0)
+    gateways: int = option(1, "processes that pass requests to the replicas", least=1)
     target_requests: float = option(
         4.0, "requests, running and waiting, that each replica should have; more start another"
     )
-    scale_up_seconds: float = option(10.0, "how long there must be too much before one is started")
+    scale_up_seconds: float = option(
+        10.0, "how long there must be too much before one is started", least=0
+    )
     scale_down_seconds: float = option(
-        300.0, "how long there must be too little before one is stopped"
+        300.0, "how long there must be too little before one is stopped", least=0
     )
     drain_seconds: int = option(
-        600, "seconds that a replica which is stopped has to end its answers"
+        600, "seconds that a replica which is stopped has to end its answers", least=0
     )
-    retries: int = option(2, "further replicas that a request is tried at before its first token")
+    retries: int = option(
+        2, "further replicas that a request is tried at before its first token", least=0
+    )
     max_waiting: int = option(
-        64, "requests that may wait at each replica before new ones get 429 with Retry-After"
+        64,
+        "requests that may wait at each replica before new ones get 429 with Retry-After",
+        least=0,
     )
     health_seconds: float = option(1.0, "seconds between two looks at the replicas' state")
 
     def __post_init__(self) -> None:
-        for name in ("min_replicas", "max_replicas", "gateways"):
-            check_at_least(self, name, 1)
-        for name in ("replica_cpus", "replica_gpus", "drain_seconds", "retries", "max_waiting"):
-            check_at_least(self, name, 0)
+        check_ranges(self)
         if self.max_replicas < self.min_replicas:
             raise ConfigError(
                 f"--max-replicas is {self.max_replicas} but --min-replicas is {self.min_replicas}; "
@@ -64,5 +66,3 @@ class ClusterOptions:
             if getattr(self, name) <= 0:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigError(f"{flag} is {getattr(self, name)} but must be above 0")
-        for name in ("scale_up_seconds", "scale_down_seconds"):
-            check_at_least(self, name, 0)

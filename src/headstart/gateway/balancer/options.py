@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from headstart.config import option
-from headstart.config.fields import check_at_least
+from headstart.config import check_ranges, option
 from headstart.types.errors import ConfigError
 
 # of `ServerConfig`; the others are about a model
@@ -33,27 +32,33 @@ class RouterOptions:
     """Where requests go, and how often."""
 
     backend: str | None = option(
-        None, "address of a server that answers, as http://10.0.0.2:8080; may be given again"
+        None,
+        "address of a server that answers, as http://10.0.0.2:8080; may be given again",
+        separator=",",
     )
     backend_api_key: str | None = option(
         None,
         "key that the router itself sends to backends, to ask for their state; clients' own keys "
         "are passed on. Default: the first of --api-key",
-        secret=True,
+        is_secret=True,
     )
-    retries: int = option(2, "further backends that a request is tried at before its first token")
+    retries: int = option(
+        2, "further backends that a request is tried at before its first token", least=0
+    )
     max_waiting: int = option(
-        64, "requests that may wait at each backend before new ones get 429 with Retry-After"
+        64,
+        "requests that may wait at each backend before new ones get 429 with Retry-After",
+        least=0,
     )
     health_seconds: float = option(1.0, "seconds between two looks at the backends' state")
     drain_seconds: int = option(
-        60, "seconds that answers in flight have after SIGTERM or Ctrl-C; new requests get none"
+        60,
+        "seconds that answers in flight have after SIGTERM or Ctrl-C; new requests get none",
+        least=0,
     )
 
     def __post_init__(self) -> None:
-        check_at_least(self, "retries", 0)
-        check_at_least(self, "max_waiting", 0)
-        check_at_least(self, "drain_seconds", 0)
+        check_ranges(self)
         if self.health_seconds <= 0:
             raise ConfigError(f"--health-seconds is {self.health_seconds} but must be above 0")
         self.urls()

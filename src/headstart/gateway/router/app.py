@@ -88,7 +88,7 @@ def create_app(
             await forward.proxy.close()
 
     forward = Forward(state)
-    own = [*routes(), *ollama_routes(), *tools.router.routes(), *cors_proxy.router.routes()]
+    own = [*routes(), *ollama_routes(), *tools.routes.all(), *cors_proxy.routes.all()]
     app = Starlette(routes=own, lifespan=lifespan)
     host = tools.install(app, extras.tools)
     app.router.default = forward

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from headstart.config import Config
-from headstart.config.logs import Logging
+from headstart.config.logs import start_logging
 from headstart.gateway.router.app import create_app
 from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.downloads import ModelStore
@@ -52,7 +52,7 @@ def serve(
     Raises:
         ConfigError: the port cannot be taken, or the settings of a model cannot work.
     """
-    Logging.of(config).start()
+    start_logging(config)
     presets = read_presets()
     _check_startup(presets, config.router.models_max)
     memory = parse_memory(config.router.models_memory)

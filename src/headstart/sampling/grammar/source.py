@@ -30,10 +30,21 @@ OBJECT_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,20}"}
 # llguidance would accept these and do nothing, or could not take a token back any more
 _UNUSABLE = re.compile(r"\[[^\]\"/]*\b(temperature|max_tokens|stop)\s*=")
 _SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
+# Text that must follow is found at once, however long: such a grammar could hold up a step for
+# seconds. A literal of 128 bytes, a counted group or terminal, a count of three digits may be
+# repeated some ten thousand times within the limits of a step.
+_MAY_FORCE_MUCH = re.compile(
+    r'''(?<!"description": )(?<!"description":)"(?:[^"\\\n]|\\.){128,}"'''
+    r"|\{\s*\d{3,}|[})]\{\s*\d{2,}|^[A-Z][A-Z0-9_]*\b[^\n]*\{\s*\d{2,}",
+    re.MULTILINE,
+)
 
 
-def grammar_text(constraint: Constraint) -> str:
+def grammar_text(constraint: Constraint, *, forces: bool = True) -> str:
     """llguidance's form of the constraint: Lark, or JSON that holds grammars.
+
+    Args:
+        forces: whether text that must follow may be found ahead.
 
     Raises:
         InvalidParameterError: it is not well-formed, or asks for what cannot be honoured.
@@ -49,11 +60,14 @@ def grammar_text(constraint: Constraint) -> str:
             f"the {constraint.kind.title} cannot be used: {_reason(error)}"
         ) from error
     before = "before? " * bool(constraint.before) + "SPACE? " * constraint.allows_space
-    if not before:
+    options = ""
+    if not forces or _MAY_FORCE_MUCH.search(constraint.text):
+        options = '%llguidance {"no_forcing": true}'
+    if not before and not options:
         return text
     is_lark = constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF)
     (grammar,) = [{"lark_grammar": text}] if is_lark else json.loads(text)["grammars"]
-    lines = [f"start: {before}@body", _SPACE * constraint.allows_space, constraint.before]
+    lines = [options, f"start: {before}@body", _SPACE * constraint.allows_space, constraint.before]
     whole = {"lark_grammar": "\n".join(filter(None, lines))}
     return json.dumps({"grammars": [whole, {**grammar, "name": "body"}]})
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from headstart.text.vocabulary.encoder import Encoder
-from headstart.text.vocabulary.table import read_table
+from headstart.text.vocabulary.table import VocabTable, read_table
 from headstart.types import Vocab
 
 _SPECIAL = b"\xff"  # llguidance's mark: such a token is never matched by its text
@@ -21,26 +21,32 @@ class GrammarTokens:
     that end a turn are known as such.
     """
 
-    def __init__(self, vocab: Vocab) -> None:
-        """Read the vocabulary: 0.5 to 2 seconds for a large one."""
-        self.table = table = read_table(vocab)
+    def __init__(self, table: VocabTable, encode: Callable[[bytes], Sequence[int]]) -> None:
+        """`encode` makes tokens that stand for these very bytes."""
+        self.table = table
         self.size = table.size
-        self.eog_ids = frozenset(vocab.eog_ids)
-        self._encoder = Encoder(vocab, table)
+        self.eog_ids = table.eog_ids
+        self._encode = encode
         pieces = [
             _SPECIAL + table.controls[token] if token in table.controls else piece
             for token, piece in enumerate(table.pieces)
         ]
-        wrapped = TokenizerWrapper(_Tokenizer(pieces, self._encoder, vocab))
+        wrapped = TokenizerWrapper(_Tokenizer(pieces, encode, table))
         spellings = [table.spelling(token) for token in range(table.size)]
         self._spelled = np.frombuffer(b"".join(spellings), np.uint8)
         self._owner = np.repeat(np.arange(table.size, dtype=np.int32), list(map(len, spellings)))
         # a vocabulary without such a token gets an id that it does not have
         self.native = LLTokenizer(wrapped, eos_token=sorted(self.eog_ids) or None)
 
+    @classmethod
+    def read(cls, vocab: Vocab) -> GrammarTokens:
+        """Read a vocabulary: 0.5 to 2 seconds for a large one."""
+        table = read_table(vocab)
+        return cls(table, Encoder(vocab, table).encode)
+
     def encode(self, text: bytes) -> list[int]:
-        """Tokens that stand for these very bytes, as the model's own tokenizer makes them."""
-        return list(self._encoder.encode(text))
+        """Tokens that stand for these very bytes."""
+        return list(self._encode(text))
 
     def with_bytes(self, wanted: Iterable[int]) -> list[int]:
         """Tokens whose spelling has one of these bytes."""
@@ -55,12 +61,14 @@ class GrammarTokens:
 class _Tokenizer:
     """What llguidance asks of a tokenizer."""
 
-    def __init__(self, pieces: list[bytes], encoder: Encoder, vocab: Vocab) -> None:
+    def __init__(
+        self, pieces: list[bytes], encode: Callable[[bytes], Sequence[int]], table: VocabTable
+    ) -> None:
         self.tokens = pieces
-        self.eos_token_id = vocab.eos_id if vocab.eos_id is not None else min(vocab.eog_ids)
-        self.bos_token_id = vocab.bos_id
+        self.eos_token_id = table.eos_id if table.eos_id is not None else min(table.eog_ids)
+        self.bos_token_id = table.bos_id
         self.special_token_ids: list[int] = []
-        self._encoder = encoder
+        self._encode = encode
 
     def __call__(self, text: bytes) -> list[int]:
-        return list(self._encoder.encode(text))
+        return list(self._encode(text))

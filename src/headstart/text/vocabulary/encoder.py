@@ -52,7 +52,7 @@ class Encoder:
         tokens: list[int] = []
         for index, part in enumerate(_INVALID.split(text.decode("utf-8", "surrogateescape"))):
             raw = part.encode("utf-8", "surrogateescape")
-            tokens += self._spell(raw) if index % 2 else self._encode_valid(raw)
+            tokens += spell(self.table, raw) if index % 2 else self._encode_valid(raw)
         return tokens
 
     def _encode_valid(self, text: bytes) -> list[int]:
@@ -63,24 +63,25 @@ class Encoder:
             return tokens
         # Something in the text is not tokenized faithfully: narrow it down, spell only that.
         if len(text) <= _MAX_SPELLED_BYTES:
-            return self._spell(text)
+            return spell(self.table, text)
         middle = _middle(text)
         return self._encode_valid(text[:middle]) + self._encode_valid(text[middle:])
 
-    def _spell(self, text: bytes) -> list[int]:
-        """Longest token first, from left to right."""
-        ids, tokens, start = self.table.ids, [], 0
-        while start < len(text):
-            for end in range(min(len(text), start + _MAX_SPELLED_BYTES), start, -1):
-                token = ids.get(text[start:end])
-                if token is not None:
-                    tokens.append(token)
-                    break
-            start = end
-        return tokens
-
     def _tokenize(self, text: bytes) -> list[int]:
         return self._vocab.tokenize(text, add_special=False, parse_special=False)
+
+
+def spell(table: VocabTable, text: bytes) -> list[int]:
+    """Tokens of a text, the longest first, from left to right."""
+    ids, tokens, start = table.ids, [], 0
+    while start < len(text):
+        for end in range(min(len(text), start + _MAX_SPELLED_BYTES), start, -1):
+            token = ids.get(text[start:end])
+            if token is not None:
+                tokens.append(token)
+                break
+        start = end
+    return tokens
 
 
 def _middle(text: bytes) -> int:

@@ -5,7 +5,6 @@ import { ThroughputChart, showBars, showShares } from "./charts.js";
 import { byId, fill, h } from "./dom.js";
 import { History, draftLengths } from "./history.js";
 import { labelOf, styleOf, swatch } from "./speculators.js";
-import { whatIfRows } from "./what-if.js";
 import { durationInWords, rankedReasons, shareInWords, sizeInWords } from "./words.js";
 
 /** @typedef {import("./history.js").State} State */
@@ -69,7 +68,6 @@ export class Board {
     showWhy(state);
     showSpeculators(state.speculation.speculators);
     showCosts(state.speculation.control);
-    showWhatIf(state.speculation.control?.counterfactual);
     const { target, drafts, other } = state.seconds;
     showShares(byId("time-split"), [
       { label: "model", value: target, text: durationInWords(target), style: "part-target" },
@@ -178,15 +176,6 @@ function showByPosition(speculators) {
       );
       return h("div", { class: "pair" }, h("h3", {}, one.name), h("h4", {}, "accepted, % by position"), acceptance, h("h4", {}, "drafts by length"), lengths);
     }),
-  );
-}
-
-/** @param {import("./what-if.js").Counterfactual | null | undefined} told */
-function showWhatIf(told) {
-  fill(byId("what-if-note"), told ? null : h("p", { class: "hint" }, "Nothing yet: one request in sixteen is looked at, and each that asks for it."));
-  fill(
-    byId("what-if"),
-    whatIfRows(told).map((row) => h("tr", {}, h("th", { scope: "row" }, row.isSpeculator ? swatch(row.name) : row.name), row.cells.map((cell) => h("td", {}, cell)))),
   );
 }
 

@@ -1,0 +1,87 @@
+"""A constraint that is ready for use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llguidance import LLMatcher, LLParserLimits
+
+from headstart.sampling.grammar.source import grammar_text
+from headstart.sampling.grammar.state import GrammarState, explain
+from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.types.constraint import Constraint
+from headstart.types.errors import InvalidParameterError
+
+# What one constraint may cost. Compiling within them takes up to a second (2 cores, 2026), a token
+# of the answer some tens of milliseconds at worst.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,  # building the regexes
+    step_lexer_fuel=100_000,  # of them, for one token
+    step_max_items=20_000,  # parser items for one token
+    max_items_in_row=1_000,  # ways to read the text at one place
+    max_lexer_states=50_000,  # 1 to 2 kB each
+    max_grammar_size=30_000,  # symbols
+    verbose_errors=False,
+)
+MAX_FORCED_BYTES = 4096  # at the beginning of a text, at 3 microseconds each
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What was found when a constraint was compiled before."""
+
+    num_bytes: int = 0  # of memory
+    forces: bool = True  # whether text that must follow is looked for: not where it is too long
+    error: str = ""  # why it cannot be used
+
+
+class Compiled:
+    """A constraint ready for use; `begin` makes the state of one answer."""
+
+    def __init__(
+        self, constraint: Constraint, tokens: GrammarTokens, trial: Trial | None = None
+    ) -> None:
+        """Compile it; None: it was not tried before.
+
+        Raises:
+            InvalidParameterError: it is not well-formed, too complex, or no text satisfies it.
+        """
+        self.constraint = constraint
+        self.tokens = tokens
+        self._matcher = self._compile(forces=trial is None or trial.forces)
+        if trial is None:
+            trial = Trial(forces=len(self._matcher.compute_ff_bytes()) <= MAX_FORCED_BYTES)
+            if not trial.forces:
+                self._matcher = self._compile(forces=False)
+        self.trial = trial
+        # the first mask builds what later ones use
+        forced = self._matcher.compute_ff_tokens()
+        self._matcher.compute_bitmask()
+        self._check(self._matcher)
+        if forced:  # what is too complex shows where there is a choice
+            ahead = self._matcher.deep_copy()
+            ahead.consume_tokens(forced)
+            ahead.compute_bitmask()
+            self._check(ahead)
+        for trigger in constraint.triggers if constraint.includes_trigger else ():
+            pieces = tokens.encode(trigger)
+            if self._matcher.validate_tokens(pieces) < len(pieces):
+                raise InvalidParameterError(
+                    f"the trigger {trigger.decode('utf-8', 'replace')!r} cannot be the beginning "
+                    f"of a text that the {constraint.kind.title} allows"
+                )
+
+    def begin(self) -> GrammarState:
+        return GrammarState(self.constraint, self.tokens, self._matcher.deep_copy)
+
+    def _compile(self, *, forces: bool) -> LLMatcher:
+        text = grammar_text(self.constraint, forces=forces)
+        matcher = LLMatcher(self.tokens.native, text, log_level=0, limits=LIMITS)
+        self._check(matcher)
+        return matcher
+
+    def _check(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            raise InvalidParameterError(
+                f"the {self.constraint.kind.title} cannot be used: {explain(matcher)}"
+            )

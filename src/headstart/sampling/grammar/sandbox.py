@@ -1,0 +1,137 @@
+"""A process that compiles constraints before the engine does, within limits of time and memory.
+
+llguidance can neither be interrupted nor send its compiled form to another process. So every
+constraint is compiled here first, in a fork that the operating system ends at a limit. The engine
+then compiles only what is known to stay within the limits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import weakref
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from headstart.sampling.grammar.compiled import Compiled, Trial
+from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.text.vocabulary.encoder import spell
+from headstart.text.vocabulary.table import VocabTable
+from headstart.types.constraint import Constraint
+from headstart.types.errors import CapacityError, InvalidParameterError
+
+COMPILE_SECONDS = 10.0
+COMPILE_BYTES = 256 << 20
+LOW_PRIORITY = 10  # added to the niceness: the model's threads come first
+_MAX_LINE = 1 << 16
+
+
+class Sandbox:
+    """Our end of the process. For one thread."""
+
+    def __init__(
+        self, table: VocabTable, seconds: float = COMPILE_SECONDS, num_bytes: int = COMPILE_BYTES
+    ) -> None:
+        """Start the process: it needs 0.5 to 2 seconds for a large vocabulary.
+
+        Args:
+            seconds, num_bytes: what compiling one constraint may take.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(seconds), str(num_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self.close = weakref.finalize(self, _end, self._process)
+        assert self._process.stdin is not None
+        pickle.dump(table, self._process.stdin)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.close.alive and self._process.poll() is None
+
+    def compile(self, constraint: Constraint) -> Trial:
+        """Try a constraint.
+
+        Raises:
+            InvalidParameterError: it cannot be compiled within the limits.
+            CapacityError: the process has ended.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            pickle.dump(constraint, stdin)
+            stdin.flush()
+            line = stdout.readline(_MAX_LINE)
+        except OSError:
+            line = b""
+        if not line:
+            self.close()
+            raise CapacityError("the process that compiles constraints ended; try again")
+        trial = Trial(**json.loads(line))
+        if trial.error:
+            raise InvalidParameterError(trial.error)
+        return trial
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> None:
+    """Read a vocabulary, then constraints; write a line of JSON for each."""
+    os.nice(LOW_PRIORITY)
+    table: VocabTable = pickle.load(source)
+    tokens = GrammarTokens(table, partial(spell, table))
+    while source.peek(1):  # type: ignore[attr-defined]
+        constraint = pickle.load(source)
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            trial = None
+            if status:
+                is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+                # what allocates too much aborts
+                taken = f"longer than {seconds:g} s" if is_late else f"over {num_bytes >> 20} MiB"
+                title = constraint.kind.title
+                trial = Trial(error=f"the {title} took {taken} to compile; make it simpler")
+        else:
+            _limit(seconds, num_bytes)
+            trial = _try(constraint, tokens)
+        if trial is not None:
+            sink.write(json.dumps(asdict(trial)).encode() + b"\n")
+            sink.flush()
+        if not child:
+            os._exit(0)
+
+
+def _limit(seconds: float, num_bytes: int) -> None:
+    """End this process when it runs longer, or maps more memory."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    if sys.platform == "linux":
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + num_bytes, resource.RLIM_INFINITY))
+
+
+def _try(constraint: Constraint, tokens: GrammarTokens) -> Trial:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        compiled = Compiled(constraint, tokens)
+    except InvalidParameterError as error:
+        return Trial(error=str(error))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return Trial(grown * (1 if sys.platform == "darwin" else 1024), compiled.trial.forces)
+
+
+if __name__ == "__main__":
+    _serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]), int(sys.argv[2]))

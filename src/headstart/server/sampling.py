@@ -1,0 +1,259 @@
+"""Sampling parameters: defaults from flags and the model file, and values of request bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headstart.config import SamplingConfig
+from headstart.server.constraints import default_constraint
+from headstart.server.errors import ApiError, shorten
+from headstart.server.limits import (
+    MAX_BIAS,
+    MAX_BIAS_TEXT_BYTES,
+    MAX_BIAS_TEXTS,
+    MAX_BREAKER_BYTES,
+    MAX_BREAKERS,
+    MAX_NAMES,
+    MAX_SAMPLERS,
+    check_bytes,
+    check_length,
+)
+from headstart.server.model import RequestDefaults
+from headstart.server.schemas import GenerationBody
+from headstart.types import Vocab
+from headstart.types.errors import ConfigError, InvalidParameterError
+from headstart.types.sampling_params import (
+    MAX_SEED,
+    NUMBERS,
+    SAMPLER_ALIASES,
+    SAMPLERS,
+    SamplingParams,
+)
+
+RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
+SAMPLER_LETTERS = {
+    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p",
+    "p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill",
+}  # fmt: skip
+
+
+def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> RequestDefaults:
+    """Join flags and the model's metadata.
+
+    Raises:
+        ConfigError: a flag is out of range, or names what cannot be read.
+    """
+    values: dict[str, Any] = {"ignore_eos": config.ignore_eos}
+    values |= _recommended(metadata)
+    for one in NUMBERS:
+        given = getattr(config, one.metadata["flag"] or one.name, None)
+        if given is not None and one.name != "seed":
+            values[one.name] = given
+    if config.samplers is not None:
+        values["samplers"] = _sampler_names(config.samplers.split(";"))
+    if config.sampler_seq is not None:
+        values["samplers"] = _sampler_letters(config.sampler_seq)
+    if config.logit_bias is not None:
+        values["logit_bias"] = _flag_logit_bias(config.logit_bias)
+    if config.dry_sequence_breaker is not None:
+        lines = _lines(config.dry_sequence_breaker, escape=config.escape)
+        values["dry_sequence_breakers"] = tuple(line for line in lines if line != "none")
+    try:
+        sampling = SamplingParams(**_clamped(values))
+    except InvalidParameterError as error:
+        raise ConfigError(f"a sampling flag is out of range: {error}") from error
+    return RequestDefaults(
+        sampling=sampling,
+        seed=None if config.seed == -1 else config.seed % 2**32,
+        max_tokens=None if config.predict < 0 else config.predict,
+        stop=tuple(_lines(config.reverse_prompt or "", escape=config.escape)),
+        constraint=default_constraint(config),
+    )
+
+
+def sampling_params(
+    body: GenerationBody, defaults: RequestDefaults, vocab: Vocab
+) -> SamplingParams:
+    """The server's defaults with the values of the body.
+
+    Raises:
+        ApiError, InvalidParameterError: a value has the wrong form or is out of range.
+    """
+    given: dict[str, Any] = {one.name: getattr(body, one.name) for one in NUMBERS}
+    given["ignore_eos"] = body.ignore_eos
+    given["seed"] = _seed(defaults.seed if body.seed is None else body.seed)
+    given["samplers"] = None if body.samplers is None else _samplers(body.samplers)
+    given["logit_bias"] = (
+        None if body.logit_bias is None else _read_logit_bias(body.logit_bias, vocab)
+    )
+    if body.dry_sequence_breakers is not None:
+        if not body.dry_sequence_breakers:
+            raise ApiError(
+                400,
+                "dry_sequence_breakers is an empty list; give at least one text or leave it out",
+            )
+        check_length("dry_sequence_breakers", body.dry_sequence_breakers, MAX_BREAKERS, "texts")
+        for breaker in body.dry_sequence_breakers:
+            check_bytes("dry_sequence_breakers", breaker, MAX_BREAKER_BYTES)
+        given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    changes = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(defaults.sampling, **_clamped(changes))
+
+
+def _seed(seed: int | None) -> int:
+    """The seed's lower 32 bits, as at llama-server; None and -1 stand for a random seed."""
+    if seed is None or seed in RANDOM_SEEDS:
+        return secrets.randbelow(MAX_SEED)
+    return seed % 2**32
+
+
+def _clamped(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace values outside of a clamped parameter's range by its limit."""
+    clamped = dict(values)
+    for one in NUMBERS:
+        value, clamp = clamped.get(one.name), one.metadata["clamp"]
+        if clamp and isinstance(value, int | float) and not math.isnan(value):
+            low, high = one.metadata["range"]
+            limited = max(value, low)
+            clamped[one.name] = type(value)(min(limited, high) if clamp == "both" else limited)
+    return clamped
+
+
+def _samplers(samplers: Any) -> tuple[str, ...]:
+    """Names from a list, or from a string of letters as on llama-server's command line."""
+    if isinstance(samplers, str | list):
+        check_length("samplers", samplers, MAX_SAMPLERS)
+    if isinstance(samplers, str):
+        return _sampler_letters(samplers)
+    names = read_names("samplers", samplers) or ()
+    return _sampler_names(names)
+
+
+def _sampler_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The known samplers among these, each once; others are left out."""
+    known = (SAMPLER_ALIASES.get(name.strip(), name.strip()) for name in names)
+    return tuple(dict.fromkeys(name for name in known if name in SAMPLERS))
+
+
+def _sampler_letters(letters: str) -> tuple[str, ...]:
+    """The same from a letter for each, as of llama-server's --sampler-seq."""
+    return _sampler_names(SAMPLER_LETTERS.get(letter, "") for letter in letters)
+
+
+def read_names(field: str, value: Any) -> tuple[str, ...] | None:
+    """A list of names, or one string with commas between them."""
+    if isinstance(value, str):
+        check_length(field, value, 64 * MAX_NAMES, "characters")
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if names is None:
+        return None
+    if isinstance(names, list):
+        check_length(field, names, MAX_NAMES)
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ApiError(
+            400,
+            f"{field} is {shorten(value)} but must be a list of names, or names with commas "
+            "between",
+        )
+    return tuple(names)
+
+
+def _recommended(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the model file; one that is not a number counts as absent."""
+    values: dict[str, Any] = {}
+    for one in NUMBERS:
+        try:
+            value = float(metadata[f"general.sampling.{one.metadata['key']}"])
+            values[one.name] = int(value) if one.type == "int" else value
+        except (KeyError, ValueError, OverflowError):
+            continue
+    if sequence := metadata.get("general.sampling.sequence"):
+        values["samplers"] = _sampler_names(sequence.split(";"))
+    return values
+
+
+def _lines(text: str, *, escape: bool) -> Sequence[str]:
+    """The texts of a repeatable flag."""
+    lines = [line for line in text.split("\n") if line]
+    return [_unescape(line) for line in lines] if escape else lines
+
+
+def _unescape(text: str) -> str:
+    meanings = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+    return re.sub(r"\\([nrt'\"\\])", lambda match: meanings[match[1]], text)
+
+
+def _flag_logit_bias(text: str) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})([+-])([0-9.eE+-]+|inf)\s*", part)
+        try:
+            token, sign, size = match.groups() if match else ("", "", "")
+            biases[int(token)] = float(size) * (-1 if sign == "-" else 1)
+        except ValueError:
+            raise ConfigError(
+                f"--logit-bias is {part!r} but must be as 15043+1, 15043-1 or 15043-inf"
+            ) from None
+    return biases
+
+
+def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
+    """Read both forms; a text biases every token of it.
+
+    Raises:
+        ApiError: it is neither form, names no token, or holds too much.
+    """
+    if isinstance(value, Mapping | list):
+        check_length("logit_bias", value, vocab.size)
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
+        raise ApiError(400, "logit_bias must be an object {token: bias} or a list of [token, bias]")
+    biases: dict[int, float] = {}
+    texts: list[str] = []
+    for name, bias in pairs:
+        token, number = _bias_token(name, is_key=isinstance(value, Mapping)), _bias(name, bias)
+        if isinstance(token, str):
+            texts.append(token)
+            check_length("logit_bias", texts, MAX_BIAS_TEXTS, "texts")
+            check_bytes("logit_bias", token, MAX_BIAS_TEXT_BYTES)
+            ids = vocab.tokenize(token, add_special=False, parse_special=False)
+        else:
+            ids = [token] if 0 <= token < vocab.size else []  # others change nothing
+        for token_id in ids:
+            total = biases.get(token_id, 0.0) + number
+            biases[token_id] = total if math.isinf(total) else _finite_bias(total)
+    return biases
+
+
+def _bias(token: Any, bias: Any) -> float:
+    if bias is False:
+        return -math.inf
+    if isinstance(bias, bool) or not isinstance(bias, int | float):
+        raise ApiError(
+            400,
+            f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to "
+            "ban it",
+        )
+    return _finite_bias(bias)
+
+
+def _finite_bias(bias: float) -> float:
+    """Limit a bias, so that the sampler's sums stay finite in float32 at any temperature."""
+    return float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
+
+
+def _bias_token(token: Any, *, is_key: bool) -> int | str:
+    if is_key and re.fullmatch(r"-?[0-9]{1,12}", token):  # JSON keys are strings, ids included
+        token = int(token)
+    if not isinstance(token, str | int) or isinstance(token, bool):
+        raise ApiError(
+            400, f"logit_bias names the token {shorten(token)} but must name an id or a text"
+        )
+    return token

@@ -1,0 +1,89 @@
+"""Rows that carry hidden states of a target, and the models that draft from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.types import Batch, Engine
+
+# Verified rows of a sequence, at most, that a drafter reads together with those of other sequences,
+# or with the first row of a draft; more are read before that.
+MERGED_ROWS = 8
+
+
+class StateBatch(Batch):
+    """A batch of (token, state of the token before it), or of states alone."""
+
+    __slots__ = ("has_tokens", "head", "states")
+
+    def __init__(self, capacity: int, width: int, *, has_tokens: bool = True) -> None:
+        super().__init__(capacity)
+        self.states = np.zeros((capacity, width), np.float32)
+        self.has_tokens = has_tokens
+        self.head = 0  # the head that computes this batch
+
+    def add_rows(
+        self, seq_id: int, position: int, tokens: Sequence[int], states: NDArray[np.float32]
+    ) -> None:
+        """Append adjacent rows without outputs; `states` has one row per token."""
+        start = self.num_rows
+        self.add(seq_id, position, tokens, 0)
+        self.states[start : self.num_rows] = states
+
+    def want_all(self) -> None:
+        """All rows produce logits and a state."""
+        self.wants_logits[: self.num_rows] = 1
+        self.num_outputs = self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a model drafts that guesses several tokens in one decode."""
+
+    size: int  # rows of a block, the first of which is the last token of the text
+    mask_id: int  # what stands for a token to be guessed
+    # the first row guesses the next token; otherwise each row guesses what stands there itself
+    has_anchor: bool
+    has_confidence: bool  # states are probabilities of acceptance
+
+
+class DraftContext(Protocol):
+    """A model, or multi-token heads, that draft from a target's hidden states.
+
+    From token p and a state of token p - 1 it predicts token p + 1, and computes what it takes for
+    the state of token p. Any tail of a sequence of its cache can be cut. Either all rows of a
+    decode have outputs or none has.
+    """
+
+    num_heads: int  # each with sequences of its own
+    state_width: int  # of the states that it reads beside tokens, and of those it computes
+    # of what `encode` and `read_features` take, the target's layers in a row; 0: it reads the
+    # target's states as they are
+    feature_width: int
+    shares_target: bool  # its cache is the target's: it reads there and writes nothing
+    blocks: Blocks | None  # None: it drafts token by token
+
+    @property
+    def engine(self) -> Engine:
+        """Its cache of sequences; batches may carry states."""
+
+    def outputs(self) -> NDArray[np.float32]:
+        """States of the last decode's rows if they had outputs, shape (rows, state_width)."""
+
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """States to read beside tokens, shape (rows, state_width), of the target's."""
+
+    def read_features(self, batch: StateBatch) -> None:
+        """Put the target's states into the cache at their positions.
+
+        Raises:
+            ContextFullError: the cache has no room.
+        """
+
+
+__all__ = ["MERGED_ROWS", "Blocks", "DraftContext", "StateBatch"]
