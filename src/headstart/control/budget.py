@@ -27,8 +27,8 @@ has steps, so every total is tried.
 The rate is kept as a speedup over the same slots without drafts, so that it does not depend on how
 busy the machine is, and never below 1: what does not pay against plain decoding is not drafted.
 
-A number of rows never measured would stay so if it were thought too dear. A warm-up measures those
-that matter; without one, the most rows are verified that savings of EXPLORE_SHARE of the time pay.
+A number of rows that no text has had would stay so if it were thought too dear. So, while it might
+pay, as many are verified as savings of EXPLORE_SHARE of the time allow.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ from headstart.control.graph_reuse import GraphReuse
 from headstart.control.values import BatchPlan, SlotDraft, Step
 
 MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong estimates
-# of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
-SPEEDUP_RATE, YOUNG = 0.05, 4
-EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
-EXPLORE_START = 1.0  # savings for that, in plain steps
+SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
+EXPLORE_SHARE = 0.005  # of the time may go into trying row counts that no text has had
+HOPE = 0.3  # of their expected price: as little may they cost
 UNFILLED_SHARE = 0.01  # of the time may go into looking again at widths that are filled up
 
 
@@ -67,7 +66,7 @@ class MovingSpeedup:
     def follow(self, tokens: float, time: float) -> None:
         """One more step."""
         self.steps += 1
-        rate = max(SPEEDUP_RATE, 1.0 / (self.steps + YOUNG))
+        rate = max(SPEEDUP_RATE, 1.0 / (self.steps + 4))  # the first steps count as 1/5, 1/6, ...
         self.tokens += rate * (tokens - self.tokens)
         self.time += rate * (time - self.time)
 
@@ -102,7 +101,7 @@ class Budget:
     def __init__(self, cost: CostTable, averages: dict[int, SpeedupAverage] | None = None) -> None:
         self._cost = cost
         self.averages = {} if averages is None else averages  # by number of slots
-        self._savings = EXPLORE_START
+        self._savings = 1.0  # for exploring, in plain steps
         self._filled: dict[int, int] = {}  # steps since one of so many rows was left as it is
         self.graphs = GraphReuse()
 
@@ -133,6 +132,22 @@ class Budget:
         if len(curve) <= base + num_rows:
             curve = self._cost.curve(base + num_rows, step.context, can_fill=step.can_pad)
         return rate * (curve[base + num_rows] - curve[base]) / num_rows
+
+    def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
+        """Index of the draft worth most to a slot, the first of equals; None if no draft has a
+        token.
+
+        Worth: sum of (survival - price of a row) while positive; if none pays, of survival.
+        """
+        longest = max(map(len, survivals), default=0)
+        if len(survivals) == 1 or not longest:
+            return 0 if longest else None
+        price = self.row_price(step, min(longest, max(1, step.max_draft_rows)))
+        for least in (price, 0.0):
+            worth = [sum(s - least for s in survival if s > least) for survival in survivals]
+            if max(worth) > 0.0:
+                return worth.index(max(worth))
+        return None
 
     def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
         """Draft tokens to verify per slot, and rows that are added because that is faster.
@@ -226,8 +241,8 @@ class Budget:
         self._savings += EXPLORE_SHARE * curve[base + best] / plain
         for num_rows in range(len(offers), max(best, widest - base), -1):
             loss = (values[best] - values[num_rows]) / (rate * plain)
-            hoped = values[num_rows] + rate * (curve[base + num_rows] - curve[widest])
-            if hoped > values[best] and loss <= self._savings:
+            spared = (1.0 - HOPE) * (curve[base + num_rows] - curve[widest])
+            if loss <= self._savings and values[num_rows] + rate * spared > values[best]:
                 self._savings -= loss
                 return num_rows
         return best

@@ -32,19 +32,18 @@ from headstart.control.codec import Checks, check_parts, number, saved, table, v
 from headstart.control.token_odds import TokenPair, TokenTables
 from headstart.control.values import Outcome
 
-PROBABILITY_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
-COUNT_EDGES = (1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 24.5, 32.5, 64.5)
-EDGES = PROBABILITY_EDGES + COUNT_EDGES  # scores up to 1 are shares, above 1 lengths or counts
+# of the score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
+EDGES = (
+    *(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995),
+    *(1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 24.5, 32.5, 64.5),
+)
 NUM_BUCKETS = len(EDGES) + 1
 
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: somebody chose it, and its labels cost time
 SPECULATOR_WEIGHT, BUCKET_WEIGHT = 4.0, 6.0  # pseudo-counts K
 FADE = 0.998
-LEAST, MOST = 0.002, 0.998
-_NO_TOKEN = -1  # nothing is known of it
-NEVER = 0.01  # tokens behind one that survives less often are as good as never accepted
-SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.001, 0.998, 4.0
+SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL = 0.6, 0.001, 0.998  # of a request's log-odds
 
 
 class LabelCounts:
@@ -77,7 +76,7 @@ class LabelCounts:
             bucket = bisect_right(EDGES, score)
             base = 0.1 + 0.8 * score if is_probability else overall
             rate = (bucket_m[bucket] + BUCKET_WEIGHT * base) / (bucket_n[bucket] + BUCKET_WEIGHT)
-            yield LEAST if rate < LEAST else MOST if rate > MOST else rate
+            yield 0.002 if rate < 0.002 else 0.998 if rate > 0.998 else rate  # finite log-odds
 
     def count(self, confidence: Sequence[float], num_matched: int) -> None:
         """Add labels: the first `num_matched` were accepted."""
@@ -105,18 +104,9 @@ class RequestBias:
             variance += SHIFT_DRIFT
             variance /= 1.0 + variance * p * (1.0 - p)
             shift = shift * SHIFT_PULL + variance * ((1.0 if i < num_matched else 0.0) - p)
-            shift = (
-                SHIFT_LIMIT
-                if shift > SHIFT_LIMIT
-                else -SHIFT_LIMIT
-                if shift < -SHIFT_LIMIT
-                else shift
-            )
+            shift = max(-4.0, min(4.0, shift))
             odds = exp(shift)
         self.variance, self.shift, self.odds = variance, shift, odds
-
-
-NO_BIAS: dict[str, RequestBias] = {}
 
 
 class Calibration:
@@ -140,19 +130,19 @@ class Calibration:
 
         tokens: the one before the draft and the draft's; empty: not known.
         """
-        bias = self._biases.get(seq_id, NO_BIAS).get(speculator)
+        bias = self._biases.get(seq_id, {}).get(speculator)
         odds = 1.0 if bias is None else bias.odds
         pair = self._token_pair(speculator, seq_id)
         by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
-        befores: Iterable[int] = tokens or repeat(_NO_TOKEN)
-        drafted: Iterable[int] = tokens[1:] or repeat(_NO_TOKEN)
+        befores: Iterable[int] = tokens or repeat(-1)  # no token has this id
+        drafted: Iterable[int] = tokens[1:] or repeat(-1)
         alive, survival = 1.0, list[float]()
         rates = self._table(speculator).rates(confidence)
         for rate, before, token in zip(rates, befores, drafted, strict=False):
             right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
             alive *= right / (1.0 - rate + right)
             survival.append(alive)
-            if alive < NEVER:
+            if alive < 0.01:  # those behind are as good as never accepted
                 break
         return survival + [0.0] * (len(confidence) - len(survival))
 

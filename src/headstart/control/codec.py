@@ -23,7 +23,6 @@ Check = Callable[[Any], T]
 Checks = Mapping[str, Check[Any]]
 
 MOST = 1e9
-ROUNDING = 1e-6  # that sums of fading counts may be apart
 
 
 class Saved(Protocol):
@@ -102,5 +101,6 @@ def table(key: Callable[[Any], K], of: Check[T]) -> Check[dict[K, T]]:
 
 def check_parts(wholes: Sequence[float], parts: Sequence[float], what: str) -> None:
     """Raises ValueError if a part is more than its whole."""
-    if any(part > whole + ROUNDING for part, whole in zip(parts, wholes, strict=True)):
+    rounding = 1e-6  # sums of fading counts may be as far apart
+    if any(part > whole + rounding for part, whole in zip(parts, wholes, strict=True)):
         raise ValueError(f"more {what}")

@@ -40,7 +40,6 @@ from typing import Any
 from headstart.control.asking import Asking
 from headstart.control.budget import Budget, SpeedupAverage
 from headstart.control.calibration import SAVED_TABLES, Calibration
-from headstart.control.choice import best_draft
 from headstart.control.codec import encode, number, saved, table
 from headstart.control.cost import CostTable
 from headstart.control.cost_samples import Sample
@@ -97,14 +96,7 @@ class Controller:
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot; None if no draft has a token."""
-        if len(survivals) == 1:
-            return 0 if survivals[0] else None
-        longest = max(map(len, survivals), default=0)
-        if not longest:
-            return None
-        price = self._budget.row_price(step, min(longest, max(1, step.max_draft_rows)))
-        best = best_draft(survivals, price)
-        return best if best is not None else best_draft(survivals)
+        return self._budget.best(survivals, step)
 
     def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
         """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this

@@ -49,25 +49,20 @@ from headstart.control.cost_samples import (
     attention_of,
     widths_of,
 )
-from headstart.control.warm_up_prices import WarmUpPrices
 
 EACH = 32  # up to so many rows each width is kept as it is
-WIDE = (40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-KNOTS = (*range(1, EACH + 1), *WIDE)
+KNOTS = (
+    *range(1, EACH + 1),
+    *(40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096),
+)
 
 LEVEL_RATE, SHAPE_RATE, TREND_RATE, ATTENTION_RATE = 0.15, 0.05, 0.2, 0.02
-FIRST_SHAPE_RATE = 0.5  # of a width that was only in the warm-up so far
 ATTENTION_DAMPING = 1e6  # squared tokens: shorter contexts say little of attention
-MAX_INNOVATION, FIRST_INNOVATION = log(1.5), log(1.5)
+MAX_INNOVATION = log(1.5)
 GROWN = 3  # samples after which a cell counts as known: their median
 PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
-LEAST_MARGIN = 0.05
-REBUILD_EVERY = 16  # steps between two readings of the shape
 MOST_ATTENTION = 1e-2
 LONGEST_DECODE = 64  # rows; longer batches read prompts
-# attention is believed to be no more of the first steps with some number of rows
-MOST_OF_STEP = 0.5
-TOLD_APART = 16  # rows; up to here a width is known if it was seen, beyond if one near it was
 # a wider step must take less than this to be taken instead: noise of the medians of two widths
 FILL_BELOW = 0.95
 CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
@@ -90,7 +85,7 @@ class CostTable:
         self._shape = [0.0] * len(KNOTS)
         self._count = [0] * len(KNOTS)  # 0: never seen
         self._attention = ATTENTION
-        self._warm_up = WarmUpPrices()
+        self._unseen = set[int]()  # knots that only a warm-up had
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = 0
         self._num_known: int | None = None  # rows that are known; None: to be counted again
@@ -113,10 +108,7 @@ class CostTable:
         if self._is_fresh and not seen and not self.is_empty:
             # a loaded table would take its level from a number of rows that it does not know
             return
-        shape_rate = SHAPE_RATE
-        if self._warm_up.is_unseen(knot):
-            self._believe_text(knot)
-            shape_rate = FIRST_SHAPE_RATE
+        self._unseen.discard(knot)
         at_knot = expected = self._shape[knot]
         if not self.is_empty and (not seen or rows != KNOTS[knot]):
             points = self._points()
@@ -128,21 +120,20 @@ class CostTable:
             self._level, self._is_fresh = log(milliseconds / total), False
         if seen < GROWN:
             relative = milliseconds / exp(self._level)
-            if attention > MOST_OF_STEP * relative:
-                attention = MOST_OF_STEP * relative
+            if attention > 0.5 * relative:  # it is not believed to be more of a first step
+                attention = 0.5 * relative
                 self._attention = attention / lever
             self._grow(knot, at_knot, log(relative - attention) - expected)
         else:
             innovation = log(milliseconds / total) - self._level
             innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
-            self._follow(knot, innovation, shape_rate, lever / total)
-            self._warm_up.observe(knot, at_knot + innovation, self._shape[0])
+            self._follow(knot, innovation, lever / total)
         self._count[knot] = seen + 1
         if seen + 1 == GROWN:
             self._num_known = None
         self._age += 1
         may_move_far = seen < GROWN or abs(self._trend) > LEVEL_RATE
-        if may_move_far or self._age >= REBUILD_EVERY:
+        if may_move_far or self._age >= 16:  # building it takes as long as some steps of control
             self._forget_curves()
 
     def calibrate(self, samples: Sequence[Sample]) -> None:
@@ -162,7 +153,7 @@ class CostTable:
             for _ in range(GROWN):  # each was compared with its neighbours in time: known at once
                 self.observe(rows, 0, reference * ratio)
         self._attention = min(MOST_ATTENTION, attention * reference / exp(self._level))
-        self._warm_up = WarmUpPrices({k: self._shape[k] for k, n in enumerate(self._count) if n})
+        self._unseen = {k for k, n in enumerate(self._count) if n}
 
     def milliseconds(self, rows: int, context: int) -> float | None:
         """Expected time of a decode; None before anything was observed."""
@@ -239,9 +230,9 @@ class CostTable:
 
     @property
     def widest(self) -> int:
-        """Rows of the widest step that was measured well; 0: none."""
-        known = zip(KNOTS, self._count, strict=True)
-        return max((knot for knot, num_seen in known if num_seen >= GROWN), default=0)
+        """Rows of the widest step that texts had often enough to know its cost; 0: none."""
+        known = (k for k, n in enumerate(self._count) if n >= GROWN and k not in self._unseen)
+        return max((KNOTS[k] for k in known), default=0)
 
     def describe(self) -> dict[str, Any]:
         """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens;
@@ -259,16 +250,16 @@ class CostTable:
         samples.append(expected + innovation)
         samples.sort()
         if len(samples) < GROWN:
-            self._shape[knot] = min(samples[0], expected + FIRST_INNOVATION)
+            self._shape[knot] = min(samples[0], expected + MAX_INNOVATION)
         else:
             self._shape[knot] = self._young.pop(knot)[GROWN // 2]
 
-    def _follow(self, knot: int, innovation: float, shape_rate: float, lever: float) -> None:
+    def _follow(self, knot: int, innovation: float, lever: float) -> None:
         """Share an innovation; `lever` is its derivative by the attention."""
         self._level += min(1.0, LEVEL_RATE + abs(self._trend)) * innovation
         own = innovation - self._trend
         self._trend += TREND_RATE * own
-        self._shape[knot] += shape_rate * own
+        self._shape[knot] += SHAPE_RATE * own
         moved = ATTENTION_RATE * innovation * lever / (lever * lever + ATTENTION_DAMPING)
         self._attention = max(0.0, min(MOST_ATTENTION, self._attention + moved))
 
@@ -292,23 +283,15 @@ class CostTable:
         beyond: NDArray[np.float64] = slope * np.maximum(0, widths - last)
         return np.interp(widths, at, values) + beyond
 
-    def _believe_text(self, knot: int) -> None:
-        """A width is timed for the first time since the warm-up: it may be far from there."""
-        prices = self._warm_up
-        self._shape[knot] = prices.shape(knot, self._shape[knot], self._shape[0], prices.margin)
-        prices.see(knot)
-        self._forget_curves()
-
     def _points(self) -> list[tuple[int, float]]:
         """(rows, ms / level) at the knots seen.
 
         Kernels like some widths, so narrow steps are as they are; wide ones never fall.
         """
         points, most = [], -inf
-        margin = self._warm_up.margin
         for k, num_seen in enumerate(self._count):
             if num_seen:
-                value = self._warm_up.shape(k, self._shape[k], self._shape[0], margin)
+                value = self._shape[k]
                 if KNOTS[k] > EACH:
                     value = most = max(most, value)
                 points.append((KNOTS[k], exp(value)))
@@ -317,7 +300,7 @@ class CostTable:
 
 def _reach(known: int) -> float:
     """The widest step that the knots up to `known` may be followed by without a hole."""
-    return known + 1 if known < TOLD_APART else 1.5 * known
+    return known + 1 if known < 16 else 1.5 * known  # each narrow width has to be seen itself
 
 
 def _nearest_knot(rows: int) -> int:
@@ -344,5 +327,5 @@ def _slope_beyond(points: list[tuple[int, float]]) -> float:
     (first_rows, first), (last_rows, last) = points[0], points[-1]
     if len(points) == 1:
         return PRIOR_MARGIN * first / (1.0 + PRIOR_MARGIN * (first_rows - 1))
-    least = LEAST_MARGIN * last / last_rows  # the last one may be a width that kernels like
+    least = 0.05 * last / last_rows  # the last one may be a width that kernels like
     return max(least, 1.25 * (last - first) / (last_rows - first_rows))

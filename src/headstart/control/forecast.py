@@ -39,7 +39,7 @@ LADDER = tuple(
 )
 
 FADE, REQUEST_FADE = 0.995, 0.9  # of a count per draft
-MAX_UNIT, SURE = 1e6, 1.0 - 1e-9
+MAX_UNIT = 1e6
 WEIGHT, REQUEST_WEIGHT = 2.0, 3.0  # pseudo-counts
 
 Rates = tuple[float, float]
@@ -149,8 +149,7 @@ def forecast(rates: Sequence[Rates]) -> Forecast:
             total += alive
             drafted += going
         else:  # geometric series
-            going_on = going_on if going_on < SURE else SURE
-            kept = kept if kept < SURE else SURE
+            going_on, kept = min(going_on, 1.0 - 1e-9), min(kept, 1.0 - 1e-9)
             rest_going, rest_alive = going * going_on**width, alive * kept**width
             total += (alive - rest_alive) * kept / (1.0 - kept)
             drafted += (going - rest_going) * going_on / (1.0 - going_on)

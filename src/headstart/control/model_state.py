@@ -23,9 +23,6 @@ from headstart.control.forecast import (
 from headstart.control.probes import Probes
 from headstart.control.values import Allowance
 
-REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
-FORECAST_AGE = 8  # calls after which every forecast is made anew
-
 
 @dataclass(slots=True)
 class ModelState:
@@ -76,7 +73,7 @@ class ModelState:
         if idle is None:
             return
         self.idle[seq_id] = idle + 1
-        if idle + 1 == REQUEST_MEMORY:
+        if idle + 1 == 16:
             self.requests[seq_id] = Profile(REQUEST_FADE)
             self._outdate(seq_id)
 
@@ -96,7 +93,7 @@ class ModelState:
     def forget(self) -> None:
         """Read the rates anew now and then: they move slowly."""
         self.age += 1
-        if self.age >= FORECAST_AGE:
+        if self.age >= 8:
             self.age = 0
             self.rates.clear()
             self.forecasts.clear()

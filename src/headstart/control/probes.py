@@ -17,8 +17,7 @@ so whole prompts are read too, out of savings of their own. That takes several c
 prompt is worth nothing: reading that has begun goes on with every step until the model drafts.
 
 Savings for a whole prompt take thousands of steps. So the first one of a new model is read on
-credit: somebody chose it, and if it is good, all requests gain. There is credit again when a prompt
-that was read for a probe has been earned back in its request: the model is better than believed.
+credit, once: somebody chose it, and if it is good, all requests gain.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from headstart.control.codec import Checks, number
 
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
 PROBE_SHARE = 0.01  # of the time; as much for whole prompts where probes leave out their middle
-PROBE_LIMIT = 64.0  # most savings, in plain steps, unless one prompt costs more
 PROBES_PER_PROMPT = 6  # that must be affordable behind a prompt
 DEBT = 8.0  # most, in plain steps: one call may take far longer than expected
-# Most that is lent for the first prompt, in plain steps: once, where 4,000 tokens take about 40
-# (`control_simulation --long-prompts`: without it fresh control never drafts behind them).
+# Most savings, unless one prompt costs more, and most that is lent for the first prompt, in plain
+# steps: 4,000 tokens take about 40 (`control_simulation --long-prompts`: without credit, control
+# never drafts behind the first ones).
 CREDIT = 64.0
 
 
@@ -58,9 +57,6 @@ class Probes:
     savings: float = 0.0
     prompt_savings: float = 0.0  # for whole prompts
     has_credit: bool = True
-    probed: int | None = None  # the sequence whose prompt was read for a probe last
-    owed: float = 0.0  # of what that took, not earned back yet
-    saved_by_token: float = 1.0  # a plain step is shared by all slots
     wait: int = PROBE_FIRST
     steps: int = 0  # since the last draft
     reading: int | None = None  # the sequence whose prompt is being read for a probe
@@ -73,9 +69,9 @@ class Probes:
     def save(self) -> None:
         """One more step."""
         self.is_charged = False
-        if self.savings < max(PROBE_LIMIT, self.goal):
+        if self.savings < max(CREDIT, self.goal):
             self.savings += PROBE_SHARE
-        if self.prompt_savings < max(PROBE_LIMIT, self.prompt_goal):
+        if self.prompt_savings < max(CREDIT, self.prompt_goal):
             self.prompt_savings += PROBE_SHARE
 
     def choose(self, slots: Sequence[ProbeSlot], price: float) -> int | None:
@@ -112,7 +108,6 @@ class Probes:
             return False
         self.prompt_savings -= goal
         self.savings = max(self.savings, goal)
-        self.probed, self.owed = slot.seq_id, goal
         return True
 
     def _reads_recent(self, slot: ProbeSlot, price: float) -> bool:
@@ -123,11 +118,7 @@ class Probes:
         self.goal = slot.recent + price * (PROBES_PER_PROMPT if is_long else 1)
         if is_long and self.has_credit and self.goal <= CREDIT:
             self.savings, self.has_credit = max(self.savings, self.goal), False
-        if self.goal > self.savings + (DEBT if slot.seq_id == self.promising else 0.0):
-            return False
-        if is_long and slot.recent == slot.reading:
-            self.probed, self.owed = slot.seq_id, self.goal
-        return True
+        return self.goal <= self.savings + (DEBT if slot.seq_id == self.promising else 0.0)
 
     def _begin(self, slots: Sequence[ProbeSlot], index: int, *, can_skip: bool) -> int:
         self.reading, self.can_skip, self.is_charged = slots[index].seq_id, can_skip, True
@@ -143,25 +134,12 @@ class Probes:
             self.wait = min(PROBE_LAST, 2 * self.wait)
 
     def charge(self, steps: float) -> None:
-        """A probe costs so much besides its own time."""
+        """Charge a probe `steps` beyond its own time."""
         self.savings = max(-DEBT, self.savings - steps)
 
     def granted(self) -> None:
         """The model drafts because that pays: probe at once when it no longer does."""
         self.steps, self.wait, self.reading = 0, PROBE_FIRST, None
-
-    def spent(self, seq_id: int, steps: float) -> None:
-        """Drafting for this sequence and verifying that took as long as so many plain steps."""
-        if self.probed == seq_id:
-            self.owed += steps
-
-    def matched(self, seq_id: int, num_tokens: int) -> None:
-        """So many more of its tokens were right."""
-        if self.probed != seq_id:
-            return
-        self.owed -= num_tokens * self.saved_by_token
-        if self.owed <= 0.0:
-            self.probed, self.has_credit = None, True
 
     def was_right(self, seq_id: int) -> None:
         """All of a guess agreed with the text: look again soon, if need be on debt."""
@@ -176,6 +154,4 @@ class Probes:
         """The request is over."""
         if self.reading == seq_id:
             self.reading = None
-        if self.probed == seq_id:
-            self.probed = None
         self.was_wrong(seq_id)

@@ -146,3 +146,14 @@ def test_another_number_of_slots_begins_with_what_the_nearest_one_reached() -> N
     assert (new.is_on, new.model_share, new.reached.steps) == (True, 0.25, 0)
     assert new.reached.tokens == known.reached.tokens
     assert budget.speedup(3) == budget.speedup(2)
+
+
+def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_rows_are_cheap() -> (
+    None
+):
+    long, short = [0.5] * 10, [0.9, 0.85]
+    step = Step(1, 1, 100)
+    cheap = Budget(measured({1: 10.0, 8: 10.1, 16: 10.2}))
+    dear = Budget(measured({1: 10.0, 2: 14.5, 8: 41.5, 16: 77.5}))
+    assert cheap.best([short, long], step) == 1
+    assert dear.best([short, long], step) == 0

@@ -13,7 +13,6 @@ from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
 
 from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, SlotDraft, Step
-from headstart.control.choice import draft_value
 
 STEP = Step(1, 1, 100)
 
@@ -87,12 +86,6 @@ def test_the_draft_worth_most_is_taken_not_the_first() -> None:
     assert controller.best([[0.3, 0.2], [0.9, 0.8], []], STEP) == 1
     assert controller.best([[], []], STEP) is None
     assert controller.best([[0.01]], STEP) == 0, "worthless, but still there to be labelled"
-
-
-def test_a_price_turns_long_doubtful_drafts_into_less_than_short_sure_ones() -> None:
-    long, short = [0.5] * 10, [0.9, 0.85]
-    assert draft_value(long, 0.0) > draft_value(short, 0.0)
-    assert draft_value(long, 0.45) < draft_value(short, 0.45)
 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])

@@ -245,18 +245,6 @@ def test_a_curve_reaches_beyond_the_last_knot() -> None:
     assert curve[-1] > curve[KNOTS[-1]]
 
 
-def test_widths_seen_since_the_warm_up_say_what_the_others_cost_now() -> None:
-    """Rows of a warm-up wake other experts each; those of a text wake the same ones more often."""
-    table = CostTable()
-    table.calibrate([Sample(n, 0, 10.0 + 8.0 * n, 26.0) for n in (1, 2, 3, 4, 6, 8) * 3])
-    for _ in range(40):
-        for rows in (1, 2, 3):
-            table.observe(rows, 0, 10.0 + 8.0 + 3.0 * (rows - 1))
-    assert table.milliseconds(8, 0) == pytest.approx(18.0 + 3.0 * 7, rel=0.15)
-    table.observe(8, 0, 60.0)
-    assert (table.milliseconds(8, 0) or 0.0) > 44.0, "what was seen itself counts"
-
-
 def rises_suddenly(step: int, load: float) -> float:
     return 2.0 if step % 500 == 0 else max(0.0, load - 0.01)
 
