@@ -18,7 +18,7 @@ from tests.models import MERGES, OTHER_MERGES, SMALLER, Merges, Writer, tiny_lla
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
-from headstart.app.cli.flags import read_flags
+from headstart.app.cli.command import read_flags
 from headstart.app.cli.settings import all_settings
 from headstart.config import Config
 from headstart.scheduler.scheduler import Scheduler
@@ -36,7 +36,7 @@ SETTINGS = (
 GEMMA = ("<eos>", "<start_of_turn>", "<end_of_turn>")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_output_is_identical_with_and_without_drafts_from_another_vocabulary(
     temperature: float,
 ) -> None:

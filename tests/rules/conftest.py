@@ -7,16 +7,24 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.rules.source import ROOT
 
 
 @pytest.fixture(scope="session")
-def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `headstart serve` writes to stderr, with the imports of all its processes."""
+    return tmp_path_factory.mktemp("server") / "log"
+
+
+@pytest.fixture(scope="session")
+def server_address(server_log: Path) -> Iterator[str]:
     """host:port of `headstart serve`, started once."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [sys.executable, "-m", "headstart", "serve", "--port", "0", "--context", "4096"]
+    log = server_log
+    serve = ["-m", "headstart", "serve", "--port", "0", "--context", "4096"]
+    command = [sys.executable, "-X", "importtime", *serve]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with (
         log.open("w") as log_file,

@@ -14,8 +14,10 @@ import pytest
 from tests.rules.source import ROOT
 
 from headstart.app.cli.settings import all_settings
+from headstart.config import ToolsConfig
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.app import endpoints
+from headstart.server.extras import Extras
 from headstart.server.metrics import METRICS
 from headstart.speculators import SPECULATORS
 from headstart.types import errors
@@ -145,11 +147,12 @@ def _run(code: str, script: Path, request: pytest.FixtureRequest) -> None:
 
 def test_every_path_has_its_section_with_a_request_an_answer_and_its_errors() -> None:
     sections = dict(re.findall(r"^## (\S+ \S+)\n(.*?)(?=^## |\Z)", API, re.DOTALL | re.MULTILINE))
+    every = [*endpoints(), *Extras.of(ToolsConfig(agent=True), {}).endpoints()]
     kinds = re.compile(r":(path|int)(?=\})")
     assert sections.keys() == {
-        f"{endpoint.method} {kinds.sub('', endpoint.paths[0])}" for endpoint in endpoints()
+        f"{endpoint.method} {kinds.sub('', endpoint.paths[0])}" for endpoint in every
     }
-    for endpoint in endpoints():
+    for endpoint in every:
         section = sections[f"{endpoint.method} {kinds.sub('', endpoint.paths[0])}"]
         assert all(f"`{path.replace(':path}', '}')}`" in section for path in endpoint.paths[1:])
         assert "    curl " in section

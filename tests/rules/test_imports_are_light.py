@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,11 @@ def test_an_import_is_light(statement: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.usefixtures("server_address")
+def test_a_plain_server_imports_no_extras(server_log: Path) -> None:
+    imported = server_log.read_text()
+    assert "headstart.server.app" in imported  # of the web process
+    assert "headstart.worker.loop" in imported  # of the engine process
+    assert "headstart.extras" not in imported

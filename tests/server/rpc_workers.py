@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tests.server.server_process import environment
 
-from headstart.engine import rpc_plugin
 from headstart.engine.library import api
+from headstart.extras.rpc import plugin
 from headstart.types.errors import ConfigError
 
 COMMAND = (sys.executable, "-m", "headstart", "rpc-worker")
@@ -28,13 +28,13 @@ def prepare(cache: Path) -> None:
     """Put the RPC backend where `headstart` looks for it, or skip."""
     if api.llama_supports_rpc():
         return
-    built = rpc_plugin.plugin_file(OWN_CACHE / "headstart/rpc")
+    built = plugin.plugin_file(OWN_CACHE / "headstart/rpc")
     if built.exists():
         (cache / "rpc").mkdir(parents=True, exist_ok=True)
         shutil.copy(built, cache / "rpc")
     elif source := os.environ.get(SOURCE):
         try:
-            rpc_plugin.build(Path(source), cache / "rpc")
+            plugin.build(Path(source), cache / "rpc")
         except ConfigError as error:
             pytest.skip(f"the RPC plug-in cannot be built: {error}")
     else:

@@ -14,8 +14,7 @@ from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.server.anthropic import MessagesBody, chat_body
-from headstart.server.errors import ApiError
-from headstart.types.errors import EngineError
+from headstart.types.errors import EngineError, HeadstartError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"name": "look", "description": "Look.", "input_schema": {"type": "object"}}]
@@ -132,7 +131,7 @@ def test_blocks_become_messages_in_their_order() -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> None:
-    with pytest.raises(ApiError, match=says):
+    with pytest.raises(HeadstartError, match=says):
         chat_body(MessagesBody.model_validate({"messages": MESSAGES, field: value}))
 
 

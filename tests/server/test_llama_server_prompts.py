@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
 
-from headstart.server.conversation import ChatDefaults, render_chat
-from headstart.server.errors import ApiError
+from headstart.config import ChatConfig
+from headstart.server.conversation import render_chat
 from headstart.server.schemas import ChatBody
 from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.chat_template import ChatTemplate
-from headstart.types.errors import RequestError
+from headstart.types.errors import HeadstartError
 
 BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of the demo model, which lent them to the recording
 REFUSED = "the template refuses"
@@ -37,8 +37,8 @@ def template_of(source: str) -> ChatTemplate:
 
 def prompt(template: ChatTemplate, body: dict[str, Any]) -> str:
     try:
-        chat = render_chat(ChatBody.model_validate(body), template, ChatDefaults(), adds_bos=False)
-    except (ApiError, RequestError):
+        chat = render_chat(ChatBody.model_validate(body), template, ChatConfig(), adds_bos=False)
+    except HeadstartError:
         return REFUSED
     return chat.text
 

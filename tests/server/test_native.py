@@ -10,7 +10,6 @@ from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import served_model, serving
 
 from headstart.config import ChatConfig
-from headstart.server.conversation import chat_defaults
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
@@ -344,9 +343,7 @@ def test_the_start_token_is_there_once():
 
 
 def test_defaults_of_chats_are_the_command_lines():
-    defaults = chat_defaults(
-        ChatConfig(chat_template_kwargs='{"a": 1, "b": 2}', prefill_assistant=False)
-    )
+    defaults = ChatConfig(chat_template_kwargs='{"a": 1, "b": 2}', prefill_assistant=False)
     model = ServedModel(
         alias="m",
         vocab=ByteVocab(),

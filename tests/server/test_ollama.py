@@ -18,9 +18,8 @@ from tests.server.test_embeddings import settings
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import EmbeddingConfig
-from headstart.server.errors import ApiError
 from headstart.server.ollama_body import OllamaChatBody, chat_body
-from headstart.types.errors import EngineError
+from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Request
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -191,7 +190,7 @@ def test_a_long_text_is_cut_unless_that_is_forbidden(embedding: Any) -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> None:
-    with pytest.raises(ApiError, match=says):
+    with pytest.raises(HeadstartError, match=says):
         chat_body(OllamaChatBody.model_validate({"messages": MESSAGES, field: value}))
 
 

@@ -15,10 +15,9 @@ from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
-from headstart.server.errors import ApiError
 from headstart.server.response_store import ResponseStore, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
-from headstart.types.errors import EngineError
+from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Request
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
@@ -244,7 +243,7 @@ def test_tokens_are_counted(sdk: Any, worker: FakeWorker, client: httpx2.Client)
     ],
 )
 def test_what_cannot_be_answered_is_refused(body: dict[str, Any], words: str) -> None:
-    with pytest.raises(ApiError, match=words):
+    with pytest.raises(HeadstartError, match=words):
         chat_body(ResponsesBody.model_validate(body), [])
 
 

@@ -20,7 +20,7 @@ READ = {"tool": "read_file", "params": {"path": "a"}}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx2.Client]:
-    extras = Extras(ToolsConfig(agent=True))
+    extras = Extras.of(ToolsConfig(agent=True), {})
     with serving(config=ServerConfig(api_key="k"), extras=extras) as client:
         client.headers.update(KEY)
         yield client
@@ -174,9 +174,9 @@ def test_what_cannot_be_asked_is_told(client, url, status):
 
 def test_strangers_are_warned_of(caplog):
     config = ServerConfig(host="0.0.0.0", port=0)
-    with serving(config=config, extras=Extras(ToolsConfig(tools="get_info"))):
+    with serving(config=config, extras=Extras.of(ToolsConfig(tools="get_info"), {})):
         assert "WITHOUT an API key" in caplog.text
     caplog.clear()
-    with serving(extras=Extras(ToolsConfig(tools="get_info"))):
+    with serving(extras=Extras.of(ToolsConfig(tools="get_info"), {})):
         assert "built-in tools" in caplog.text
         assert "WITHOUT" not in caplog.text

@@ -7,27 +7,29 @@ from starlette.routing import Route
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
-from headstart.config import ServerConfig
+from headstart.config import ServerConfig, ToolsConfig
+from headstart.extras.vertex import PATHS
 from headstart.server.app import create_app
 from headstart.server.extras import Extras
-from headstart.server.vertex import PATHS, VertexRoutes
 from headstart.types.errors import ConfigError
 
 ENVIRONMENT = {"AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "9001", "AIP_HEALTH_ROUTE": "ping"}
 CHAT = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "content": "a"}]}
 
 
+def extras(**environment: str) -> Extras:
+    return Extras.of(ToolsConfig(), ENVIRONMENT | environment)
+
+
 def test_the_environment_says_where():
-    assert VertexRoutes.of({"AIP_HTTP_PORT": "1"}) is None
-    routes = VertexRoutes.of(ENVIRONMENT)
-    assert routes == VertexRoutes(9001, "/predict", "/ping")
-    assert Extras(vertex=routes).applied(ServerConfig()).port == 9001
+    outside = Extras.of(ToolsConfig(), {"AIP_HTTP_PORT": "1"})
+    assert outside.applied(ServerConfig()) == ServerConfig()
+    assert extras().applied(ServerConfig()).port == 9001
     with pytest.raises(ConfigError, match="AIP_HTTP_PORT"):
-        VertexRoutes.of(ENVIRONMENT | {"AIP_HTTP_PORT": "x"})
+        extras(AIP_HTTP_PORT="x")
 
 
 def test_instances_are_answered_by_their_routes_in_order():
-    extras = Extras(vertex=VertexRoutes.of(ENVIRONMENT))
     instances = [
         CHAT | {"stream": True},
         {"@requestFormat": "/tokenize", "content": "ab"},
@@ -36,7 +38,7 @@ def test_instances_are_answered_by_their_routes_in_order():
         {"content": "ab"},
         1,
     ]
-    with serving(config=ServerConfig(api_key="k"), extras=extras) as client:
+    with serving(config=ServerConfig(api_key="k"), extras=extras()) as client:
         assert client.post("/predict", json={"instances": []}).status_code == 401
         client.headers["Authorization"] = "Bearer k"
         response = client.post("/predict", json={"instances": instances})
@@ -54,6 +56,6 @@ def test_instances_are_answered_by_their_routes_in_order():
 def test_all_that_an_instance_may_name_is_served_and_the_path_is_nobody_elses():
     app = create_app(ServerConfig(), FakeWorker(), served_model)
     assert {route.path for route in app.routes if isinstance(route, Route)}.issuperset(PATHS)
-    taken = VertexRoutes(1, "/tokenize")
+    taken = extras(AIP_PREDICT_ROUTE="/tokenize")
     with pytest.raises(ConfigError, match="AIP_PREDICT_ROUTE"):
-        create_app(ServerConfig(), FakeWorker(), served_model, extras=Extras(vertex=taken))
+        create_app(ServerConfig(), FakeWorker(), served_model, extras=taken)

@@ -17,6 +17,7 @@ from headstart.app.model_files import find_models as find_models
 from headstart.app.parent import Parent
 from headstart.config import Config, EngineConfig
 from headstart.config.fields import listed
+from headstart.structures.entry_points import load
 
 if TYPE_CHECKING:
     from headstart.engine.devices import Device
@@ -45,10 +46,10 @@ def list_devices(config: EngineConfig) -> list[Device]:
     Raises:
         ConfigError, RpcWorkerError: a worker cannot be used.
     """
-    from headstart.app.remote import connect_workers
     from headstart.engine.devices import list_devices as devices
 
-    connect_workers(config)
+    if config.rpc:
+        load("headstart.backends", "rpc").connect(config)
     return devices()
 
 
@@ -86,7 +87,6 @@ def build_scheduler(
     """
     from headstart.app.loading import load_drafters, load_target, make_drafting
     from headstart.app.model_files import choose_speculators
-    from headstart.app.remote import connect_workers, notice_lost_workers
     from headstart.app.saved_control import load_control, slots_place
     from headstart.app.speculation import capped_options
     from headstart.engine import library
@@ -103,13 +103,16 @@ def build_scheduler(
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
     learned = load_control(config, models)
-    connect_workers(config.engine)
+    rpc = load("headstart.backends", "rpc") if config.engine.rpc else None
+    if rpc:
+        rpc.connect(config.engine)
     target = load_target(config, models)
     model, engine, fitted = target.model, target.engine, target.fitted
     for remark in fitted.remarks:
         log.warning("%s", remark)
     drafters = load_drafters(config, models, target)
-    notice_lost_workers(config.engine)
+    if rpc:
+        rpc.notice_lost_workers(config.engine)
     drafting = make_drafting(config, models.types, target, drafters, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
@@ -194,7 +197,6 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         ConfigError, ModelError: the file or the template cannot be used.
     """
     from headstart.engine.model import Model
-    from headstart.server.conversation import chat_defaults
     from headstart.server.model import RerankForm, ServedModel
     from headstart.server.sampling import request_defaults
     from headstart.text.chat_template import ChatTemplate, template_by_hand
@@ -220,7 +222,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         tags=listed(config.model.tags),
         vocab=vocab,
         template=template,
-        chat=chat_defaults(config.chat),
+        chat=config.chat,
         rerank=RerankForm(model.rerank_template, *vocab.pair_marks),
         defaults=replace(
             request_defaults(config.sampling, model.metadata()),

@@ -1,1 +1,1 @@
-"""HTTP in and out, in the formats of llama-server and OpenAI. Knows JSON, never a logit."""
+"""The HTTP server: APIs of llama-server, OpenAI, Anthropic and Ollama. Knows JSON, no logits."""

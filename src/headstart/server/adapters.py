@@ -1,4 +1,4 @@
-"""GET and POST /lora-adapters: the adapters that are loaded, and how much each one counts."""
+"""GET and POST /lora-adapters: the loaded LoRA adapters and their scales."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pydantic import BaseModel, RootModel
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
+from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 
 Scales = tuple[float, ...]
@@ -23,19 +24,19 @@ routes = Routes()
 
 
 class AdapterScale(BaseModel):
-    """One adapter, and how much of it is added."""
+    """An adapter's id and scale."""
 
     id: int
     scale: float
 
 
 class AdapterScales(RootModel[list[AdapterScale]]):
-    """POST /lora-adapters: a list; adapters that it does not name are off."""
+    """POST /lora-adapters: a list; the scale of adapters not in it is 0."""
 
 
 @routes.get("/lora-adapters", answer="a list with `id`, `path` and `scale` of each adapter")
 async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
-    """List the adapters with the scales of requests that do not say."""
+    """List the adapters with the scales of requests without `lora`."""
     service = service_of(http)
     scales = service.adapter_scales or loaded_scales(service.info)
     return [
@@ -46,18 +47,18 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 
 @routes.post("/lora-adapters", body=AdapterScales, answer="`success`: true")
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
-    """Set the scales of requests that come from now on and do not say."""
+    """Set the scales of later requests without `lora`."""
     service = service_of(http)
     try:
         data = await http.body()
         check_structure(data)
         wanted = orjson.loads(data)
     except ClientDisconnect as error:
-        raise ApiError(400, "the client left before the body was complete") from error
+        raise RequestError("the client left before the body was complete") from error
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
     if not isinstance(wanted, list):
-        raise ApiError(400, "Request body must be an array")
+        raise RequestError("Request body must be an array")
     service.adapter_scales = read_scales(wanted, service.info)
     return {"success": True}
 
@@ -68,10 +69,10 @@ def loaded_scales(info: WorkerInfo) -> Scales:
 
 
 def request_scales(lora: Any, default: Scales | None, info: WorkerInfo) -> Scales:
-    """The scales of a request with this field; none: those of the command line.
+    """The scales of a request with this field; () stands for those of the command line.
 
     Raises:
-        ApiError: they cannot be had.
+        HeadstartError: the field has the wrong form, or names an unknown adapter.
     """
     if lora is not None and not isinstance(lora, list):
         raise not_supported(f'lora is {shorten(lora)} but must be [{{"id": 0, "scale": 0.5}}, ...]')
@@ -80,22 +81,22 @@ def request_scales(lora: Any, default: Scales | None, info: WorkerInfo) -> Scale
 
 
 def adapter_key(scales: Scales, info: WorkerInfo) -> str:
-    """What keeps caches and drafts of different scales apart; empty without adapters."""
+    """Part of the namespace that separates caches and drafts by scales; empty without adapters."""
     if not info.adapters:
         return ""
     return " lora " + ",".join(f"{scale:g}" for scale in scales or loaded_scales(info))
 
 
 def described_scales(scales: Scales, info: WorkerInfo) -> list[dict[str, Any]]:
-    """Scales as the field `lora` has them."""
+    """Scales in the form of the field `lora`."""
     return [{"id": i, "scale": scale} for i, scale in enumerate(scales or loaded_scales(info))]
 
 
 def read_scales(entries: Sequence[Any], info: WorkerInfo) -> Scales:
-    """A scale for each adapter; 0 for those that are not named.
+    """A scale for each adapter; 0 for those not named.
 
     Raises:
-        ApiError: an entry is of an unknown adapter, or none at all.
+        HeadstartError: an entry has the wrong form, or names an unknown adapter.
     """
     check_length("lora", entries, MAX_ENTRIES)
     scales = [0.0] * len(info.adapters)
@@ -118,7 +119,7 @@ def _read(where: str, entry: Any) -> tuple[int, float]:
         raise not_supported(f"{where} is {shorten(entry)} but must be an object with id and scale")
     number, scale = entry.get("id", -1), entry.get("scale", 0.0)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise ApiError(400, f"{where}.id is {shorten(number)} but must be a whole number")
+        raise RequestError(f"{where}.id is {shorten(number)} but must be a whole number")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise ApiError(400, f"{where}.scale is {shorten(scale)} but must be a number")
+        raise RequestError(f"{where}.scale is {shorten(scale)} but must be a number")
     return number, float(scale)

@@ -1,4 +1,4 @@
-"""From requests to an HTTP answer: one JSON body, or a stream of chunks."""
+"""Runs the requests of a call and answers with one JSON body or a stream of chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
-from headstart.server.errors import ApiError, error_body, log_failure
+from headstart.server.errors import error_body, log_failure
 from headstart.server.event_stream import EventStream
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import Prompt
@@ -21,10 +21,8 @@ from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.server.translate import Call, make_requests
-from headstart.types.errors import NotSupportedError
+from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent
-
-FEW_PROBABILITIES = 2000  # are encoded faster than a thread takes over
 
 
 def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
@@ -62,7 +60,7 @@ async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:
 
     Raises:
         ClientGoneError: the client disconnected before the answer began.
-        ApiError, HeadstartError: before the first event; later errors end the stream.
+        HeadstartError: before the first event; later errors end the stream.
     """
     service = service_of(http)
     dialect = await unless_left(http.receive, service.prompt_threads.run(prepare))
@@ -92,7 +90,7 @@ async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Res
         for index, event in await events.take():
             dialect.choices[index].take(event)
     told = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
-    if sum(1 + len(one.top) for one in told) <= FEW_PROBABILITIES:
+    if sum(1 + len(one.top) for one in told) <= 2000:  # encoded faster than a thread takes over
         body = orjson.dumps(dialect.whole())
     else:
         body = await service.prompt_threads.run(lambda: orjson.dumps(dialect.whole()))
@@ -155,7 +153,7 @@ def _ping_seconds(body: GenerationBody, usual: int) -> float | None:
     if seconds is None:
         seconds = usual
     if seconds < -1 or seconds == 0:
-        raise ApiError(
-            400, f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none"
+        raise RequestError(
+            f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none"
         )
     return None if seconds == -1 else seconds

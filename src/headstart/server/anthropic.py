@@ -14,13 +14,13 @@ from headstart.server import sse
 from headstart.server.body import Body, Int, make_body, read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.types.errors import RequestError
 
-DEFAULT_MAX_TOKENS = 4096  # llama-server's
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # fields of chat that are taken unchanged
 _SAME = (
@@ -71,13 +71,14 @@ def chat_body(body: MessagesBody) -> ChatBody:
     """The request as a chat.
 
     Raises:
-        ApiError: it contains something that is not supported.
+        RequestError: it contains something that is not supported.
     """
     extra = body.model_extra or {}
     data: dict[str, Any] = {name: extra[name] for name in _SAME if name in extra}
     messages = body.messages or [{"role": "user", "content": ""}]
     data["messages"] = [*_system(body.system), *_messages(messages)]
-    data["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # 4096 is llama-server's default
+    data["max_tokens"] = 4096 if body.max_tokens is None else body.max_tokens
     if body.stop_sequences:
         data["stop"] = body.stop_sequences
     if body.tools:
@@ -133,8 +134,8 @@ def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]
                     f"{where}: image input is not supported: this server reads text only"
                 )
             case _:
-                raise ApiError(
-                    400, f"{where} has a block of type {shorten(kind)}, which is not known here"
+                raise RequestError(
+                    f"{where} has a block of type {shorten(kind)}, which is not known here"
                 )
     if texts or calls or thoughts:
         said: dict[str, Any] = {"role": role, "content": texts or ""}
@@ -163,7 +164,7 @@ def _result(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _text_of(blocks: Any, where: str) -> str:
     if not isinstance(blocks, list):
-        raise ApiError(400, f"{where} must be a text or a list of blocks, not {shorten(blocks)}")
+        raise RequestError(f"{where} must be a text or a list of blocks, not {shorten(blocks)}")
     texts = []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -172,16 +173,15 @@ def _text_of(blocks: Any, where: str) -> str:
                 f"{where}: image input is not supported: this server reads text only"
             )
         if kind != "text":
-            raise ApiError(400, f"{where} has a block of type {shorten(kind)} but must have text")
+            raise RequestError(f"{where} has a block of type {shorten(kind)} but must have text")
         texts.append(str(block.get("text", "")))
     return "".join(texts)
 
 
 def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str) or "input_schema" not in tool:
-        raise ApiError(
-            400,
-            f"tools.{index} must have a name and an input_schema; tools of the API have neither",
+        raise RequestError(
+            f"tools.{index} must have a name and an input_schema; tools of the API have neither"
         )
     function = {
         "name": tool["name"],
@@ -199,8 +199,8 @@ def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
     elif kind in wishes:
         wish = wishes[kind]
     else:
-        raise ApiError(
-            400, f"tool_choice.type is {shorten(kind)} but must be auto, any, tool or none"
+        raise RequestError(
+            f"tool_choice.type is {shorten(kind)} but must be auto, any, tool or none"
         )
     data: dict[str, Any] = {"tool_choice": wish}
     if choice.get("disable_parallel_tool_use"):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headstart.config import ServerConfig
@@ -21,7 +21,6 @@ from headstart.server import (
     chat,
     completions,
     corpus,
-    cors_proxy,
     embeddings,
     errors,
     events,
@@ -29,18 +28,15 @@ from headstart.server import (
     metrics,
     native,
     ollama,
-    rerank,
     responses,
     slots,
     status,
     text,
-    tools,
-    vertex,
 )
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
-from headstart.server.openapi import describe, page
+from headstart.server.openapi import describe
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import Endpoint, Prefixed
 from headstart.server.sleeping import IdleTimer, Waking
@@ -49,8 +45,8 @@ from headstart.types.worker import Worker
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
-    status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
-    ollama, text, metrics, slots, adapters, corpus, tools, cors_proxy,
+    status, events, chat, responses, anthropic, completions, native, infill, embeddings,
+    ollama, text, metrics, slots, adapters, corpus,
 )  # fmt: skip
 
 
@@ -61,19 +57,17 @@ def create_app(
     on_loaded: Callable[[Exception | None], None] | None = None,
     extras: Extras | None = None,
 ) -> Starlette:
-    """Build the app. It starts the worker when it starts, answers 503 until that is done, and
-    closes it at the end.
+    """Build the app, which starts the worker, answers 503 until it is ready, and closes it.
 
     Args:
         config: as `Extras.applied` gives it.
-        load_model: gives what the routes need of the model; runs in a thread once the worker is
-            ready.
-        on_loaded: told when requests can be answered, or why worker or model could not be loaded;
-            after a failure
-            the app goes on saying it in /health.
+        load_model: returns what the routes need of the model; called in a thread once the worker
+            is ready.
+        on_loaded: called when requests can be answered, or with the error that prevents it, which
+            /health then reports.
 
     Raises:
-        ConfigError: the API key file, or what `extras` name, cannot be used.
+        ConfigError: the API key file or something in `extras` cannot be used.
     """
     extras = extras or Extras()
     service = Service(config, worker)
@@ -85,7 +79,7 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load(service, load_model, on_loaded, timer))
         try:
-            async with hosted.running(config):
+            async with extras.running(config):
                 yield
         finally:
             loading.cancel()
@@ -95,18 +89,17 @@ def create_app(
             await worker.close()
 
     routes = [route for family in FAMILIES for route in family.routes.all()]
-    app = Starlette(routes=[*routes, *_api_pages()], lifespan=lifespan)
+    routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
-    hosted = tools.install(app, extras.tools)
     if timer is not None:
         app.add_middleware(Waking, timer=timer)
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
-    # another page brings its own rules along
+    # a page of --path has its own policy
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
-    if extras.vertex is not None:
-        vertex.install(app, extras.vertex)
+    extras.install(app)
     if config.api_prefix:
         app.add_middleware(Prefixed, prefix=config.api_prefix.rstrip("/"))
     errors.install(app)
@@ -114,24 +107,21 @@ def create_app(
 
 
 def endpoints() -> list[Endpoint]:
-    """Everything that is served, family by family."""
+    """All endpoints without those of extras, family by family."""
     return [endpoint for family in FAMILIES for endpoint in family.routes.endpoints]
 
 
-def _api_pages() -> list[Route]:
-    """/openapi.json and /docs, made when somebody asks: they need every body's schema."""
+def _openapi_route(endpoints: Sequence[Endpoint]) -> Route:
+    """/openapi.json, made at the first request because it builds every body's schema."""
 
     @cache
     def document() -> dict[str, Any]:
-        return describe(endpoints())
+        return describe(endpoints)
 
     async def openapi(http: HttpRequest) -> Response:
         return JSONResponse(await asyncio.to_thread(document))
 
-    async def docs(http: HttpRequest) -> Response:
-        return HTMLResponse(page(await asyncio.to_thread(document)))
-
-    return [Route("/openapi.json", openapi), Route("/docs", docs)]
+    return Route("/openapi.json", openapi)
 
 
 async def _load(
@@ -140,9 +130,10 @@ async def _load(
     on_loaded: Callable[[Exception | None], None] | None,
     timer: IdleTimer | None,
 ) -> None:
-    """Load the worker, then this side; a failure is kept for /health.
+    """Load the worker, then the model's facts; keep a failure for /health.
 
-    In this order, because libllama aborts on some damaged files: then only the engine process ends.
+    The worker comes first because libllama aborts on some damaged files, which must only end the
+    engine process.
     """
     failure: Exception | None = None
     try:
@@ -150,10 +141,9 @@ async def _load(
         service.model = await service.text_threads.run(load_model)
         if timer is not None:
             timer.restart()
-    except Exception as error:  # the server's own start: everything that goes wrong is told
+    except Exception as error:  # any failure is reported by /health
         failure, service.load_failure = error, str(error)
     if on_loaded:
-        # who starts the server says why it ends; said here as well it would be read twice
-        on_loaded(failure)
+        on_loaded(failure)  # the caller reports it
     elif failure:
         logger.error("the model could not be loaded: %s", failure)

@@ -1,10 +1,10 @@
-"""Reads the body of a request: JSON becomes an object of a class, or an error that says why not."""
+"""Reads JSON bodies of requests as objects of pydantic classes, with readable errors."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
 import orjson
@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import shorten
 from headstart.server.limits import (
     ANY_LENGTH,
     MAX_ENTRIES,
@@ -21,6 +21,7 @@ from headstart.server.limits import (
     check_structure,
 )
 from headstart.server.threads import Threads
+from headstart.types.errors import RequestError
 
 
 def _whole(value: Any) -> Any:
@@ -28,7 +29,7 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# beyond it JSON's numbers are not exact, and what echoes them back cannot write them
+# larger JSON numbers are not exact, and orjson cannot write them back
 MAX_INT = 2**53
 Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**64)]
@@ -40,8 +41,7 @@ Count = Annotated[
 class Body(BaseModel):
     """A JSON object in which null means absent.
 
-    The validator of a class is built when its first body comes: all together take a tenth of a
-    second that a start can do without.
+    A class's validator is built with its first body: building all at the start takes 0.1 s.
     """
 
     model_config = ConfigDict(
@@ -59,9 +59,10 @@ class Body(BaseModel):
 
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 _parsing, _building = threading.Lock(), threading.Lock()
 MAX_DEPTH = 250
-# pydantic's words for types, as JSON calls them
+# pydantic's names of types -> JSON's
 JSON_WORDS = {
     "a valid dictionary": "an object",
     "a valid list": "a list",
@@ -72,82 +73,87 @@ JSON_WORDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
 }
-SHORT_BODY = 1 << 16  # bytes that are parsed sooner than a thread takes over
 
 
 async def read_body(request: HttpRequest, schema: type[B]) -> B:
-    """Parse the body, whatever content type it claims; a long one off the event loop.
+    """Parse the body, whatever its content type; a long one off the event loop.
 
     Raises:
-        ApiError: 400 for what is not JSON in UTF-8 or does not fit the schema.
+        RequestError: the body is not JSON in UTF-8 or does not fit the schema.
         CapacityError: too many bodies wait.
     """
     try:
         data = await request.body()
     except ClientDisconnect as error:
-        raise ApiError(400, "the client left before the body was complete") from error
-    if len(data) <= SHORT_BODY:
-        return parse_body(data, schema)
+        raise RequestError("the client left before the body was complete") from error
     threads: Threads = request.app.state.service.prompt_threads
-    return await threads.run(lambda: _parse_long(data, schema))
+    return await parse_off_loop(data, lambda body: parse_body(body, schema), threads)
 
 
-def _parse_long(body: bytes, schema: type[B]) -> B:
-    """One at a time, because each holds the interpreter's lock and takes memory, and without
-    looking for cycles: JSON has none, and the search takes ten times as long as the parsing.
+async def parse_off_loop(body: bytes, parse: Callable[[bytes], T], threads: Threads) -> T:
+    """What `parse` makes of a body; a long one is parsed in a thread.
+
+    Raises:
+        CapacityError: too many bodies wait.
+    """
+    if len(body) <= 1 << 16:  # parsed faster than a thread takes over
+        return parse(body)
+    return await threads.run(lambda: _parse_long(body, parse))
+
+
+def _parse_long(body: bytes, parse: Callable[[bytes], T]) -> T:
+    """Parse one body at a time, without garbage collection.
+
+    Parsing holds the interpreter's lock and takes memory; looking for cycles, which JSON cannot
+    have, would take ten times as long.
     """
     with _parsing:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            return parse_body(body, schema)
+            return parse(body)
         finally:
             if was_enabled:
                 gc.enable()
 
 
 def parse_body(body: bytes, schema: type[B]) -> B:
-    """Read a body of this class.
+    """Read a body of this class; errors as of `read_body`."""
+    return make_body(schema, read_object(body))
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body, within the limits of structure.
 
     Raises:
-        ApiError: 400, as `read_body`.
+        RequestError: it is something else, or beyond them.
     """
     check_structure(body)
-    data = read_object(body)
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
+    if not isinstance(data, dict):
+        raise RequestError(f"the body must be a JSON object, not {shorten(data)}")
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         try:
-            orjson.dumps(data)  # which takes no more than that, as do templates and schemas
+            orjson.dumps(data)  # which has this limit, as have templates and schemas
         except TypeError as error:
-            raise ApiError(
-                400, f"the body is nested deeper than {MAX_DEPTH} levels; send a flatter one"
+            raise RequestError(
+                f"the body is nested deeper than {MAX_DEPTH} levels; send a flatter one"
             ) from error
     check_length("the body", data, MAX_FIELDS, "fields")
     for field, value in data.items():
         if field not in ANY_LENGTH and isinstance(value, list):
             check_length(field, value, MAX_ENTRIES)
-    return make_body(schema, data)
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body holds.
-
-    Raises:
-        ApiError: 400, it holds something else.
-    """
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
-    if not isinstance(data, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {shorten(data)}")
     return data
 
 
 def make_body(schema: type[B], data: dict[str, Any]) -> B:
-    """A body of these fields, which may come from one of another API.
+    """A body with these fields.
 
     Raises:
-        ApiError: 400 for what does not fit the schema.
+        RequestError: they do not fit the schema.
     """
     if not schema.__pydantic_complete__:
         with _building:
@@ -155,11 +161,11 @@ def make_body(schema: type[B], data: dict[str, Any]) -> B:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise ApiError(400, _explain(error, schema)) from error
+        raise RequestError(_explain(error, schema)) from error
 
 
 def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
-    """Say field, value and what it should be, for the first field that is wrong."""
+    """Describe the first wrong field: its name, its value and what is expected."""
     problem = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
@@ -175,7 +181,7 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
 
 
 def _members(schema: type[BaseModel], path: Sequence[object]) -> Iterable[str]:
-    """What fields the object has in which the last of a path does not exist."""
+    """The fields of the object in which the last name of a path does not exist."""
     for part in path[:-1]:
         hint = schema.model_fields[str(part)].annotation
         schema = next(one for one in (hint, *get_args(hint)) if _is_body(one))

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
-from headstart.server.errors import ApiError
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
 from headstart.server.routing import Routes
@@ -24,8 +23,7 @@ from headstart.server.threads import unless_left
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, check_num_logprobs
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
-
-DEFAULT_TOP_LOGPROBS = 20  # llama-server's
+from headstart.types.errors import RequestError
 
 routes = Routes()
 
@@ -87,12 +85,13 @@ def _num_logprobs(body: ChatBody, call: Call) -> int | None:
     """Alternatives to show per token; None for no log probabilities.
 
     Raises:
-        ApiError: the fields contradict each other, or ask for too many.
+        RequestError: the fields contradict each other, or ask for too many.
     """
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true")
+        raise RequestError("top_logprobs needs logprobs to be true")
     if body.logprobs:
-        wanted = DEFAULT_TOP_LOGPROBS if body.top_logprobs is None else body.top_logprobs
+        # 20 is llama-server's default
+        wanted = 20 if body.top_logprobs is None else body.top_logprobs
         return check_num_logprobs("top_logprobs", wanted, call.model.vocab)
     return check_num_logprobs("n_probs", body.n_probs or None, call.model.vocab)
 

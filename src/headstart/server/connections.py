@@ -1,8 +1,8 @@
-"""What a connection may take before any key is checked: bytes, seconds, a place among the others.
+"""Limits on connections, which apply before any key is checked.
 
-uvicorn's protocol with the limits that web servers usually have: a head of 64 KiB, 30 seconds for
-it, a minute for the next piece of a body and for a client that does not read, a number of
-connections. Who is over a limit is told so where HTTP can still say it, and disconnected.
+Adds to uvicorn's protocol what web servers usually have: limits on the size of a head, the seconds
+for it, for the next piece of a body and for a client that does not read, and the number of
+connections. A client over a limit gets an error, where HTTP still allows one, and is disconnected.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -26,18 +27,18 @@ if sys.platform != "win32":
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
-MAX_PIPELINED = 16  # requests on one connection that wait for the answer before them
-HEAD_SECONDS = 30.0  # from the first sight of a client to the end of its request's head
+MAX_PIPELINED = 16  # requests of one connection that wait for earlier answers
+HEAD_SECONDS = 30.0  # from connecting to the end of a request's head
 BODY_SECONDS = 60.0  # between two pieces of a body
-STALL_SECONDS = 60.0  # that a client may leave an answer unread once the buffers are full
-OTHER_DESCRIPTORS = 64  # open files besides connections: models, pipes, corpora, the log
+STALL_SECONDS = 60.0  # without reading, once the buffers are full
+OTHER_DESCRIPTORS = 64  # open files that are not connections: models, pipes, the log
 LEAST_CONNECTIONS = 16
 _LONG_HEAD = f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it"
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of each connection, and how many there may be."""
+    """Seconds for each connection, and the number of connections."""
 
     max_connections: int = 1000
     head_seconds: float = HEAD_SECONDS
@@ -46,7 +47,7 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, config: ServerConfig) -> ConnectionLimits:
-        """`--timeout` shortens all of them.
+        """The usual limits, shortened to `--timeout`.
 
         Raises:
             ConfigError: the system lets this process open too few files.
@@ -61,21 +62,21 @@ class ConnectionLimits:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """A connection with limits."""
 
     def __init__(self, *, limits: ConnectionLimits, **rest: Any) -> None:
         super().__init__(**rest)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._running: RequestResponseCycle | None = None  # `cycle` is the one that was read last
+        self._running: RequestResponseCycle | None = (
+            None  # being answered; `cycle` is the last one read
+        )
         self._is_refused = False
         self._is_reading_body = False
-        self._num_unused = 0  # bytes that came and made no part of a body yet
+        self._num_unused = 0  # bytes received that are not yet part of a body
         self._num_head_bytes = 0
         self.idle_since: float | None = None  # None while a request is being answered
-
-    # The connection
 
     # narrower than asyncio's protocol, as uvicorn's own is
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -100,7 +101,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _close_another(self) -> bool:
-        """Make room: whoever has waited longest without asking for anything goes."""
+        """Close the connection that has been idle longest; return whether there was one."""
         idle = [
             one
             for one in self.connections
@@ -112,8 +113,6 @@ class LimitedProtocol(HttpToolsProtocol):
         oldest.idle_since = None
         oldest.transport.abort()
         return True
-
-    # What comes
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused or self.parser is None:
@@ -167,8 +166,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self._is_refused:
             super().on_message_complete()
 
-    # What goes
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
@@ -192,8 +189,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is not HTTP; send an HTTP/1.1 request")
 
-    # What takes too long
-
     def _wait_for_head(self) -> None:
         if self._running is None:
             self.idle_since = self.loop.time()
@@ -210,7 +205,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._timer = None
-        if not self._num_unused:  # nothing was asked, so nothing is answered
+        if not self._num_unused:  # no request has begun
             self.transport.close()
             return
         self._refuse(
@@ -219,25 +214,25 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _body_is_late(self) -> None:
         self._timer = None
-        if self.flow.read_paused:  # it is us who do not read on
+        if self.flow.read_paused:  # the server has paused reading
             self._set_timer(self._limits.body_seconds, self._body_is_late)
             return
         self._refuse(408, f"nothing of the body came for {self._limits.body_seconds:g} seconds")
 
     def _reader_is_late(self) -> None:
-        """The answer lies in full buffers: nothing can be said any more."""
+        """The buffers are full, so no error can be sent."""
         self._stall = None
         log.info("a client did not read its answer for %g s", self._limits.stall_seconds)
         self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Say why where no answer has begun, and close."""
+        """Send an error unless an answer has begun, and close."""
         self._is_refused = True
         self._clear_timer()
         running = self._running
         if running is None or running.response_complete or not running.response_started:
             self._write_error(status, message)
-        if running is not None:  # whoever reads its body learns that no more of it comes
+        if running is not None:  # ends the reading of its body
             running.disconnected = True
             running.message_event.set()
         self.transport.close()
@@ -245,25 +240,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def _write_error(self, status: int, message: str) -> None:
         body = orjson.dumps(error_body(ApiError(status, message)))
         head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
 
 
-_REASONS = {
-    400: "Bad Request",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
-
-
 def _affordable(wanted: int) -> int:
-    """How many connections the system's limit on open files leaves room for; raises it if it may.
+    """Connections that the limit on open files allows, after raising it as far as permitted.
 
     Raises:
-        ConfigError: hardly any.
+        ConfigError: fewer than LEAST_CONNECTIONS.
     """
     if sys.platform == "win32":
         return wanted

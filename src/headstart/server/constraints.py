@@ -1,7 +1,8 @@
-"""What a body demands of the answer's text: response_format, json_schema, grammar, regex, lark."""
+"""Constraints on an answer's text: response_format, json_schema, grammar, regex, lark."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,23 +10,21 @@ from typing import Any
 import orjson
 
 from headstart.config import SamplingConfig
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
+from headstart.server.limits import is_id
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.errors import ConfigError, InvalidParameterError
+from headstart.types.errors import ConfigError, RequestError
 
 FORMATS = ("text", "json_object", "json_schema")
-# numbers of llama-server's grammar_triggers
-_TOKEN, _WORD = 0, 1
 
 
 def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
     """The one constraint of a body; None if it has none.
 
     Raises:
-        ApiError: a field has no such form, or two of them demand something.
-        InvalidParameterError: it is too long.
+        RequestError: a field has the wrong form, or two of them set a constraint.
     """
     readers: dict[str, Callable[[Any], Constraint | None]] = {
         "response_format": _from_format,
@@ -42,20 +41,22 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
         if (constraint := read(value)) is not None:
             found[name] = constraint
     if len(found) > 1:
-        raise ApiError(400, f"{' and '.join(found)} both constrain the answer; send one of them")
+        raise RequestError(f"{' and '.join(found)} both constrain the answer; send one of them")
     triggers = _triggers(body, vocab)
     for constraint in found.values():
-        return constraint if not triggers else _lazy(constraint, triggers)
+        if triggers:
+            return dataclasses.replace(constraint, triggers=triggers, includes_trigger=True)
+        return constraint
     if triggers:
-        raise ApiError(400, "grammar_lazy needs a grammar; send one or leave it out")
+        raise RequestError("grammar_lazy needs a grammar; send one or leave it out")
     return None
 
 
 def default_constraint(config: SamplingConfig) -> Constraint | None:
-    """What flags demand of every answer.
+    """The constraint that flags set for every answer.
 
     Raises:
-        ConfigError: a file cannot be read, or a schema is none.
+        ConfigError: a file cannot be read, or is not a schema.
     """
     grammar = _given(config.grammar, config.grammar_file, "--grammar-file")
     schema = _given(config.json_schema, config.json_schema_file, "--json-schema-file")
@@ -63,7 +64,7 @@ def default_constraint(config: SamplingConfig) -> Constraint | None:
         if grammar:
             return _text("--grammar", grammar, _grammar_kind(grammar))
         return _schema("--json-schema", orjson.loads(schema)) if schema else None
-    except (ApiError, InvalidParameterError) as error:
+    except RequestError as error:
         raise ConfigError(str(error)) from error
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"--json-schema is not valid JSON: {error}") from error
@@ -81,8 +82,8 @@ def _given(text: str | None, file: str | None, flag: str) -> str | None:
 def _from_format(value: dict[str, Any]) -> Constraint | None:
     kind = value.get("type", "text")
     if kind not in FORMATS:
-        raise ApiError(
-            400, f"response_format.type is {shorten(kind)} but must be one of {', '.join(FORMATS)}"
+        raise RequestError(
+            f"response_format.type is {shorten(kind)} but must be one of {', '.join(FORMATS)}"
         )
     if kind == "text":
         return None
@@ -93,50 +94,43 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
     if kind == "json_schema" and (value.get("json_schema") or not value.get("schema")):
         field, holder = "response_format.json_schema", value.get("json_schema")
     if not isinstance(holder, dict):
-        raise ApiError(400, f"{field} is {shorten(holder)} but must be an object with a schema")
+        raise RequestError(f"{field} is {shorten(holder)} but must be an object with a schema")
     if holder.get("schema") is None:
-        raise ApiError(400, f"{field}.schema is required")
+        raise RequestError(f"{field}.schema is required")
     return _schema(f"{field}.schema", holder["schema"])
 
 
 def _schema(field: str, value: Any) -> Constraint:
     if not isinstance(value, dict):
-        raise ApiError(400, f"{field} is {shorten(value)} but must be a JSON schema, an object")
+        raise RequestError(f"{field} is {shorten(value)} but must be a JSON schema, an object")
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=orjson.dumps(value).decode())
 
 
 def _text(field: str, value: Any, kind: ConstraintKind) -> Constraint:
     if not isinstance(value, str):
-        raise ApiError(400, f"{field} is {shorten(value)} but must be a text")
+        raise RequestError(f"{field} is {shorten(value)} but must be a text")
     return Constraint(kind=kind, text=value)
 
 
 def _grammar_kind(value: Any) -> ConstraintKind:
-    """GBNF; or Lark if it says so in its first line, as at a llama-server with llguidance."""
+    """Lark if it begins with %llguidance, as at llama-server; else GBNF."""
     is_lark = isinstance(value, str) and value.lstrip().startswith("%llguidance")
     return ConstraintKind.LARK if is_lark else ConstraintKind.GBNF
 
 
-def _lazy(constraint: Constraint, triggers: tuple[bytes, ...]) -> Constraint:
-    """The same, from the first trigger on, which belongs to the constrained text."""
-    return Constraint(
-        kind=constraint.kind, text=constraint.text, triggers=triggers, includes_trigger=True
-    )
-
-
 def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
-    """llama-server's form: {"type": 0, "token": id} or {"type": 1, "value": text}."""
+    """Triggers in llama-server's form: {"type": 0, "token": id} or {"type": 1, "value": text}."""
     if not body.grammar_lazy:
         return ()
     entries = body.grammar_triggers
     if not isinstance(entries, list) or not entries:
-        raise ApiError(400, "grammar_lazy needs grammar_triggers, a list of objects")
+        raise RequestError("grammar_lazy needs grammar_triggers, a list of objects")
     triggers = []
     for entry in entries:
         kind = entry.get("type") if isinstance(entry, dict) else None
-        if kind == _WORD and isinstance(entry.get("value"), str):
+        if kind == 1 and isinstance(entry.get("value"), str):
             triggers.append(entry["value"].encode())
-        elif kind == _TOKEN and _is_token(entry.get("token"), vocab):
+        elif kind == 0 and is_id(entry.get("token")) and 0 <= entry["token"] < vocab.size:
             triggers.append(vocab.token_text(entry["token"]))
         elif kind in (2, 3):
             raise not_supported(
@@ -144,13 +138,8 @@ def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
                 "supported"
             )
         else:
-            raise ApiError(
-                400,
+            raise RequestError(
                 f"grammar_triggers holds {shorten(entry)} but must hold "
-                '{"type": 1, "value": text} or {"type": 0, "token": id}',
+                '{"type": 1, "value": text} or {"type": 0, "token": id}'
             )
     return tuple(triggers)
-
-
-def _is_token(value: Any, vocab: Vocab) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab.size

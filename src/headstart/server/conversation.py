@@ -1,58 +1,35 @@
-"""A chat body's messages and tools: checked, and rendered as the text of a prompt."""
+"""Checks a chat body's messages and tools, and renders them as a prompt's text."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.config import ChatConfig
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
+from headstart.types.errors import RequestError
 
 AnswerStart = Literal["answer", "thoughts", "content"]
-MAX_OPENING_CHARS = 256  # in which a prompt may open thoughts
 Part = Literal["content", "reasoning_content"]
-CONTINUED_JOIN = "\n\n"  # between the parts of a continued message, as at llama-server
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatDefaults:
-    """What a chat body that does not say otherwise gets."""
-
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    continues_answers: bool = True  # a last message of the assistant is continued
-    reasoning_format: str = "auto"
-    reasoning_budget: int = -1  # tokens of thoughts; -1 is no limit
-    reasoning_budget_message: str = ""  # in front of the end of thoughts that were too long
-
-
-def chat_defaults(config: ChatConfig) -> ChatDefaults:
-    """What the command line says about chats."""
-    return ChatDefaults(
-        template_arguments=config.template_arguments,
-        continues_answers=config.prefill_assistant,
-        reasoning_format=config.reasoning_format,
-        reasoning_budget=config.reasoning_budget,
-        reasoning_budget_message=config.reasoning_budget_message,
-    )
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt, and how the answer has begun in it."""
+    """A prompt, and how the answer begins in it."""
 
     text: str
     start: AnswerStart = "answer"  # what the model writes first
-    content: str = ""  # of a message that the body wants to be continued
-    may_think: bool = True  # False where the body or the prompt's end forbids it
+    content: str = ""  # of the message to be continued
+    may_think: bool = True  # unless the body or the prompt's end prevents it
 
 
 def render_chat(
-    body: ChatBody, template: ChatTemplate, defaults: ChatDefaults, *, adds_bos: bool
+    body: ChatBody, template: ChatTemplate, defaults: ChatConfig, *, adds_bos: bool
 ) -> RenderedChat:
     """The prompt of a chat body.
 
@@ -61,7 +38,7 @@ def render_chat(
     """
     tools = read_tools(body.tools)
     if not body.messages:
-        raise ApiError(400, "messages is empty; give at least one message")
+        raise RequestError("messages is empty; give at least one message")
     messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
     arguments = _template_arguments(body, defaults)
     part = _continued_part(body, defaults)
@@ -94,11 +71,11 @@ def _continue(
     arguments: Mapping[str, Any],
     part: Part,
 ) -> RenderedChat:
-    """Render all messages but the last one, and the beginning of an answer that it makes."""
+    """Render the messages, the last one as the beginning of the answer."""
     *before, last = messages
     text = template.render(before, tools=tools, add_generation_prompt=False, arguments=arguments)
     prompt = template.generation_prompt(before, tools=tools, arguments=arguments)
-    content = content_text(last.get("content"), CONTINUED_JOIN)
+    content = content_text(last.get("content"), "\n\n")  # joined as at llama-server
     thoughts = last.get("reasoning_content") or ""
     begun = template.continuation(
         prompt, thoughts=thoughts, content=None if part == "reasoning_content" else content
@@ -115,11 +92,11 @@ def _opened(
     tools: Sequence[Mapping[str, Any]],
     arguments: Mapping[str, Any],
 ) -> RenderedChat:
-    """See whether the prompt's end has opened the thoughts of the answer."""
+    """Find out whether the prompt's end opens the answer's reasoning."""
     start = template.thinking.start.strip() if template.thinking else ""
-    if not start or start not in text[-MAX_OPENING_CHARS:]:
+    if not start or start not in text[-256:]:  # a template opens reasoning at the prompt's end
         return RenderedChat(text)
-    if not text.rstrip().endswith(start):  # a message may hold the marker too
+    if not text.rstrip().endswith(start):  # the marker may be a message's
         prompt = template.generation_prompt(messages, tools=tools, arguments=arguments)
         if not template.opens_thoughts(prompt):
             return RenderedChat(text)
@@ -127,7 +104,7 @@ def _opened(
 
 
 def _without_thoughts(template: ChatTemplate, rendered: RenderedChat) -> RenderedChat:
-    """End the answer's thoughts in the prompt, before they begin."""
+    """Close the answer's reasoning in the prompt, before it begins."""
     if template.thinking is None:
         return rendered
     opening = "" if rendered.start == "thoughts" else template.thinking.start
@@ -135,16 +112,16 @@ def _without_thoughts(template: ChatTemplate, rendered: RenderedChat) -> Rendere
     return RenderedChat(rendered.text + closed, "content")
 
 
-def reasoning_budget(body: GenerationBody, defaults: ChatDefaults) -> int:
-    """Tokens after which the answer's thoughts are ended; -1 for no limit."""
+def reasoning_budget(body: GenerationBody, defaults: ChatConfig) -> int:
+    """Tokens after which an answer's reasoning is ended; -1 for no limit."""
     for budget in (body.reasoning_budget_tokens, body.thinking_budget_tokens):
         if budget not in (None, -1):
             return int(budget or 0)
     return defaults.reasoning_budget
 
 
-def _continued_part(body: ChatBody, defaults: ChatDefaults) -> Part | None:
-    """Which part of the last message the answer goes on from; None if it does not."""
+def _continued_part(body: ChatBody, defaults: ChatConfig) -> Part | None:
+    """Which part of the last message the answer continues; None if it is a new one."""
     wish = body.continue_final_message
     if wish not in (None, True, False, "content", "reasoning_content"):
         raise not_supported(
@@ -153,44 +130,40 @@ def _continued_part(body: ChatBody, defaults: ChatDefaults) -> Part | None:
         )
     roles = [message.get("role") for message in body.messages]
     if wish and roles[-1:] != ["assistant"]:
-        raise ApiError(400, "continue_final_message needs a last message of role assistant")
+        raise RequestError("continue_final_message needs a last message of role assistant")
     if wish and body.add_generation_prompt:
-        raise ApiError(
-            400,
-            "add_generation_prompt and continue_final_message exclude each other; set one of them",
+        raise RequestError(
+            "add_generation_prompt and continue_final_message exclude each other; set one of them"
         )
     if wish is False or roles[-1:] != ["assistant"]:
         return None
-    if not wish and not defaults.continues_answers:
+    if not wish and not defaults.prefill_assistant:
         return None
     if not wish and roles[-2:] == ["assistant", "assistant"]:
-        raise ApiError(400, "the last two messages are both of role assistant; join them")
+        raise RequestError("the last two messages are both of role assistant; join them")
     last = body.messages[-1]
     if last.get("tool_calls"):
-        raise ApiError(400, "an assistant message with tool_calls cannot be continued")
+        raise RequestError("an assistant message with tool_calls cannot be continued")
     if wish in ("content", "reasoning_content"):
         return wish  # type: ignore[no-any-return]  # a string of the body
-    return "reasoning_content" if _has_only_thoughts(last) else "content"
-
-
-def _has_only_thoughts(message: Mapping[str, Any]) -> bool:
-    return bool(message.get("reasoning_content")) and not message.get("content")
+    has_only_reasoning = last.get("reasoning_content") and not last.get("content")
+    return "reasoning_content" if has_only_reasoning else "content"
 
 
 def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message if it has a role and nothing but text and calls."""
+    """Return the message if it has a role and only text and calls."""
     where, role = f"messages.{index}", message.get("role")
     if not isinstance(role, str) or not role:
-        raise ApiError(400, f"{where}.role is required and must be a text, for instance user")
+        raise RequestError(f"{where}.role is required and must be a text, for instance user")
     if role != "assistant" and message.get("content") is None:
-        raise ApiError(400, f"{where}.content is required")
+        raise RequestError(f"{where}.content is required")
     _check_content(where, message.get("content"))
     thoughts = message.get("reasoning_content")
     if thoughts is not None and not isinstance(thoughts, str):
-        raise ApiError(400, f"{where}.reasoning_content must be a text, not {shorten(thoughts)}")
+        raise RequestError(f"{where}.reasoning_content must be a text, not {shorten(thoughts)}")
     calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
-        raise ApiError(400, f"{where}.tool_calls must be a list, not {shorten(calls)}")
+        raise RequestError(f"{where}.tool_calls must be a list, not {shorten(calls)}")
     for at, call in enumerate(calls or ()):
         _check_call(f"{where}.tool_calls.{at}", call)
     return message
@@ -200,8 +173,8 @@ def _check_content(where: str, content: Any) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise ApiError(
-            400, f"{where}.content must be a text or a list of parts, not {shorten(content)}"
+        raise RequestError(
+            f"{where}.content must be a text or a list of parts, not {shorten(content)}"
         )
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -210,37 +183,37 @@ def _check_content(where: str, content: Any) -> None:
                 f"{where}.content has a part of type {shorten(kind)}: this server reads text only"
             )
         if not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{where}.content has a text part without a text")
+            raise RequestError(f"{where}.content has a text part without a text")
 
 
 def _check_call(where: str, call: Any) -> None:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ApiError(400, f'{where} must be {{"type": "function", "function": {{"name": ...}}}}')
+        raise RequestError(f'{where} must be {{"type": "function", "function": {{"name": ...}}}}')
     if not isinstance(function.get("arguments", ""), str | dict):
-        raise ApiError(400, f"{where}.function.arguments must be JSON text, or an object")
+        raise RequestError(f"{where}.function.arguments must be JSON text, or an object")
 
 
 def read_tools(tools: Any) -> list[dict[str, Any]]:
-    """The tools of a body, if each has a name and parameters that may be a schema."""
+    """The tools of a body, checked for their names and parameters."""
     for index, tool in enumerate(tools or ()):
         where = f"tools.{index}"
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type", "function") != "function":
-            raise ApiError(
-                400, f'{where} must be {{"type": "function", "function": {{...}}}}: {shorten(tool)}'
+            raise RequestError(
+                f'{where} must be {{"type": "function", "function": {{...}}}}: {shorten(tool)}'
             )
         name = function.get("name")
         if not isinstance(name, str) or not name:
-            raise ApiError(400, f"{where}.function.name is required and must be a text")
+            raise RequestError(f"{where}.function.name is required and must be a text")
         if not isinstance(function.get("description") or "", str):
-            raise ApiError(400, f"{where}.function.description must be a text")
+            raise RequestError(f"{where}.function.description must be a text")
         if not isinstance(function.get("parameters") or {}, dict):
-            raise ApiError(400, f"{where}.function.parameters must be a JSON schema, an object")
+            raise RequestError(f"{where}.function.parameters must be a JSON schema, an object")
     return list(tools or ())
 
 
-def _template_arguments(body: ChatBody, defaults: ChatDefaults) -> dict[str, Any]:
+def _template_arguments(body: ChatBody, defaults: ChatConfig) -> dict[str, Any]:
     arguments = {**defaults.template_arguments, **body.chat_template_kwargs}
     if body.reasoning_effort == "none":
         arguments["enable_thinking"] = False
@@ -248,9 +221,8 @@ def _template_arguments(body: ChatBody, defaults: ChatDefaults) -> dict[str, Any
     elif body.reasoning_effort:
         arguments["reasoning_effort"] = body.reasoning_effort
     if isinstance(arguments.get("enable_thinking"), str):
-        raise ApiError(
-            400,
+        raise RequestError(
             "chat_template_kwargs.enable_thinking is "
-            f"{shorten(arguments['enable_thinking'])} but must be true or false",
+            f"{shorten(arguments['enable_thinking'])} but must be true or false"
         )
     return arguments

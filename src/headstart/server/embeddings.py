@@ -1,4 +1,9 @@
-"""POST /v1/embeddings and /embedding: texts as vectors, in OpenAI's form and in llama-server's."""
+"""POST /v1/embeddings, /embedding and /rerank: vectors of texts, and scores of documents.
+
+The forms are those of OpenAI and llama-server, and for scores of Jina and TEI:
+https://jina.ai/reranker/ and
+https://huggingface.github.io/text-embeddings-inference/#/Text%20Embeddings%20Inference/rerank
+"""
 
 from __future__ import annotations
 
@@ -14,19 +19,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import Body, Int, read_body
-from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.limits import MAX_INPUTS, MAX_VALUES, check_fits, check_length
-from headstart.server.model import Service, service_of
-from headstart.server.prompts import is_id, tokenize_mixed
+from headstart.server.errors import not_supported, shorten
+from headstart.server.event_stream import single_event
+from headstart.server.limits import MAX_INPUTS, check_fits, check_length, is_id
+from headstart.server.model import RerankForm, Service, service_of
+from headstart.server.prompts import tokenize_mixed
 from headstart.server.routing import Routes, json_response
-from headstart.server.single_event import single_event
 from headstart.server.threads import unless_left
 from headstart.types import Vocab
-from headstart.types.errors import NotSupportedError
+from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
-
-LARGEST = 32760.0  # number of a vector that is scaled with embd_normalize 0
 
 routes = Routes()
 
@@ -35,20 +38,31 @@ class EmbeddingBody(Body):
     """POST /v1/embeddings and /embedding."""
 
     input: Any = Field(
-        default=None,
+        None,
         description="string, token ids, a mix of both, or a list of these; or objects with "
         "prompt_string, or with content as parts of text",
     )
-    content: Any = Field(default=None, description="the same as input; answered as by /embedding")
+    content: Any = Field(None, description="the same as input; answered as by /embedding")
     model: str | None = None
     encoding_format: str = Field(default="float", description="float or base64")
     dimensions: Int | None = Field(
-        default=None, description="only so many numbers of each vector, scaled anew"
+        None, description="only so many numbers of each vector, scaled anew"
     )
     embd_normalize: Int | None = Field(
-        default=None,
+        None,
         description="-1 none, 0 the largest number to 32760, 1 taxicab, 2 Euclidean, above: p-norm",
     )
+
+
+class RerankBody(Body):
+    """POST /rerank."""
+
+    query: Any = None
+    documents: Any = Field(None, description="list of strings")
+    texts: Any = Field(None, description="the same; the answer is then a list, as TEI's")
+    top_n: Int | None = Field(None, description="only the best so many")
+    return_text: bool = Field(False, description="with texts: each result has its text")
+    model: str | None = None
 
 
 @routes.post("/v1/embeddings", body=EmbeddingBody, answer="`data`: a list of vectors; `usage`")
@@ -72,10 +86,9 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     service = service_of(http)
     info = embedding_info(service)
     if is_openai and info.pooling == "none":
-        raise ApiError(
-            400,
+        raise RequestError(
             "Pooling type 'none' is not OAI compatible. Please use a different pooling type "
-            "(--pooling mean), or /embedding",
+            "(--pooling mean), or /embedding"
         )
     body = await read_body(http, EmbeddingBody)
     _check(body, info)
@@ -91,7 +104,7 @@ def embedding_info(service: Service) -> EmbeddingInfo:
     """How this server embeds.
 
     Raises:
-        NotSupportedError: it does not.
+        NotSupportedError: it does not embed.
     """
     info = service.info.embedding
     if info is None:
@@ -112,8 +125,8 @@ async def embed(
     """The vectors of texts that `read` tokenizes, off the event loop.
 
     Raises:
-        ClientGoneError: the client left.
-        ApiError, HeadstartError: they cannot be had.
+        ClientGoneError: the client disconnected.
+        HeadstartError: the texts cannot be read or embedded.
     """
     texts = await unless_left(http.receive, service.prompt_threads.run(read))
     command = EmbeddingRequest(f"{prefix}-{secrets.token_hex(12)}", tuple(texts))
@@ -124,18 +137,17 @@ async def embed(
 
 def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
     if body.input is None and body.content is None:
-        raise ApiError(400, '"input" or "content" must be provided')
+        raise RequestError('"input" or "content" must be provided')
     if body.encoding_format not in ("float", "base64"):
-        raise ApiError(
-            400,
+        raise RequestError(
             f"encoding_format is {shorten(body.encoding_format)}: the format to return the "
-            "embeddings in can be either float or base64",
+            "embeddings in can be either float or base64"
         )
     if body.embd_normalize is not None and body.embd_normalize < -1:
-        raise ApiError(400, f"embd_normalize is {body.embd_normalize} but must be -1 or more")
+        raise RequestError(f"embd_normalize is {body.embd_normalize} but must be -1 or more")
     if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
-        raise ApiError(
-            400, f"dimensions is {body.dimensions} but must be from 1 to {info.size}, the model's"
+        raise RequestError(
+            f"dimensions is {body.dimensions} but must be from 1 to {info.size}, the model's"
         )
 
 
@@ -143,19 +155,19 @@ def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]
     """Token ids of each text.
 
     Raises:
-        ApiError: a text is none, is empty, or is longer than the model takes.
+        RequestError: a text has the wrong type, is empty, or is too long for the model.
     """
     entries = given if isinstance(given, list) and not any(map(is_id, given)) else [given]
     if not entries:
-        raise ApiError(400, '"input" must not be empty')
+        raise RequestError('"input" must not be empty')
     check_length("input", entries, MAX_INPUTS, "texts")
     texts = [_read(f"input {i}", entry, vocab, info) for i, entry in enumerate(entries)]
     rows = sum(map(len, texts)) if info.pooling == "none" else len(texts)
-    if rows * info.size > MAX_VALUES:
-        raise ApiError(
-            400,
+    max_numbers = 1 << 23  # some 100 MB of JSON
+    if rows * info.size > max_numbers:
+        raise RequestError(
             f"the answer would have {rows} vectors of {info.size} numbers but at most "
-            f"{MAX_VALUES} numbers are sent; send fewer texts at once",
+            f"{max_numbers} numbers are sent; send fewer texts at once"
         )
     return texts
 
@@ -165,7 +177,7 @@ def _read(field: str, entry: Any, vocab: Vocab, info: EmbeddingInfo) -> list[int
         entry = _text_of(field, entry)
     tokens = tokenize_text(field, entry, vocab, info, add_special=True)
     if not tokens:
-        raise ApiError(400, "Input content cannot be empty")
+        raise RequestError("Input content cannot be empty")
     return check_size(field, tokens, info)
 
 
@@ -173,7 +185,7 @@ def tokenize_text(
     field: str, text: Any, vocab: Vocab, info: EmbeddingInfo, *, add_special: bool,
     parse_special: bool = True,
 ) -> list[int]:  # fmt: skip
-    """Token ids of a text to embed, of which more than fit are found to be too many elsewhere."""
+    """Token ids of a text to embed; may return more than fit, see `check_size`."""
     limit = 4 * info.max_tokens
     parts = text if isinstance(text, list) else [text]
     num_bytes = sum(len(part) for part in parts if isinstance(part, str))
@@ -184,12 +196,11 @@ def tokenize_text(
 
 
 def check_size(field: str, tokens: list[int], info: EmbeddingInfo) -> list[int]:
-    """The tokens, unless they are more than the model reads at once."""
+    """Return the tokens if the model can process them at once."""
     if len(tokens) > info.max_tokens:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"{field} ({len(tokens)} tokens) is too large to process: at most {info.max_tokens} "
-            "are taken; shorten it, or start with a larger --ubatch if the model knows so many",
+            "are taken; shorten it, or start with a larger --ubatch if the model knows so many"
         )
     return tokens
 
@@ -201,7 +212,7 @@ def _text_of(field: str, entry: dict[str, Any]) -> Any:
         return entry.get("prompt_string")
     parts = entry["content"]
     if not isinstance(parts, list):
-        raise ApiError(400, f"{field}.content is {shorten(parts)} but must be a list of parts")
+        raise RequestError(f"{field}.content is {shorten(parts)} but must be a list of parts")
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -219,7 +230,7 @@ def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
         return vectors
     wide = np.abs(vectors.astype(np.float64))
     if kind == 0:
-        norms = wide.max(axis=1, keepdims=True) / LARGEST
+        norms = wide.max(axis=1, keepdims=True) / 32760.0
     else:
         norms = (wide**kind).sum(axis=1, keepdims=True) ** (1.0 / kind)
     factors = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
@@ -230,7 +241,7 @@ def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
 def finished(
     event: EmbeddingEvent, service: Service, kind: int | None, dimensions: int | None
 ) -> Sequence[NDArray[np.float32]]:
-    """The vectors as they are sent; those of single tokens as they are."""
+    """The vectors as they are sent, normalized unless they are those of single tokens."""
     info = service.info.embedding
     if info is not None and info.pooling == "none":
         return event.vectors
@@ -256,3 +267,84 @@ def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent)
 def _native_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> Any:
     rows = finished(event, service, body.embd_normalize, body.dimensions)
     return [{"index": i, "embedding": np.ascontiguousarray(one)} for i, one in enumerate(rows)]
+
+
+@routes.post(
+    "/v1/rerank",
+    "/rerank",
+    "/reranking",
+    "/v1/reranking",
+    body=RerankBody,
+    answer="`results`: a list with `index` and `relevance_score`, the best first; `usage`",
+)
+async def rerank(http: HttpRequest) -> Any:
+    """Order documents by how well they answer a query."""
+    service = service_of(http)
+    info = service.info.embedding
+    if info is None or info.pooling != "rank":
+        raise NotSupportedError(
+            "This server does not support reranking. Start it with `--reranking`"
+        )
+    body = await read_body(http, RerankBody)
+    query, documents = _query_and_documents(body)
+    vocab, form = service.served.vocab, service.served.rerank
+
+    def tokenize() -> list[list[int]]:
+        return [
+            check_size(
+                f"document {i} with the query", _pair_tokens(form, (query, text), vocab, info), info
+            )
+            for i, text in enumerate(documents)
+        ]
+
+    event = await embed(http, service, tokenize, prefix="rank")
+    return _scores(body, documents, event, service.served.alias)
+
+
+def _pair_tokens(
+    form: RerankForm, pair: tuple[str, str], vocab: Vocab, info: EmbeddingInfo
+) -> list[int]:
+    """Token ids of a query and a document."""
+    if form.template is not None:
+        text = form.template.replace("{query}", pair[0]).replace("{document}", pair[1])
+        return tokenize_text("documents", text, vocab, info, add_special=False)
+    first, second = (
+        tokenize_text(field, text, vocab, info, add_special=False, parse_special=False)
+        for field, text in zip(("query", "documents"), pair, strict=True)
+    )
+    return [*form.start, *first, *form.middle, *second, *form.end]
+
+
+def _query_and_documents(body: RerankBody) -> tuple[str, list[str]]:
+    if body.query is None:
+        raise RequestError('"query" must be provided')
+    if not isinstance(body.query, str):
+        raise RequestError(f'"query" must be a string, not {shorten(body.query)}')
+    documents = body.texts if body.documents is None else body.documents
+    is_texts = isinstance(documents, list) and all(isinstance(one, str) for one in documents)
+    if not is_texts or not documents:
+        raise RequestError('"documents" must be a non-empty string array')
+    check_length("documents", documents, MAX_INPUTS, "texts")
+    if body.top_n is not None and body.top_n < 0:
+        raise RequestError(f"top_n is {body.top_n} but must be 0 or more")
+    return body.query, documents
+
+
+def _scores(body: RerankBody, documents: list[str], event: EmbeddingEvent, alias: str) -> Any:
+    is_tei = body.texts is not None
+    name = "score" if is_tei else "relevance_score"
+    results: list[dict[str, Any]] = [
+        {"index": index, name: float(vectors[0, 0])} for index, vectors in enumerate(event.vectors)
+    ]
+    if is_tei and body.return_text:
+        results = [one | {"text": documents[one["index"]]} for one in results]
+    results.sort(key=lambda one: -one[name])
+    results = results[: body.top_n]
+    if is_tei:
+        return results
+    return {
+        "model": body.model or alias,
+        "object": "list",
+        "usage": {"prompt_tokens": event.num_tokens, "total_tokens": event.num_tokens},
+        "results": results,
+    }

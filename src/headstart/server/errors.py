@@ -26,33 +26,16 @@ logger = logging.getLogger(__name__)
 
 # Every error response: status, `type` in the body, and cause. docs/errors.md is generated from it.
 ANSWERS = (
-    (
-        400,
-        "invalid_request_error",
-        "the body or the value of a field; the message names it, the value and the limit",
-    ),
-    (
-        400,
-        "exceed_context_size_error",
-        "the prompt does not fit the context; has `n_prompt_tokens` and `n_ctx`",
-    ),
-    (
-        400,
-        "not_supported_error",
-        "a field asks for what is not built or not loaded, for instance images; leave it out",
-    ),
+    (400, "invalid_request_error", "the body or a field; the message names field, value, limit"),
+    (400, "exceed_context_size_error", "the prompt does not fit the context"),
+    (400, "not_supported_error", "a field asks for something not built in, such as images"),
     (401, "authentication_error", "no API key, or a wrong one"),
     (
         403,
         "permission_error",
-        "without an API key: a host name or a web page that `--allowed-hosts` or `--cors-origins` "
-        "does not name",
+        "a host name or web page that `--allowed-hosts`, `--cors-origins` lack",
     ),
-    (
-        403,
-        "feature_disabled",
-        "`/tools` without `--tools` or MCP servers, `/cors-proxy` without `--ui-mcp-proxy`",
-    ),
+    (403, "feature_disabled", "`/tools` and `/cors-proxy` without the flags that enable them"),
     (404, "not_found_error", "no such path or model"),
     (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
     (408, "invalid_request_error", "the head or the body of the request did not come in time"),
@@ -62,29 +45,12 @@ ANSWERS = (
     (
         429,
         "rate_limit_error",
-        "of `headstart router`: requests wait at all backends; try again after `Retry-After` "
-        "seconds",
+        "`headstart router`: all backends are busy; retry after `Retry-After`",
     ),
-    (
-        500,
-        "server_error",
-        "libllama failed, the engine process ended, or a fault of the server; see its log",
-    ),
-    (
-        501,
-        "not_supported_error",
-        "this server or model cannot do it: `/slots` off, no markers to fill in the middle",
-    ),
-    (
-        502,
-        "server_error",
-        "behind a router: the process of the model ended before or while it answered; try again",
-    ),
-    (
-        503,
-        "unavailable_error",
-        "loading, restarting, or too many requests wait; try again after `Retry-After` seconds",
-    ),
+    (500, "server_error", "libllama or the server failed; see its log"),
+    (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
+    (502, "server_error", "behind a router: the model's process ended; try again"),
+    (503, "unavailable_error", "loading, restarting, or a full queue; retry after `Retry-After`"),
 )
 CLIENT_GONE = 499  # as nginx logs it; the client has disconnected
 # the first `type` of each status
@@ -111,8 +77,8 @@ def shorten(value: object) -> str:
     return _repr.repr(value)
 
 
-class ApiError(Exception):
-    """An error response; `type` defaults to the usual one of the status."""
+class ApiError(HeadstartError):
+    """An error with a status of its own; `type` defaults to the usual one of the status."""
 
     def __init__(
         self, status: int, message: str, *, type: str | None = None, retry_after: int | None = None
@@ -169,11 +135,10 @@ def error_response(error: Exception) -> Response:
 
 def install(app: Starlette) -> None:
     """Turn exceptions of routes into responses of this shape."""
-    app.add_exception_handler(ApiError, _answer)
+    app.add_exception_handler(HeadstartError, _answer)
     app.add_exception_handler(ClientGoneError, lambda _, error: Response(status_code=CLIENT_GONE))
-    app.add_exception_handler(HeadstartError, _answer_and_log)
     app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(Exception, _answer)
+    app.add_exception_handler(Exception, lambda _, error: error_response(error))
 
 
 def log_failure(error: Exception) -> None:
@@ -187,10 +152,6 @@ def _shape(status: int, message: str, type: str | None = None) -> dict[str, Any]
 
 
 def _answer(request: Request, error: Exception) -> Response:
-    return error_response(error)
-
-
-def _answer_and_log(request: Request, error: Exception) -> Response:
     log_failure(error)
     return error_response(error)
 

@@ -1,7 +1,7 @@
-"""The events of one call's requests in order of arrival; what still runs is cancelled at the end.
+"""The events of one call's requests, in order of arrival.
 
-The worker puts events straight into one list. A task waits for the client to disconnect; whoever
-reads the list sees events, the first failure, or the disconnect.
+The worker appends events to one list, and a task waits for the client to disconnect; `take` returns
+events, or raises the first failure or the disconnect.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from starlette.types import Receive
 
 from headstart.server.threads import ClientGoneError
 from headstart.types.errors import CapacityError, HeadstartError
-from headstart.types.request import Event, FinishEvent, PromptEvent, Request, TokenEvent
+from headstart.types.request import Event, FinishEvent, PromptEvent, Request, TokenEvent, Work
 from headstart.types.worker import Worker
 
-# Tokens and alternatives that wait for a client that does not read; some 40 MB.
-MAX_UNREAD = 1 << 18
-MOST_AT_ONCE = 64  # events that are read without a pause
+MAX_UNREAD = 1 << 18  # tokens and alternatives that wait for a slow client; some 40 MB
+MOST_AT_ONCE = 64  # events that `take` returns
 
 
 class EventStream:
-    """Async context manager: entering submits the requests, leaving cancels what still runs.
+    """Async context manager: entering submits the requests, leaving cancels the running ones.
 
     Call `take` until `is_over`.
     """
@@ -37,19 +36,17 @@ class EventStream:
         receive: Receive,
         max_silence: float | None = None,
     ) -> None:
-        """`max_silence`: seconds after which `take` returns nothing; None: it waits."""
+        """`max_silence`: seconds after which `take` returns no events; None: it waits."""
         self._worker = worker
         self._requests = requests
         self._receive = receive
         self._max_silence = max_silence
-        self._loop = asyncio.get_running_loop()
         self._unread: deque[tuple[int, Event]] = deque()
         self._failure: Exception | None = None
-        self._num_unread = 0  # tokens and alternatives that lie there
+        self._num_unread = 0  # tokens and alternatives in `_unread`
         self._num_running = len(requests)
-        self._waiter: asyncio.Future[None] | None = None  # of who reads and found nothing
-        self._waits_since = 0.0
-        self._alarm: asyncio.TimerHandle | None = None  # for the silence
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None  # of `take`
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EventStream:
@@ -60,8 +57,6 @@ class EventStream:
             self._cancel()
             raise
         self._watcher = asyncio.create_task(self._watch())
-        if self._max_silence is not None:
-            self._set_alarm(self._max_silence)
         return self
 
     async def __aexit__(
@@ -71,8 +66,6 @@ class EventStream:
         trace: TracebackType | None,
     ) -> None:
         self._cancel()
-        if self._alarm is not None:
-            self._alarm.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -83,20 +76,16 @@ class EventStream:
         return self._num_running == 0
 
     async def take(self) -> list[tuple[int, Event]]:
-        """Wait for events; return those that are there, each with the index of its request.
+        """Wait for events and return them, each with the index of its request.
 
-        Empty where nothing came for `max_silence`.
+        Returns an empty list after `max_silence`.
 
         Raises:
-            ClientGoneError: the client left.
+            ClientGoneError: the client disconnected.
             HeadstartError: a request failed.
         """
         if not self._unread and self._failure is None:
-            self._waiter, self._waits_since = self._loop.create_future(), self._loop.time()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._wait()
         if self._failure is not None and not self._unread:
             raise self._failure
         taken = [self._unread.popleft() for _ in range(min(len(self._unread), MOST_AT_ONCE))]
@@ -104,6 +93,22 @@ class EventStream:
             self._num_unread -= _weight(event)
             self._num_running -= isinstance(event, FinishEvent)
         return taken
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        alarm = None
+        if self._max_silence is not None:
+            alarm = self._loop.call_later(self._max_silence, self._wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if alarm is not None:
+                alarm.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _deliver(self, index: int, event: Event | HeadstartError) -> None:
         if isinstance(event, HeadstartError):
@@ -117,7 +122,7 @@ class EventStream:
         self._wake()
 
     def _drop_reader(self) -> None:
-        """Nobody reads: give up what lies here and what would still come."""
+        """End the call of a client that does not read."""
         self._cancel()
         self._unread.clear()
         self._num_unread = 0
@@ -128,27 +133,9 @@ class EventStream:
         )
 
     def _fail(self, error: Exception) -> None:
-        """The first failure is told, after what came before it."""
+        """Keep the first failure, which `take` raises after the events before it."""
         self._failure = self._failure or error
         self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _set_alarm(self, seconds: float) -> None:
-        self._alarm = self._loop.call_later(seconds, self._on_alarm)
-
-    def _on_alarm(self) -> None:
-        """One timer for all events: it looks how long the silence has lasted."""
-        assert self._max_silence is not None
-        left = self._max_silence
-        if self._waiter is not None:
-            left -= self._loop.time() - self._waits_since
-            if left <= 0.0:
-                self._wake()
-                left = self._max_silence
-        self._set_alarm(left)
 
     def _cancel(self) -> None:
         """Cancel the requests; the worker ignores those that are over."""
@@ -156,7 +143,7 @@ class EventStream:
             self._worker.cancel(request.request_id)
 
     async def _watch(self) -> None:
-        """Wait for the disconnect (the body was read, nothing else can come), then cancel."""
+        """Wait for the disconnect, then cancel; the body must have been read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._cancel()
@@ -169,3 +156,26 @@ def _weight(event: Event) -> int:
     if not isinstance(event, TokenEvent):
         return 1
     return 1 + len(event.tokens) + sum(len(one.top) for one in event.logprobs)
+
+
+async def single_event(worker: Worker, command: Work) -> Event:
+    """Submit a command and return its only event; cancelling cancels it.
+
+    Raises:
+        HeadstartError: the command failed.
+    """
+    done: asyncio.Future[Event | HeadstartError] = asyncio.get_running_loop().create_future()
+
+    def deliver(event: Event | HeadstartError) -> None:
+        if not done.done():
+            done.set_result(event)
+
+    worker.submit(command, deliver)
+    try:
+        event = await done
+    except asyncio.CancelledError:
+        worker.cancel(command.request_id)
+        raise
+    if isinstance(event, HeadstartError):
+        raise event
+    return event

@@ -1,4 +1,4 @@
-"""GET /events: the server's state as a stream, for boards; made of reports that exist anyway."""
+"""GET /events: a stream of the server's state, made from the engine's regular reports."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from headstart.server.status import slot_state, speculation_state
 from headstart.structures.rss import resident_bytes
 from headstart.types.report import WorkerReport
 
-POLL_SECONDS = 0.2  # between two looks for a new report; so at most five states a second
-REPEAT_SECONDS = 1.0  # a state that stays the same is sent again, because its speed falls to 0
-SPEED_SECONDS = 1.0  # tokens a second are a mean over so long
+SPEED_SECONDS = 1.0  # over which tokens per second are averaged
 
 routes = Routes()
 
@@ -36,20 +34,21 @@ async def _states(service: Service) -> AsyncIterator[bytes]:
     speed, last, sent_at = _Speed(), None, 0.0
     while not service.is_stopping:
         report, now = await service.worker.report(), time.monotonic()
-        if report != last or now - sent_at >= REPEAT_SECONDS:
+        # an unchanged state is repeated every second, as its speed falls to 0
+        if report != last or now - sent_at >= 1.0:
             last, sent_at = report, now
             yield sse.event(_state(service, report, speed.update(now, num_tokens(report))))
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(0.2)
 
 
 class _Speed:
-    """Tokens a second over the last SPEED_SECONDS."""
+    """Tokens per second over the last SPEED_SECONDS."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def update(self, now: float, num_tokens: int) -> float:
-        """Take a count in; return the speed up to it."""
+        """Add a count and return the present speed."""
         self._seen.append((now, num_tokens))
         while len(self._seen) > 2 and self._seen[1][0] <= now - SPEED_SECONDS:
             self._seen.popleft()
@@ -58,7 +57,7 @@ class _Speed:
 
 
 def num_tokens(report: WorkerReport) -> int:
-    """Tokens generated since the start, those of requests that still run included."""
+    """Tokens generated since the start, those of running requests included."""
     running = sum(slot.num_emitted for slot in report.slots if slot.is_processing)
     return report.counters.tokens_predicted + running
 

@@ -1,33 +1,141 @@
-"""What an app has besides models, and what that changes of the server's settings."""
+"""Routes that a flag or the environment switches on: the entry-point group `headstart.routes`.
+
+Each entry point is a subclass of `Extra`. A server that wants none imports none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
 
 from headstart.config import ServerConfig, ToolsConfig
-from headstart.extras.tools.switches import limit_origins
-from headstart.server.vertex import VertexRoutes
+from headstart.server.errors import ApiError
+from headstart.server.routing import Endpoint, Routes
+from headstart.structures.entry_points import load
+
+log = logging.getLogger(__name__)
+
+GROUP = "headstart.routes"
+HERE_ONLY = ("127.0.0.1", "::1", "localhost")
+OFF = {  # what a path answers while its extra is off
+    "/tools": "this server runs no tools; start it with --tools or --mcp-servers-config",
+    "/cors-proxy": "this server passes no requests on; start it with --ui-mcp-proxy",
+}
 
 
-@dataclass(frozen=True, slots=True)
+class Extra:
+    """The routes of one entry point."""
+
+    served: ClassVar[Routes] = Routes()
+    risks: tuple[str, ...] = ()  # what strangers must not reach
+
+    def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
+        """Raise a ConfigError if the settings cannot work."""
+
+    def applied(self, config: ServerConfig) -> ServerConfig:
+        """The server's settings with what follows from this extra."""
+        return config
+
+    def install(self, app: Starlette) -> None:
+        """Add routes and middleware; all other middleware is there already.
+
+        Raises:
+            ConfigError: a route is taken.
+        """
+        app.router.routes.extend(self.served.all())
+
+    async def start(self) -> None:
+        """The app starts."""
+
+    async def close(self) -> None:
+        """The app ends; called more than once."""
+
+
 class Extras:
-    """What is off unless somebody asked for it."""
+    """All extras of an app."""
 
-    tools: ToolsConfig = field(default_factory=ToolsConfig)
-    vertex: VertexRoutes | None = None
+    def __init__(self, chosen: Sequence[Extra] = ()) -> None:
+        self._chosen = chosen
 
     @classmethod
     def of(cls, tools: ToolsConfig, environment: Mapping[str, str]) -> Extras:
-        """What flags and the environment ask for.
+        """Those that flags and the environment ask for.
 
         Raises:
-            ConfigError: a variable cannot be used.
+            ConfigError: the settings of one cannot work.
         """
-        return cls(tools, VertexRoutes.of(environment))
+        wanted = {
+            "tools": tools.tools
+            or tools.agent
+            or tools.mcp_servers_config
+            or tools.mcp_servers_json,
+            "cors-proxy": tools.ui_mcp_proxy or tools.agent,
+            "vertex": environment.get("AIP_MODE") == "PREDICTION",
+        }
+        return cls([load(GROUP, name)(tools, environment) for name, on in wanted.items() if on])
 
     def applied(self, config: ServerConfig) -> ServerConfig:
-        """The settings with what follows from these."""
-        origins = limit_origins(self.tools, config.cors_origins)
-        port = config.port if self.vertex is None else self.vertex.port
-        return replace(config, cors_origins=origins, port=port)
+        """The server's settings with what follows from the extras."""
+        for extra in self._chosen:
+            config = extra.applied(config)
+        return config
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the API pages list besides the server's own endpoints."""
+        return [endpoint for extra in self._chosen for endpoint in extra.served.endpoints]
+
+    def install(self, app: Starlette) -> None:
+        """Add the routes; call it when all other middleware is there.
+
+        Raises:
+            ConfigError: a route is taken.
+        """
+        for extra in self._chosen:
+            extra.install(app)
+        taken = {path for endpoint in self.endpoints() for path in endpoint.paths}
+        app.router.routes.extend(
+            Route(path, _refuse, methods=["GET", "POST"]) for path in OFF if path not in taken
+        )
+
+    @asynccontextmanager
+    async def running(self, server: ServerConfig) -> AsyncIterator[None]:
+        """Run them meanwhile, and warn of what strangers must not reach."""
+        self._warn(server)
+        for extra in self._chosen:
+            await extra.start()
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """End what runs; closing twice is harmless."""
+        for extra in self._chosen:
+            await extra.close()
+
+    def _warn(self, server: ServerConfig) -> None:
+        risks = [risk for extra in self._chosen for risk in extra.risks]
+        if not risks:
+            return
+        hosts = [host.strip() for host in server.host.split(",")]
+        is_open = not all(host in HERE_ONLY or host.endswith(".sock") for host in hosts)
+        has_key = bool(server.api_key or server.api_key_file)
+        log.warning(
+            "security: %s on. Whoever may use this server acts on this machine as its user%s",
+            ", ".join(risks) + (" are" if len(risks) > 1 else " is"),
+            "; it listens beyond this machine WITHOUT an API key: set --api-key, or --host "
+            "127.0.0.1"
+            if is_open and not has_key
+            else "",
+        )
+
+
+async def _refuse(http: HttpRequest) -> Response:
+    raise ApiError(403, OFF[http.url.path], type="feature_disabled")

@@ -1,6 +1,6 @@
-"""What every request passes before its route: website, key, readiness, body size.
+"""Checks every request before its route: website, API key, readiness, size of the body.
 
-Plain ASGI, because a stream must not be buffered and a large body must not be read.
+Plain ASGI, so that streams are not buffered and large bodies are not read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,6 @@ from headstart.config import ServerConfig
 from headstart.server.errors import ApiError, error_response
 from headstart.server.websites import ANY, WebsitePolicy
 from headstart.types.errors import ConfigError
-
-PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
-# bodies up to this multiple of the limit are read (and dropped) so that the client sees the 413
-DRAIN_FACTOR = 4
 
 
 class Guard:
@@ -57,12 +53,12 @@ class Guard:
         await self._app(scope, self._limited(receive, headers), send)
 
     def _admit(self, scope: Scope, headers: Headers) -> bool:
-        """Raise unless the key is right and the server is ready; note whose request it is.
+        """Check key and readiness, and set the request's namespace.
 
-        Returns whether it is a browser's question before the request.
+        Returns whether it is a preflight request.
         """
         scope["headstart.namespace"], scope["headstart.is_trusted"] = "", not self._keys
-        if scope["path"] in PUBLIC_PATHS:
+        if scope["path"] in ("/health", "/v1/health"):
             if self._keys:
                 scope["headstart.is_trusted"] = self._matching(headers) is not None
             return bool(scope["method"] == "OPTIONS")
@@ -77,9 +73,9 @@ class Guard:
         return False
 
     def _preflight(self, headers: Headers) -> Response:
-        """What browsers ask before a request of another origin; they send no key with it."""
+        """Answer a browser's preflight request, which has no key."""
         allowed = self._config.cors_headers
-        if allowed == ANY:  # for browsers this leaves out Authorization, where the key is
+        if allowed == ANY:  # browsers do not take * for Authorization
             allowed = headers.get("access-control-request-headers", ANY)
         return Response(
             headers={
@@ -90,13 +86,13 @@ class Guard:
         )
 
     def _namespace(self, headers: Headers) -> str:
-        """Name of the tenant with this key, or whom its proxy names; never the key itself."""
+        """Hash of the key, or of the tenant named by a proxy; never the key itself."""
         key = self._matching(headers)
         if key is None:
             raise ApiError(
                 401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             )
-        if self._tenant_header:  # the key is a proxy's, and may be another one tomorrow
+        if self._tenant_header:  # the key is the proxy's and may change
             key = b"tenant\0" + headers.get(self._tenant_header, "").encode()
         return hashlib.sha256(key).hexdigest()[:16]
 
@@ -106,18 +102,19 @@ class Guard:
         return matches[0] if matches else None
 
     def _limited(self, receive: Receive, headers: Headers) -> Receive:
-        """Count the body while it is read; past the limit drop the rest and raise 413."""
+        """Count the body's bytes while it is read; beyond the limit drop the rest and raise 413."""
         limit, num_bytes = self._max_bytes, 0
         is_declared = int(headers.get("content-length") or 0) > limit
 
         async def counted() -> Message:
             nonlocal num_bytes
-            # a client that sent Expect waits for our word before it sends anything
+            # with Expect the client waits for a reply before it sends the body
             message: Message = {} if is_declared and headers.get("expect") else await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes <= limit and not is_declared:
                 return message
-            while message.get("more_body") and num_bytes <= DRAIN_FACTOR * limit:
+            # read a somewhat larger body, so that the client sees the 413
+            while message.get("more_body") and num_bytes <= 4 * limit:
                 message = await receive()
                 num_bytes += len(message.get("body", b""))
             raise ApiError(
@@ -128,7 +125,7 @@ class Guard:
 
 
 def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
-    """API keys of the configuration; empty means that none is needed.
+    """API keys of the configuration; if there are none, none is needed.
 
     Raises:
         ConfigError: the key file cannot be read or holds no key.
@@ -151,7 +148,7 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
 
 
 def _offered_keys(headers: Headers) -> tuple[bytes, ...]:
-    """The key that was sent: its bytes, and what they are in UTF-8 if the client wrote Latin-1."""
+    """The key that was sent, as bytes in Latin-1 and in UTF-8: clients send either."""
     value = headers.get("authorization") or headers.get("x-api-key") or ""
     scheme, space, rest = value.partition(" ")
     text = (rest if space and scheme.lower() == "bearer" else value).strip()
@@ -159,7 +156,7 @@ def _offered_keys(headers: Headers) -> tuple[bytes, ...]:
 
 
 def _with_reader(send: Send, reader: str) -> Send:
-    """Let the page that asked read the answer."""
+    """Allow the page that sent the request to read the answer."""
 
     async def send_with_reader(message: Message) -> None:
         if message["type"] == "http.response.start":

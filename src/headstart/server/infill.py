@@ -1,13 +1,12 @@
-"""POST /infill: the text at the cursor, as llama.vim and llama.vscode ask for it.
+"""POST /infill: fills in text at the cursor, for llama.vim and llama.vscode.
 
-The prompt, with the markers that the vocabulary has:
+The prompt, with the vocabulary's markers:
 
     [repository]name  [file]name, piece of another file, ...  [file]name
     [prefix]before[suffix]after[middle]
 
-Which part is cut to what length does not depend on the lengths of the others or on n_predict, so
-that the prompts of successive keystrokes, and of a warm-up before them, begin alike and hit the
-prompt cache.
+The length to which a part is cut depends neither on the other parts nor on n_predict, so that the
+prompts of successive keystrokes begin alike and hit the prompt cache.
 
 Source: Hui et al. 2024, "Qwen2.5-Coder Technical Report", https://arxiv.org/abs/2409.12186
 """
@@ -31,9 +30,6 @@ from headstart.server.schemas import InfillBody, InfillExtra
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError
 from headstart.types.report import WorkerInfo
-
-REPOSITORY, FILE = "myproject\n", "filename\n"  # llama-server's; the request does not say
-SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for vocabularies without a marker
 
 routes = Routes()
 
@@ -68,12 +64,12 @@ def fill_in(parts: tuple[str, str], vocab: Vocab, info: WorkerInfo) -> Prompt:
 def infill_prompt(body: InfillBody, vocab: Vocab, info: WorkerInfo) -> list[int]:
     """Prefix, suffix and other files between their markers; at most 7/8 of the context.
 
-    Prefix and suffix share a batch three to one, the suffix's part also holds the line of the
-    cursor; but they take at most half of the context, of which other files get what is left.
+    Prefix and suffix get three quarters and one quarter of a batch, but at most half of the
+    context; the line of the cursor counts with the suffix. Other files get the rest.
 
     Raises:
         NotSupportedError: the vocabulary lacks a marker.
-        ApiError: a prefix or suffix is neither text nor tokens.
+        RequestError: a prefix or suffix is neither text nor tokens.
     """
     prefix_marker, suffix_marker, middle_marker = _markers(vocab)
     quarter = min(info.max_batch_tokens, info.context_size // 2) // 4
@@ -100,17 +96,20 @@ def _markers(vocab: Vocab) -> tuple[int, int, int]:
 
 
 def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list[int]:
-    """The last files that fit as a whole, then the header of the file being edited."""
+    """The last files that fit as a whole, then the header of the file being edited.
+
+    Its name and that of the repository are llama-server's, as requests have none.
+    """
     fim = vocab.fim
-    head = [] if fim.repository is None else [fim.repository, *_plain(REPOSITORY, vocab)]
-    tail = [] if fim.file is None else [fim.file, *_plain(FILE, vocab)]
+    head = [] if fim.repository is None else [fim.repository, *_plain("myproject\n", vocab)]
+    tail = [] if fim.file is None else [fim.file, *_plain("filename\n", vocab)]
     room -= len(head) + len(tail)
     files: list[int] = []
     for extra in reversed(extras):
         if len(extra.text) + len(extra.filename) > BYTES_PER_TOKEN * max(0, room - len(files)):
             break  # without tokenizing it
         name = (
-            _plain(SNIPPET, vocab)
+            _plain("\n\n--- snippet ---\n\n", vocab)
             if fim.file is None
             else [fim.file, *_plain(extra.filename + "\n", vocab)]
         )
@@ -122,7 +121,7 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
 
 
 def _tokens(content: object, field: str, vocab: Vocab, info: WorkerInfo) -> list[int]:
-    # a text is cut to size already; a character may be several tokens
+    # a text is already cut; a character may be several tokens
     limit = 4 * len(content) + 1 if isinstance(content, str) else info.context_size
     return tokenize_mixed(
         content, vocab, field=field, limit=limit, add_special=False, parse_special=False
@@ -130,12 +129,12 @@ def _tokens(content: object, field: str, vocab: Vocab, info: WorkerInfo) -> list
 
 
 def _end(content: Any, num_tokens: int) -> Any:
-    """What may hold the last so many tokens of a text or list; the rest is not tokenized."""
+    """An end that holds at least the last `num_tokens` tokens; the rest is not tokenized."""
     return content[-_reach(content, num_tokens) :] if isinstance(content, str | list) else content
 
 
 def _start(content: Any, num_tokens: int) -> Any:
-    """What may hold the first so many tokens of a text or list."""
+    """A beginning that holds at least the first `num_tokens` tokens."""
     return content[: _reach(content, num_tokens)] if isinstance(content, str | list) else content
 
 
@@ -144,7 +143,7 @@ def _reach(content: str | list[Any], num_tokens: int) -> int:
 
 
 def _plain(text: str, vocab: Vocab) -> list[int]:
-    """Tokens of a text in which nothing is a marker."""
+    """Tokens of a text without special tokens."""
     return vocab.tokenize(text, add_special=False, parse_special=False)
 
 

@@ -1,77 +1,61 @@
-"""What no honest client sends: how much of a field is read before it is refused.
+"""Limits on the sizes of fields, beyond which a request could stall or end the server.
 
-Each limit is there because more of it once held up or ended a server; each refusal names the field,
-the size, the limit and what to do.
+Each error names the field, its size, the limit and the remedy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sized
+from typing import Any
 
 from headstart.server.errors import ApiError
+from headstart.types.errors import RequestError
 
 MAX_PROMPTS = 256  # answers of one call
 MAX_INPUTS = 2048  # texts to embed or rank in one call, as at OpenAI
-MAX_VALUES = 1 << 23  # numbers in the vectors of one answer, some 100 MB of JSON
-MAX_STOPS, MAX_STOP_BYTES = 64, 1024
-MAX_SAMPLERS = 32
-# libllama searches the whole vocabulary for each, 20 ms of a large one, and reads 40 bytes of it
-MAX_BREAKERS, MAX_BREAKER_BYTES = 32, 256
 MAX_NAMES = 64  # of speculators, of fields of the answer
-MAX_BIAS_TEXTS, MAX_BIAS_TEXT_BYTES = 1024, 1024  # those that have to be tokenized
-# Beyond it biases are the same to every sampler, and no temperature makes them infinite.
-MAX_BIAS = 1e30
-# alternatives per token: of a whole vocabulary they were 757 MB for 300 tokens
-MAX_PROBS = 128
-# A text is refused before it is tokenized if tokens of so many bytes would not make it fit.
+# Texts that would not fit with tokens of this length are refused before they are tokenized.
 BYTES_PER_TOKEN = 32
-# tokens of a text that is only to be counted, or of ids that are only to be read, on a server with
-# a smaller context
-MIN_COUNTED_TOKENS = 131_072
 
-# Of the whole body. Parsing holds up all threads, and what is small in JSON is large in Python.
+# Of the whole body: parsing blocks all threads, and small JSON becomes large objects.
 MAX_FIELDS = 256
 MAX_ENTRIES = 32_768  # of a list whose entries are objects or texts
 ANY_LENGTH = frozenset(
     {"prompt", "tokens", "content", "input", "logit_bias", "input_prefix", "input_suffix"}
 )
-MAX_TEXTS, MAX_CONTAINERS = 100_000, 400_000
 
 
 def check_structure(body: bytes) -> None:
-    """Raise for a body of very many small parts, before they are made. Counts bytes, so brackets in
-    texts count too.
+    """Refuse a body of very many small parts before parsing it.
+
+    Counts bytes, so brackets inside of texts count too.
 
     Raises:
-        ApiError: 400.
+        RequestError: there are too many.
     """
     for what, count, limit in (
-        ("texts and keys", (body.count(b'"') - body.count(b'\\"')) // 2, MAX_TEXTS),
-        ("lists and objects", body.count(b"[") + body.count(b"{"), MAX_CONTAINERS),
+        ("texts and keys", (body.count(b'"') - body.count(b'\\"')) // 2, 100_000),
+        ("lists and objects", body.count(b"[") + body.count(b"{"), 400_000),
     ):
         if count > limit:
-            raise ApiError(
-                400, f"the body holds {count} {what} but at most {limit} are read; send fewer"
+            raise RequestError(
+                f"the body holds {count} {what} but at most {limit} are read; send fewer"
             )
 
 
 def check_length(field: str, value: Sized, limit: int, what: str = "entries") -> None:
-    """Raise if the value is longer than that.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Raise RequestError if the value is longer than the limit."""
     if len(value) > limit:
-        raise ApiError(
-            400, f"{field} holds {len(value)} {what} but at most {limit} are taken; send fewer"
+        raise RequestError(
+            f"{field} holds {len(value)} {what} but at most {limit} are taken; send fewer"
         )
 
 
 def check_fits(num_bytes: int, num_tokens: int, flag: str = "--context") -> None:
-    """Raise for a prompt that cannot fit what `flag` sets, before it is tokenized.
+    """Refuse a prompt that cannot fit the limit set by `flag`, before it is tokenized.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400 exceed_context_size_error.
     """
     if num_bytes > BYTES_PER_TOKEN * num_tokens:
         raise ApiError(
@@ -83,16 +67,16 @@ def check_fits(num_bytes: int, num_tokens: int, flag: str = "--context") -> None
 
 
 def check_bytes(field: str, text: str, limit: int) -> None:
-    """Raise if the text is longer than that in UTF-8.
-
-    Raises:
-        ApiError: 400.
-    """
-    # characters first: encoding a long text only to refuse it takes memory
+    """Raise RequestError if the text is longer than the limit in UTF-8."""
+    # characters first, to save the memory of encoding a long text
     size = len(text) if len(text) > limit else len(text.encode("utf-8", "replace"))
     if size > limit:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"{field} holds a text of {size} bytes but at most {limit} are taken; send a "
-            "shorter one",
+            "shorter one"
         )
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value of a body is a whole number, as token ids are."""
+    return isinstance(value, int) and not isinstance(value, bool)

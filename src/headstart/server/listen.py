@@ -1,6 +1,4 @@
-"""Runs the app: takes the port, serves until a signal, and ends with the reason if the model cannot
-be loaded.
-"""
+"""Runs the app on its ports until a signal, or until the model cannot be loaded."""
 
 from __future__ import annotations
 
@@ -26,15 +24,13 @@ from headstart.server.app import create_app
 from headstart.server.connections import ConnectionLimits, LimitedProtocol
 from headstart.server.extras import Extras
 from headstart.server.model import ServedModel, Service
-from headstart.server.tools import hosted
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048  # connections the system holds until they are accepted
-SHUTDOWN_SECONDS = 5  # for answers in flight after SIGTERM or Ctrl-C
-SEND_SECONDS = 5  # for the error that those get which are not over then
+BACKLOG = 2048  # connections that the system queues
+SHUTDOWN_SECONDS = 5  # for running answers after SIGTERM or Ctrl-C
 
 
 def serve(
@@ -65,7 +61,7 @@ def serve(
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded, extras)
-    server = _Server(worker, app, uvicorn_config(app, config))
+    server = _Server(worker, app, extras, uvicorn_config(app, config))
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
         stack.enter_context(sigterm_is_no_failure(server))
@@ -91,30 +87,32 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         headers=[("server", "headstart")],
         timeout_keep_alive=config.timeout,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS + SEND_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS + 5,  # to send errors to the others
         ssl_keyfile=config.ssl_key_file,
         ssl_certfile=config.ssl_cert_file,
     )
 
 
 class _Server(uvicorn.Server):
-    """Tells answers in flight that it ends, where uvicorn would cut their connections."""
+    """Ends running answers with an error, where uvicorn would close their connections."""
 
-    def __init__(self, worker: Worker, app: Starlette, config: uvicorn.Config) -> None:
+    def __init__(
+        self, worker: Worker, app: Starlette, extras: Extras, config: uvicorn.Config
+    ) -> None:
         super().__init__(config)
         self._worker = worker
         self._service: Service = app.state.service
-        self._tools = hosted(app)
+        self._extras = extras
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The second signal does not wait for a long step, as the first does."""
+        """Kill the engine at the second signal; the first waits for its step."""
         if self.should_exit:
             self._worker.kill()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.is_stopping = True
-        await self._tools.close()
+        await self._extras.close()
         closing = asyncio.create_task(self._close_worker())
         await super().shutdown(sockets)
         closing.cancel()
@@ -126,12 +124,8 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
-    """End with exit code 0 on SIGTERM, also when it comes again while the process ends.
-
-    uvicorn raises the signal once more after its shutdown. Until the process is gone, a further one
-    is ignored.
-    """
-    # signals are not ours to set there
+    """End with exit code 0 on SIGTERM, although uvicorn raises it again after its shutdown."""
+    # only the main thread may set signal handlers
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -145,7 +139,7 @@ def sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
     try:
         yield
     finally:
-        # children would inherit that it is ignored, hence only where this process ends by it
+        # only if the process ends by it, because children inherit an ignored signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN if has_come else before)
 
 
@@ -153,7 +147,7 @@ def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:
     """Listen on all configured addresses; `stack` closes them.
 
     Raises:
-        ConfigError: one is in use, or not ours.
+        ConfigError: an address is in use or does not belong to this machine.
     """
     hosts = [host.strip() for host in config.host.split(",") if host.strip()]
     listeners = []
@@ -168,7 +162,7 @@ def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:
 
 @contextmanager
 def _take_socket_file(path: Path) -> Iterator[socket.socket]:
-    """Listen on a Unix socket; one that a dead server left is replaced."""
+    """Listen on a Unix socket; replace one that a dead server left."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() and listener.connect_ex(str(path)):
@@ -192,11 +186,11 @@ def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket
     """Listen on the configured address.
 
     Raises:
-        ConfigError: it is in use, or not ours.
+        ConfigError: it is in use or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # asyncio switches Nagle's algorithm off only for sockets that name their protocol; 40 ms a
-    # token otherwise
+    # asyncio only sets TCP_NODELAY on sockets that name their protocol; without it a token takes
+    # 40 ms
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

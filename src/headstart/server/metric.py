@@ -1,4 +1,4 @@
-"""One Prometheus metric: its name, what it means, and how it is read from a report."""
+"""A Prometheus metric: its name, its help, and how to read it from a report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sample = tuple[dict[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Metric(Generic[Report]):
-    """One metric: its samples are read from a report, a worker's for instance."""
+    """A metric whose samples are read from a report."""
 
     name: str
     kind: str  # counter or gauge
@@ -22,7 +22,7 @@ class Metric(Generic[Report]):
     labels: tuple[str, ...] = ()
 
     def lines(self, report: Report) -> Iterator[str]:
-        """In Prometheus's text format; none where there is no sample."""
+        """The lines in Prometheus's text format; none without samples."""
         samples = list(self.read(report))
         if samples:
             yield f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"

@@ -1,6 +1,6 @@
 """GET /metrics: counters in Prometheus's text format, llama-server's names and ours.
 
-`METRICS` is the only list of them; docs/metrics.md is made from it.
+docs/metrics.md is generated from `METRICS`.
 """
 
 from __future__ import annotations

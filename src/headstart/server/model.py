@@ -1,19 +1,18 @@
-"""What is served: the facts of the loaded model that routes need, and where they find them."""
+"""What the routes share: the served model, defaults of requests, and the worker."""
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.config import ServerConfig
-from headstart.server.conversation import ChatDefaults
-from headstart.server.kept_passages import CorpusReader
+from headstart.config import ChatConfig, ServerConfig
 from headstart.server.response_store import ResponseStore
 from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
@@ -25,17 +24,20 @@ from headstart.types.report import WorkerInfo
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.worker import Worker
 
+if TYPE_CHECKING:
+    from headstart.server.corpus import ReadTexts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDefaults:
-    """What a request gets that does not say."""
+    """Values for requests that do not set them."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    seed: int | None = None  # None: another one for each request
+    seed: int | None = None  # None: random for each request
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    constraint: Constraint | None = None  # of answers whose requests demand none
-    is_verbose: bool = False  # OpenAI's formats carry `__verbose`
+    constraint: Constraint | None = None  # for requests without one
+    is_verbose: bool = False  # adds `__verbose` to OpenAI's formats
     cache_prompt: bool = True
     embd_normalize: int = 2
     cache_reuse: int = 0
@@ -47,29 +49,29 @@ class RerankForm:
     """How a query and a document become one prompt."""
 
     template: str | None = None  # the model's, with {query} and {document}
-    start: tuple[int, ...] = ()  # tokens around the two, where there is no template
+    start: tuple[int, ...] = ()  # tokens around the two, without a template
     middle: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The target model as the HTTP side sees it: its name, its text, its defaults."""
+    """The target model as the HTTP side sees it."""
 
     alias: str
     vocab: Vocab
     template: ChatTemplate
     aliases: tuple[str, ...] = ()  # further names of it
     tags: tuple[str, ...] = ()
-    chat: ChatDefaults = field(default_factory=ChatDefaults)
+    chat: ChatConfig = field(default_factory=ChatConfig)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     rerank: RerankForm = field(default_factory=RerankForm)
-    # in force, JSON-ready, with the origin of each
+    # values in force with their origins, JSON-ready
     settings: Sequence[Mapping[str, Any]] = ()
 
     @property
     def answer_format(self) -> AnswerFormat:
-        """How the model writes thoughts and tool calls."""
+        """How the model writes reasoning and tool calls."""
         return _format_of(self.template)
 
 
@@ -80,9 +82,7 @@ def _format_of(template: ChatTemplate) -> AnswerFormat:
 
 @dataclass(slots=True)
 class Service:
-    """What the routes of one app share. `model` and `load_failure` are set once, by the loading
-    task.
-    """
+    """State shared by an app's routes; the loading task sets `model` or `load_failure` once."""
 
     config: ServerConfig
     worker: Worker
@@ -90,21 +90,21 @@ class Service:
     started_at: float = 0.0
     model: ServedModel | None = None
     load_failure: str = ""
-    # what makes a prompt waits for nothing but prompts; what only counts or shows has its own
+    # separate, so that prompts do not wait for requests that only count or show tokens
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     responses: ResponseStore = field(default_factory=ResponseStore)
-    corpora: CorpusReader = field(default_factory=CorpusReader)
-    adapter_scales: tuple[float, ...] | None = None  # set while it runs; None: as it was started
-    is_stopping: bool = False  # streams without an end of their own end now
+    corpora: OrderedDict[str, ReadTexts] = field(default_factory=OrderedDict)
+    adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
+    is_stopping: bool = False  # ends the streams of /events
 
     def __post_init__(self) -> None:
         self.started_at = self.clock()
 
     def why_not_ready(self, *, with_details: bool = True) -> str | None:
-        """Why requests cannot be taken now; None when they can.
+        """Why requests cannot be answered now; None if they can.
 
-        Details may name files: they are for those who may use the server.
+        Details may name files, so they are for authorized clients only.
         """
         status, reason = self.worker.status, self.load_failure or self.worker.failure
         if not with_details:
@@ -135,13 +135,13 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when another model or another libllama answers."""
+        """Identifies the model file and the libllama build."""
         parts = (self.info.system, self.info.target.path, str(self.info.target.size_bytes))
         return "headstart-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
 
 def service_of(request: HttpRequest) -> Service:
-    """The service of the app that received this request."""
+    """The service of the request's app."""
     service = request.app.state.service
     assert isinstance(service, Service)
     return service

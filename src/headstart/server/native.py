@@ -46,7 +46,7 @@ def num_logprobs(body: NativeBody, vocab: Vocab) -> int | None:
     """Alternatives to show per token; None for no log probabilities.
 
     Raises:
-        ApiError: more than the vocabulary has.
+        RequestError: there are not so many.
     """
     if body.n_probs is None and body.logprobs is not None:
         return check_num_logprobs("logprobs", body.logprobs or None, vocab)

@@ -57,7 +57,7 @@ def generation_settings(
 ) -> dict[str, Any]:
     """The values that a request ran with, under llama-server's names.
 
-    `eog_ids`: what `ignore_eos` bans.
+    `eog_ids`: tokens that `ignore_eos` bans.
     """
     sampling = request.sampling
     settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
@@ -92,5 +92,5 @@ def generation_settings(
 
 
 def _finite(value: float) -> float | bool:
-    """JSON has no infinity: a banned token reads false, as it was sent."""
+    """The bias of a banned token is false, because JSON has no infinity."""
     return value if math.isfinite(value) else False

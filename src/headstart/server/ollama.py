@@ -1,4 +1,4 @@
-"""A subset of Ollama's API: /api/chat, /api/generate, /api/embed, and what they are asked with.
+"""A subset of Ollama's API: /api/chat, /api/generate, /api/embed and the lists of models.
 
 Source: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
@@ -17,7 +17,7 @@ from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.dialect import Dialect
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, tokenize_text
-from headstart.server.errors import ApiError, error_body, log_failure, shorten
+from headstart.server.errors import error_body, log_failure, shorten
 from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import Service, service_of
@@ -33,8 +33,9 @@ from headstart.server.ollama_body import (
     text_fields,
 )
 from headstart.server.ollama_dialect import (
-    OllamaChatDialect,
-    OllamaGenerateDialect,
+    OllamaDialect,
+    chat_said,
+    generate_said,
     nanoseconds,
 )
 from headstart.server.ollama_models import (
@@ -49,7 +50,7 @@ from headstart.server.routing import Handler, Routes, json_response
 from headstart.server.schemas import NativeBody
 from headstart.server.translate import Call
 from headstart.types import Vocab
-from headstart.types.errors import HeadstartError
+from headstart.types.errors import HeadstartError, RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent
 
@@ -63,7 +64,7 @@ def _in_its_form(handler: Handler) -> Handler:
     async def guarded(http: HttpRequest) -> Any:
         try:
             return await handler(http)
-        except (ApiError, HeadstartError) as error:
+        except HeadstartError as error:
             log_failure(error)
             said = error_body(error)["error"]
             headers = {"Retry-After": "1"} if said["code"] == 503 else None
@@ -74,7 +75,7 @@ def _in_its_form(handler: Handler) -> Handler:
 
 @routes.get("/api/version", answer="`version`: of the Ollama whose API this is a subset of")
 async def ollama_version(http: HttpRequest) -> dict[str, Any]:
-    """Tell clients of Ollama what they talk to."""
+    """Return the version of Ollama's API."""
     return {"version": OLLAMA_VERSION}
 
 
@@ -125,8 +126,8 @@ async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
     """Answer messages."""
     asked = await read_body(http, OllamaChatBody)
     if not asked.messages:
-        return _loaded(http, asked.model, OllamaChatDialect.empty)
-    dialect = partial(OllamaChatDialect, asked.model)
+        return _loaded(http, asked.model, chat_said())
+    dialect = partial(OllamaDialect, chat_said, asked.model)
     return await answer_chat(http, chat_body(asked), "ollama-", dialect)
 
 
@@ -141,8 +142,8 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     asked = await read_body(http, OllamaGenerateBody)
     refuse(asked)
     if not asked.prompt and asked.suffix is None:
-        return _loaded(http, asked.model, OllamaGenerateDialect.empty)
-    dialect = partial(OllamaGenerateDialect, asked.model)
+        return _loaded(http, asked.model, generate_said())
+    dialect = partial(OllamaDialect, generate_said, asked.model)
     if not asked.raw and asked.suffix is None:
         return await answer_chat(http, chat_of_prompt(asked), "ollama-", dialect)
     body = make_body(NativeBody, text_fields(asked) | {"prompt": asked.prompt})
@@ -163,10 +164,10 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
     asked = await read_body(http, OllamaEmbedBody)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ApiError(400, f"input is {shorten(asked.input)} but must be a text or a list of them")
+        raise RequestError(f"input is {shorten(asked.input)} but must be a text or a list of them")
     size = _embedding_info(service).size
     if asked.dimensions is not None and not 1 <= asked.dimensions <= size:
-        raise ApiError(400, f"dimensions is {asked.dimensions} but must be from 1 to {size}")
+        raise RequestError(f"dimensions is {asked.dimensions} but must be from 1 to {size}")
     event = await _embed(http, service, texts, truncates=asked.truncate) if texts else None
     vectors = [normalize(v[:, : asked.dimensions], 2)[0] for v in event.vectors] if event else []
     return {
@@ -181,7 +182,7 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
 @routes.post("/api/embeddings", body=OllamaEmbeddingsBody, answer="`embedding`: a vector")
 @_in_its_form
 async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
-    """Turn a text into a vector, as it was computed."""
+    """Turn a text into a vector that is not normalized."""
     service = service_of(http)
     asked = await read_body(http, OllamaEmbeddingsBody)
     _embedding_info(service)
@@ -208,7 +209,7 @@ def _loaded(http: HttpRequest, model: str | None, said: dict[str, Any]) -> dict[
 def _embedding_info(service: Service) -> EmbeddingInfo:
     info = embedding_info(service)
     if info.pooling == "none":
-        raise ApiError(400, "this server does not pool vectors; start with --pooling mean")
+        raise RequestError("this server does not pool vectors; start with --pooling mean")
     return info
 
 
@@ -227,11 +228,11 @@ async def _embed(
 
 
 def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
-    """The tokens that fit; the last one of all may be a marker and stays."""
+    """The tokens that fit; the last one stays, as it may be an end marker."""
     shortened = text[: 8 * info.max_tokens]
     tokens = tokenize_text("input", shortened, vocab, info, add_special=True)
     if not tokens:
-        raise ApiError(400, "Input content cannot be empty")
+        raise RequestError("Input content cannot be empty")
     if len(tokens) > info.max_tokens:
         return [*tokens[: info.max_tokens - 1], tokens[-1]]
     return tokens

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's API, and what they are as chats."""
+"""Bodies of Ollama's API, and how they become chat bodies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 from pydantic import Field
 
 from headstart.server.body import Body, Int, make_body
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.schemas import ChatBody
+from headstart.types.errors import RequestError
 
-# option of theirs -> field of chat
+# Ollama's option -> field of chat
 OPTIONS = {
     name: name
     for name in (
@@ -22,7 +23,7 @@ NO_LIMIT = -1
 
 
 class OllamaBody(Body):
-    """What all of Ollama's requests have."""
+    """Fields of all requests."""
 
     model: str | None = Field(default=None, description="any name: there is one model")
     options: dict[str, Any] = Field(
@@ -32,7 +33,7 @@ class OllamaBody(Body):
 
 
 class OllamaTextBody(OllamaBody):
-    """What its requests for text have."""
+    """Fields of requests for text."""
 
     stream: bool = True
     format: Any = Field(default=None, description="json, or a JSON schema")
@@ -83,12 +84,12 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
     """The fields that all bodies for text share, under chat's names.
 
     Raises:
-        ApiError: `format` is neither json nor a schema.
+        RequestError: `format` is neither json nor a schema.
     """
     options = body.options
     data = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
     if isinstance(limit := data.get("n_predict"), int) and limit < NO_LIMIT:
-        data["n_predict"] = NO_LIMIT  # -2: until the context is full
+        data["n_predict"] = NO_LIMIT  # -2 means until the context is full
     match body.format:
         case None | "":
             pass
@@ -97,17 +98,17 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
         case dict():
             data["json_schema"] = body.format
         case _:
-            raise ApiError(
-                400, f"format is {shorten(body.format)} but must be json or a JSON schema"
+            raise RequestError(
+                f"format is {shorten(body.format)} but must be json or a JSON schema"
             )
     return data | {"stream": body.stream}
 
 
 def chat_body(body: OllamaChatBody) -> ChatBody:
-    """The same request as a chat.
+    """The request as a chat.
 
     Raises:
-        ApiError: a message that cannot be honoured.
+        HeadstartError: it contains something that is not supported.
     """
     data = _chat_fields(body)
     data["messages"] = [_message(i, message) for i, message in enumerate(body.messages)]
@@ -124,11 +125,7 @@ def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
 
 
 def refuse(body: OllamaGenerateBody) -> None:
-    """Raise for what cannot be honoured.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Raise ApiError for fields that are not supported."""
     for name in ("images", "template", "context"):
         if getattr(body, name):
             raise not_supported(f"{name} is not supported; leave it out")
@@ -144,14 +141,14 @@ def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:
         case str():
             data["reasoning_effort"] = body.think
         case _:
-            raise ApiError(
-                400, f"think is {shorten(body.think)} but must be true, false, low, medium or high"
+            raise RequestError(
+                f"think is {shorten(body.think)} but must be true, false, low, medium or high"
             )
     return data
 
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A message in OpenAI's form: thoughts, names of tools and calls are called otherwise."""
+    """A message in OpenAI's form, which names some fields differently."""
     if message.get("images"):
         raise not_supported(f"messages.{index}.images: this server reads text only")
     said = {name: message[name] for name in ("role", "tool_calls") if message.get(name)}

@@ -1,4 +1,4 @@
-"""Models as Ollama's API lists them, and the version that it names."""
+"""Models in the form of Ollama's lists, and the version of its API."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-OLLAMA_VERSION = "0.12.6"  # whose API this is a subset of; some clients refuse older ones
+OLLAMA_VERSION = "0.12.6"  # some clients refuse older ones
 
 
 def model_details(architecture: str, num_params: int, file_type: str) -> dict[str, Any]:
-    """What a list says of a model's file; empty where it is not known."""
+    """Facts of a model's file; empty where unknown."""
     billions = num_params / 1e9
     size = f"{billions:.1f}B" if billions >= 1 else f"{1000 * billions:.2f}M"
     return {
@@ -26,7 +26,7 @@ def model_details(architecture: str, num_params: int, file_type: str) -> dict[st
 def listed_model(
     name: str, path: str, size_bytes: int, since: float, details: dict[str, Any]
 ) -> dict[str, Any]:
-    """A model of the list of those on disk; `path` tells it from others of its name and size."""
+    """An entry of the list of models on disk; `path` makes the digest unique."""
     return {
         "name": name,
         "model": name,
@@ -38,11 +38,11 @@ def listed_model(
 
 
 def loaded_model(listed: dict[str, Any], context_size: int) -> dict[str, Any]:
-    """The same of the list of those in memory."""
+    """An entry of the list of models in memory."""
     stays = "2318-01-01T00:00:00Z"
     return listed | {"expires_at": stays, "size_vram": 0, "context_length": context_size}
 
 
 def written_time(seconds: float) -> str:
-    """A time as Ollama writes it."""
+    """A time in Ollama's format."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,6 +1,6 @@
-"""The page at `/`: static files in front of the routes, served while the model still loads.
+"""The page at `/`: static files, served without a key and while the model still loads.
 
-Its files hold nothing secret and need no key; what they show they fetch from the API, which does.
+They contain nothing secret; their data comes from the API, which checks the key.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from headstart.config import ServerConfig
 from headstart.types.errors import ConfigError
 
 OUR_PAGE = Path(__file__).parents[1] / "web"
-# Only files of this server run or load; model text cannot call anybody, not even with an image.
+# Allows only this server's files, so that model text cannot send data elsewhere.
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
     "img-src 'self' data:", "manifest-src 'self'", "base-uri 'none'", "form-action 'none'",
     "frame-ancestors 'none'", "require-trusted-types-for 'script'", "trusted-types dompurify",
 ))  # fmt: skip
 HEADERS = {
-    "Cache-Control": "no-cache",  # ask each time whether it changed; the answer is mostly 304
+    "Cache-Control": "no-cache",  # revalidated each time, mostly with a 304
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 
 
 class Page:
-    """ASGI middleware: GET of a file of the page is answered here, everything else passes on."""
+    """ASGI middleware: answers GET for the page's files and passes on all other requests."""
 
     def __init__(self, app: ASGIApp, *, files: Mapping[str, Path], policy: str | None) -> None:
         self._app = app
@@ -53,7 +53,7 @@ class Page:
 
 
 def page_files(config: ServerConfig) -> dict[str, Path]:
-    """URL path -> file; made once, so no path of a request ever reaches the file system.
+    """URL path -> file; made once, so that no request's path reaches the file system.
 
     Raises:
         ConfigError: --path is not a folder.

@@ -1,4 +1,4 @@
-"""Prompts as token ids: the shapes that `prompt` may have, and chat messages."""
+"""Turns prompts and chat messages into token ids."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import Any
 
 from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.limits import MAX_PROMPTS, check_fits, check_length
+from headstart.server.limits import MAX_PROMPTS, check_fits, check_length, is_id
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.structures.interruption import progress, watched
 from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types import Vocab
-from headstart.types.errors import ContextLengthError
+from headstart.types.errors import ContextLengthError, RequestError
 
 TEMPLATE_SECONDS = 5.0  # for one conversation
-LONG_TEXT = 6  # characters per token from which on a text is counted before it is tokenized
-WINDOW = 1 << 16  # characters that are counted at once
+WINDOW = 1 << 16  # characters counted at once
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model reads, and the text that `echo` puts before the answer."""
+    """A prompt's tokens and text, and the text that `echo` puts before the answer."""
 
     tokens: Sequence[int]
     text: str
@@ -31,18 +30,14 @@ class Prompt:
 
 
 def read_prompts(prompt: Any, vocab: Vocab, context_size: int) -> list[Prompt]:
-    """Read one prompt or a list of prompts, none of which can be longer than the context.
-
-    A list is one prompt if it holds a token id, else a list of prompts.
-    """
+    """Read one prompt or a list of prompts; a list with a token id is one prompt."""
     if isinstance(prompt, list) and not any(is_id(part) for part in prompt):
         if not prompt:
-            raise ApiError(400, "prompt is an empty list; give at least one text or token id")
+            raise RequestError("prompt is an empty list; give at least one text or token id")
         if len(prompt) > MAX_PROMPTS:
-            raise ApiError(
-                400,
+            raise RequestError(
                 f"prompt is a list of {len(prompt)} prompts but one call takes at most "
-                f"{MAX_PROMPTS}",
+                f"{MAX_PROMPTS}"
             )
         return [_read_prompt(part, vocab, context_size) for part in prompt]
     return [_read_prompt(prompt, vocab, context_size)]
@@ -59,8 +54,8 @@ def _read_prompt(prompt: Any, vocab: Vocab, context_size: int) -> Prompt:
 
 def _prompt(tokens: list[int], text: str, echo: str | None = None) -> Prompt:
     if not tokens:
-        raise ApiError(
-            400, "the prompt is empty and this model has no start token; give it some text"
+        raise RequestError(
+            "the prompt is empty and this model has no start token; give it some text"
         )
     return Prompt(tokens, text, text if echo is None else echo)
 
@@ -74,12 +69,10 @@ def tokenize_mixed(
     add_special: bool,
     parse_special: bool = True,
 ) -> list[int]:
-    """Token ids of a text, or of a list of texts and token ids; only a leading text gets a start
-    token.
+    """Token ids of a text, or of a list of texts and token ids; adds a start token to a first text.
 
     Raises:
-        ApiError: it is something else, or cannot have so few tokens as `limit`.
-        ContextLengthError: it has more; of those that have only a few more, not all are found here.
+        RequestError: it is something else, or is clearly longer than `limit` tokens.
     """
     parts = content if isinstance(content, list) else [content]
     if len(parts) > 2 * limit and (num_ids := sum(map(is_id, parts))) > limit:
@@ -99,9 +92,8 @@ def tokenize_mixed(
         elif is_id(part):
             tokens.append(check_token(part, vocab, field))
         else:
-            raise ApiError(
-                400,
-                f"{field} must be a text, token ids, or a list of these; it holds {shorten(part)}",
+            raise RequestError(
+                f"{field} must be a text, token ids, or a list of these; it holds {shorten(part)}"
             )
     return tokens
 
@@ -109,10 +101,10 @@ def tokenize_mixed(
 def tokenize_within(
     limit: int, text: str, vocab: Vocab, *, add_special: bool, parse_special: bool
 ) -> list[int]:
-    """Token ids of a text, given up when they are found to be more than `limit`.
+    """Token ids of a text; stops early at a text of more than `limit` tokens.
 
     Raises:
-        ApiError, ContextLengthError: they are.
+        ApiError, ContextLengthError: there are more.
     """
 
     def watch(num_tokens: int) -> None:
@@ -121,13 +113,13 @@ def tokenize_within(
 
     check_fits(len(text), limit)
     with watched(watch):
-        if len(text) > LONG_TEXT * limit:
+        if len(text) > 6 * limit:  # probably too long
             _estimate(text, vocab)
         return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
 
 def _estimate(text: str, vocab: Vocab) -> None:
-    """Count the tokens of a text in windows, for those who watch: a cut between two adds a few."""
+    """Report a text's tokens, counted in windows, whose borders may add a few."""
     num_tokens = 0
     for start in range(0, len(text), WINDOW):
         window = text[start : start + WINDOW]
@@ -138,14 +130,14 @@ def _estimate(text: str, vocab: Vocab) -> None:
 def check_token(token: int, vocab: Vocab, field: str) -> int:
     """Return the token id if the vocabulary has it."""
     if not 0 <= token < vocab.size:
-        raise ApiError(
-            400, f"{field} holds token id {token} but this vocabulary has ids 0 to {vocab.size - 1}"
+        raise RequestError(
+            f"{field} holds token id {token} but this vocabulary has ids 0 to {vocab.size - 1}"
         )
     return token
 
 
 def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
-    """The text of tokens, markers spelled out."""
+    """The text of tokens, special tokens spelled out."""
     return b"".join(vocab.token_text(token) for token in tokens).decode("utf-8", "replace")
 
 
@@ -161,9 +153,9 @@ def render_messages(body: ChatBody, model: ServedModel, context_size: int) -> Re
     """The prompt text, without the start token if tokenizing adds it.
 
     Raises:
-        ApiError: the messages cannot fit the context, or the template does not come to an end.
+        HeadstartError: the messages cannot fit the context, or the template takes too long.
     """
-    if len(body.messages) > context_size:  # each becomes a token at least
+    if len(body.messages) > context_size:  # each takes at least a token
         raise ApiError(
             400,
             f"messages holds {len(body.messages)} messages but the context only {context_size} "
@@ -177,21 +169,15 @@ def render_messages(body: ChatBody, model: ServedModel, context_size: int) -> Re
             lambda: render_chat(body, model.template, model.chat, adds_bos=model.vocab.add_bos),
         )
     except TimeLimitError as error:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"the chat template took longer than {TEMPLATE_SECONDS:g} s for these messages; send "
-            "less, or start with another --chat-template-file",
+            "less, or start with another --chat-template-file"
         ) from error
 
 
 def _num_bytes(content: Any) -> int:
-    """Characters of a message, which are no more than its bytes."""
+    """Characters of a message, a lower bound of its bytes."""
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         return sum(len(text) for text in parts if isinstance(text, str))
     return len(content) if isinstance(content, str) else 0
-
-
-def is_id(value: Any) -> bool:
-    """Whether a value of a body is a token id."""
-    return isinstance(value, int) and not isinstance(value, bool)

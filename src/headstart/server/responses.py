@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's responses, on top of chat; stored ones can be read and continued."""
+"""POST /v1/responses: OpenAI's responses, which are stored and can be continued."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from headstart.server.response_dialect import ResponsesDialect
 from headstart.server.response_store import Item, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.routing import Routes
+from headstart.types.errors import RequestError
 
 routes = Routes()
 
@@ -28,7 +29,7 @@ routes = Routes()
     answer="`response`, with `output`, a list of items; with `stream` events",
 )
 async def create_response(http: HttpRequest) -> Response:
-    """Answer a text or items, after those of a stored response."""
+    """Answer a text or items, optionally continuing a stored response."""
     body = await read_body(http, ResponsesBody)
     history = _history(http, body)
     chat = chat_body(body, history)
@@ -66,7 +67,7 @@ async def get_response(http: HttpRequest) -> dict[str, Any]:
     answer="`data`: the items that the response answered",
 )
 async def list_input_items(http: HttpRequest) -> dict[str, Any]:
-    """List what a stored response answered; the newest first unless `order=asc`."""
+    """List the input of a stored response; the newest item first unless `order=asc`."""
     items = list(_stored(http).input_items)
     if http.query_params.get("order") != "asc":
         items.reverse()
@@ -84,16 +85,15 @@ async def delete_response(http: HttpRequest) -> dict[str, Any]:
 
 
 def _history(http: HttpRequest, body: ResponsesBody) -> list[Item]:
-    """The items of the conversation that the stored response ends."""
+    """The conversation of the stored response that the body continues."""
     if body.previous_response_id is None:
         return []
     namespace = http.scope["headstart.namespace"]
     before = service_of(http).responses.get(namespace, body.previous_response_id)
     if before is None:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"Previous response with id {shorten(body.previous_response_id)} not found: it was not "
-            "stored, was deleted, or made room for newer ones; send the conversation as input",
+            "stored, was deleted, or made room for newer ones; send the conversation as input"
         )
     return before.conversation
 

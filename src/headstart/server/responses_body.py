@@ -1,4 +1,4 @@
-"""A body of OpenAI's responses API as one of chat."""
+"""Bodies of OpenAI's responses API, and how they become chat bodies."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from headstart.server.body import Body, Int, make_body
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.response_store import Item
 from headstart.server.schemas import ChatBody
+from headstart.types.errors import RequestError
 
 Message = dict[str, Any]
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
-# named alike in both APIs, but not the same, or handled here
+# fields of chat that mean something else here, or are handled here
 _NOT_PASSED = frozenset({"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"})
-# whoever sets one of these wants it to have an effect
-_NOT_BUILT = ("background", "conversation", "prompt")
 
 
 class ResponsesBody(Body):
@@ -60,10 +58,10 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     """The request as a chat that continues after the items of `history`.
 
     Raises:
-        ApiError: an item or a field that cannot be honoured.
+        HeadstartError: an item or a field is not supported.
     """
     extra = body.model_extra or {}
-    for name in _NOT_BUILT:
+    for name in ("background", "conversation", "prompt"):
         if extra.get(name):
             raise not_supported(f"{name} is not supported; leave it out")
     known = ChatBody.model_fields.keys() - _NOT_PASSED
@@ -87,7 +85,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
         data["response_format"] = answer_format
     if effort := body.reasoning.get("effort"):
         if not isinstance(effort, str):
-            raise ApiError(400, f"reasoning.effort is {shorten(effort)} but must be a text")
+            raise RequestError(f"reasoning.effort is {shorten(effort)} but must be a text")
         data["reasoning_effort"] = effort
     return make_body(ChatBody, data)
 
@@ -96,14 +94,14 @@ def input_messages(given: Any) -> list[Message]:
     """Chat messages of the field `input`.
 
     Raises:
-        ApiError: an item that is not known, or not text.
+        HeadstartError: an item is unknown or is not text.
     """
     if given is None:
-        raise ApiError(400, "input is required")
+        raise RequestError("input is required")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
-        raise ApiError(400, f"input is {shorten(given)} but must be a text or a list of items")
+        raise RequestError(f"input is {shorten(given)} but must be a text or a list of items")
     messages: list[Message] = []
     for index, item in enumerate(given):
         _add(messages, item, f"input.{index}")
@@ -112,7 +110,7 @@ def input_messages(given: Any) -> list[Message]:
 
 def _add(messages: list[Message], item: Any, where: str) -> None:
     if not isinstance(item, dict):
-        raise ApiError(400, f"{where} is {shorten(item)} but must be an object")
+        raise RequestError(f"{where} is {shorten(item)} but must be an object")
     kind, role = item.get("type") or "message", item.get("role")
     match kind:
         case "message" if role == "assistant":
@@ -137,16 +135,15 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
         case "message":
-            raise ApiError(
-                400, f"{where}.role is {shorten(role)} but must be user, system, developer or "
-                "assistant",
-            )  # fmt: skip
+            raise RequestError(
+                f"{where}.role is {shorten(role)} but must be user, system, developer or assistant"
+            )
         case _:
             raise not_supported(f"{where} is of type {shorten(kind)}, which is not supported")
 
 
 def _assistant(messages: list[Message]) -> Message:
-    """The assistant's message that the items of one answer make together."""
+    """The assistant's message to which the items of one answer belong."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
@@ -157,12 +154,12 @@ def _texts(content: Any, where: str) -> Iterable[str]:
         yield content
         return
     if not isinstance(content, list):
-        raise ApiError(400, f"{where} must have a text or a list of parts, not {shorten(content)}")
+        raise RequestError(f"{where} must have a text or a list of parts, not {shorten(content)}")
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "refusal":
             yield str(part.get("refusal", ""))
-        elif kind not in _TEXT_PARTS:
+        elif kind not in ("input_text", "output_text", "text"):
             raise not_supported(
                 f"{where} has a part of type {shorten(kind)}: this server reads text only"
             )
@@ -173,25 +170,25 @@ def _texts(content: Any, where: str) -> Iterable[str]:
 def _text(item: dict[str, Any], name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise ApiError(400, f"{where}.{name} is {shorten(value)} but must be a text")
+        raise RequestError(f"{where}.{name} is {shorten(value)} but must be a text")
     return value
 
 
 def _thoughts(item: dict[str, Any]) -> str:
-    """What a reasoning item tells; encrypted ones tell nothing."""
+    """The text of a reasoning item; an encrypted one has none."""
     parts = item.get("content") or item.get("summary") or []
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def _is_function(tool: dict[str, Any]) -> bool:
-    """Others are OpenAI's own, which clients such as Codex offer with every request."""
+    """Whether it is a function; Codex sends OpenAI's own tools with every request."""
     return tool.get("type") == "function"
 
 
 def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str):
-        raise ApiError(400, f"tools.{index}.name is required and must be a text")
+        raise RequestError(f"tools.{index}.name is required and must be a text")
     names = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": function}
@@ -212,6 +209,6 @@ def _response_format(wanted: Any) -> dict[str, Any] | None:
                 "type": "json_schema",
                 "json_schema": {n: wanted[n] for n in names if n in wanted},
             }
-    raise ApiError(
-        400, f"text.format.type is {shorten(kind)} but must be text, json_object or json_schema"
+    raise RequestError(
+        f"text.format.type is {shorten(kind)} but must be text, json_object or json_schema"
     )

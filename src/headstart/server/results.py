@@ -11,7 +11,6 @@ from headstart.types import Vocab
 from headstart.types.request import ProgressEvent, RequestStats, TokenEvent, TokenLogprob
 from headstart.types.speculation_stats import SpeculationStats
 
-LOWEST = -3.4028234663852886e38  # float32's; JSON has no -infinity
 Emission = tuple[int, TokenEvent]
 """The tokens of a step, and its number in the answer, from 0."""
 
@@ -35,7 +34,7 @@ def timings(stats: RequestStats) -> dict[str, Any]:
     result = {
         "cache_n": stats.num_cached,
         **_pace("prompt", num_prompt_read, stats.prompt_seconds),
-        # the time begins with the first token, so its steps are one less
+        # timed from the first token on
         **_pace("predicted", max(0, stats.num_emitted - 1), stats.generation_seconds),
         "predicted_n": stats.num_emitted,
     }
@@ -45,7 +44,7 @@ def timings(stats: RequestStats) -> dict[str, Any]:
 
 
 def reading_times(progress: ProgressEvent) -> dict[str, Any]:
-    """The timings of a prompt that is being read."""
+    """The timings of a prompt that is being processed."""
     has_begun = progress.num_processed > progress.num_cached
     so_far = RequestStats(
         num_prompt=progress.num_processed,
@@ -66,9 +65,7 @@ def _pace(name: str, num_tokens: int, seconds: float) -> dict[str, float]:
 
 
 def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any]:
-    """Acceptance of one answer under vLLM's names; the whole also says who drafted and why nobody
-    did.
-    """
+    """Acceptance of an answer under vLLM's names; `is_whole` adds speculators and reasons."""
     drafts, num_drafted = stats.drafts, stats.drafts.num_drafted
     rate = drafts.num_accepted / num_drafted if num_drafted else 0.0
     if not is_whole:
@@ -96,7 +93,7 @@ def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any
 
 
 def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
-    """What one speculator did; the same names in answers, /slots and /props."""
+    """Counts of one speculator, with the same names in answers, /slots and /props."""
     return {
         "num_calls": stats.num_calls,
         "num_drafts_offered": stats.num_offered,
@@ -112,7 +109,7 @@ def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
 
 
 def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
-    """One sum over the choices of a call; times add up, as if they had run one after another."""
+    """The sum over the choices of a call; times add up too."""
     if len(stats) == 1:
         return stats[0]
     by_speculator: dict[str, SpeculationStats] = {}
@@ -140,14 +137,13 @@ _SUMMED = (
 def token_probabilities(
     logprobs: Sequence[TokenLogprob], vocab: Vocab, *, is_post_sampling: bool
 ) -> list[dict[str, Any]]:
-    """One entry per emitted token, its alternatives inside; probabilities instead of their logs
-    after sampling.
-    """
+    """An entry for each emitted token with its alternatives; after sampling not as logarithms."""
     name, top_name = ("prob", "top_probs") if is_post_sampling else ("logprob", "top_logprobs")
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = vocab.token_bytes(token)
-        value = math.exp(logprob) if is_post_sampling else max(logprob, LOWEST)
+        # float32's lowest, because JSON has no -infinity
+        value = math.exp(logprob) if is_post_sampling else max(logprob, -3.4028234663852886e38)
         return {
             "id": token,
             "token": data.decode("utf-8", "replace"),
@@ -165,7 +161,7 @@ def token_probabilities(
 
 
 def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict[str, Any]:
-    """The same in OpenAI's old shape for completions, four parallel lists."""
+    """Log probabilities in OpenAI's old form for completions, four parallel lists."""
     offsets = []
     for entry in content:
         offsets.append(text_offset)
@@ -183,7 +179,7 @@ def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict
 def sources_of_tokens(
     tokens: Sequence[int], sources: Sequence[str], vocab: Vocab
 ) -> list[dict[str, Any]]:
-    """Which speculator guessed each token; "" is the target's own."""
+    """Which speculator drafted each token; "" stands for the target model."""
     return [
         {"id": token, "piece": text_or_bytes(vocab.token_bytes(token)), "source": source}
         for token, source in zip(tokens, sources, strict=True)

@@ -11,22 +11,16 @@ from typing import Any
 
 from headstart.config import SamplingConfig
 from headstart.server.constraints import default_constraint
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import shorten
 from headstart.server.limits import (
-    MAX_BIAS,
-    MAX_BIAS_TEXT_BYTES,
-    MAX_BIAS_TEXTS,
-    MAX_BREAKER_BYTES,
-    MAX_BREAKERS,
     MAX_NAMES,
-    MAX_SAMPLERS,
     check_bytes,
     check_length,
 )
 from headstart.server.model import RequestDefaults
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
-from headstart.types.errors import ConfigError, InvalidParameterError
+from headstart.types.errors import ConfigError, InvalidParameterError, RequestError
 from headstart.types.sampling_params import (
     MAX_SEED,
     NUMBERS,
@@ -35,7 +29,6 @@ from headstart.types.sampling_params import (
     SamplingParams,
 )
 
-RANDOM_SEEDS = (-1, MAX_SEED)  # the second is llama-server's -1, as its /props shows it
 SAMPLER_LETTERS = {
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p",
     "p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill",
@@ -46,7 +39,7 @@ def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> Req
     """Join flags and the model's metadata.
 
     Raises:
-        ConfigError: a flag is out of range, or names what cannot be read.
+        ConfigError: a flag is out of range, or names a file that cannot be read.
     """
     values: dict[str, Any] = {"ignore_eos": config.ignore_eos}
     values |= _recommended(metadata)
@@ -82,7 +75,7 @@ def sampling_params(
     """The server's defaults with the values of the body.
 
     Raises:
-        ApiError, InvalidParameterError: a value has the wrong form or is out of range.
+        RequestError: a value has the wrong form or is out of range.
     """
     given: dict[str, Any] = {one.name: getattr(body, one.name) for one in NUMBERS}
     given["ignore_eos"] = body.ignore_eos
@@ -93,13 +86,13 @@ def sampling_params(
     )
     if body.dry_sequence_breakers is not None:
         if not body.dry_sequence_breakers:
-            raise ApiError(
-                400,
-                "dry_sequence_breakers is an empty list; give at least one text or leave it out",
+            raise RequestError(
+                "dry_sequence_breakers is an empty list; give at least one text or leave it out"
             )
-        check_length("dry_sequence_breakers", body.dry_sequence_breakers, MAX_BREAKERS, "texts")
+        # libllama searches the vocabulary for each, which takes 20 ms if it is large
+        check_length("dry_sequence_breakers", body.dry_sequence_breakers, 32, "texts")
         for breaker in body.dry_sequence_breakers:
-            check_bytes("dry_sequence_breakers", breaker, MAX_BREAKER_BYTES)
+            check_bytes("dry_sequence_breakers", breaker, 256)
         given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     changes = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(defaults.sampling, **_clamped(changes))
@@ -107,7 +100,7 @@ def sampling_params(
 
 def _seed(seed: int | None) -> int:
     """The seed's lower 32 bits, as at llama-server; None and -1 stand for a random seed."""
-    if seed is None or seed in RANDOM_SEEDS:
+    if seed in (None, -1, MAX_SEED):  # the last is -1 as llama-server's /props shows it
         return secrets.randbelow(MAX_SEED)
     return seed % 2**32
 
@@ -127,7 +120,7 @@ def _clamped(values: Mapping[str, Any]) -> dict[str, Any]:
 def _samplers(samplers: Any) -> tuple[str, ...]:
     """Names from a list, or from a string of letters as on llama-server's command line."""
     if isinstance(samplers, str | list):
-        check_length("samplers", samplers, MAX_SAMPLERS)
+        check_length("samplers", samplers, 32)
     if isinstance(samplers, str):
         return _sampler_letters(samplers)
     names = read_names("samplers", samplers) or ()
@@ -155,10 +148,8 @@ def read_names(field: str, value: Any) -> tuple[str, ...] | None:
     if isinstance(names, list):
         check_length(field, names, MAX_NAMES)
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ApiError(
-            400,
-            f"{field} is {shorten(value)} but must be a list of names, or names with commas "
-            "between",
+        raise RequestError(
+            f"{field} is {shorten(value)} but must be a list of names, or names with commas between"
         )
     return tuple(names)
 
@@ -206,7 +197,7 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
     """Read both forms; a text biases every token of it.
 
     Raises:
-        ApiError: it is neither form, names no token, or holds too much.
+        RequestError: it has neither form, names no token, or has too many entries.
     """
     if isinstance(value, Mapping | list):
         check_length("logit_bias", value, vocab.size)
@@ -214,18 +205,18 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
-        raise ApiError(400, "logit_bias must be an object {token: bias} or a list of [token, bias]")
+        raise RequestError("logit_bias must be an object {token: bias} or a list of [token, bias]")
     biases: dict[int, float] = {}
     texts: list[str] = []
     for name, bias in pairs:
         token, number = _bias_token(name, is_key=isinstance(value, Mapping)), _bias(name, bias)
         if isinstance(token, str):
             texts.append(token)
-            check_length("logit_bias", texts, MAX_BIAS_TEXTS, "texts")
-            check_bytes("logit_bias", token, MAX_BIAS_TEXT_BYTES)
+            check_length("logit_bias", texts, 1024, "texts")
+            check_bytes("logit_bias", token, 1024)
             ids = vocab.tokenize(token, add_special=False, parse_special=False)
         else:
-            ids = [token] if 0 <= token < vocab.size else []  # others change nothing
+            ids = [token] if 0 <= token < vocab.size else []  # unknown ids have no effect
         for token_id in ids:
             total = biases.get(token_id, 0.0) + number
             biases[token_id] = total if math.isinf(total) else _finite_bias(total)
@@ -236,24 +227,23 @@ def _bias(token: Any, bias: Any) -> float:
     if bias is False:
         return -math.inf
     if isinstance(bias, bool) or not isinstance(bias, int | float):
-        raise ApiError(
-            400,
+        raise RequestError(
             f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to "
-            "ban it",
+            "ban it"
         )
     return _finite_bias(bias)
 
 
 def _finite_bias(bias: float) -> float:
     """Limit a bias, so that the sampler's sums stay finite in float32 at any temperature."""
-    return float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
+    return float(max(-1e30, min(1e30, bias)))
 
 
 def _bias_token(token: Any, *, is_key: bool) -> int | str:
     if is_key and re.fullmatch(r"-?[0-9]{1,12}", token):  # JSON keys are strings, ids included
         token = int(token)
     if not isinstance(token, str | int) or isinstance(token, bool):
-        raise ApiError(
-            400, f"logit_bias names the token {shorten(token)} but must name an id or a text"
+        raise RequestError(
+            f"logit_bias names the token {shorten(token)} but must name an id or a text"
         )
     return token

@@ -1,9 +1,8 @@
 """Request bodies: names and types of their fields, documented for OpenAPI.
 
-Ranges are checked where the values live (`SamplingParams`, `SpeculativeParams`, `translate`).
-Fields that take several types (prompt, stop, logit_bias ...) are `Any` here and read by `translate`
-and `prompts`. An absent field and null are the same; unknown fields are ignored, as llama-server
-and OpenAI do, but for those of `speculative`: whoever sets one of them wants it to have an effect.
+Ranges are checked by `SamplingParams`, `SpeculativeParams` and `translate`. Fields of several types
+(prompt, stop, logit_bias ...) are `Any` here. Null is the same as an absent field. Unknown fields
+are ignored, as by llama-server and OpenAI, except in `speculative`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pydantic import ConfigDict, Field, create_model, model_validator
 from headstart.server.body import Body, Count, Int, Seed
 from headstart.types.sampling_params import NUMBERS
 
-# one field for each number of SamplingParams; absent is the server's default
+# a field for each number of SamplingParams; absent ones have the server's default
 if TYPE_CHECKING:
     SamplingBody = Body
 else:
@@ -28,7 +27,7 @@ else:
 
 
 class SpeculativeBody(Body):
-    """Speculation of this request; absent = as the server was started."""
+    """Speculation of this request; absent fields are as the server was started."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,33 +56,29 @@ class GenerationBody(SamplingBody):
 
     dry_sequence_breakers: list[str] | None = None
     ignore_eos: bool | None = None
-    seed: Seed | None = Field(
-        default=None, description="-1 takes a random one, which the answer reports"
-    )
-    samplers: Any = Field(default=None, description="list of names, or one letter each in a string")
+    seed: Seed | None = Field(None, description="-1 takes a random one, which the answer reports")
+    samplers: Any = Field(None, description="list of names, or one letter each in a string")
     logit_bias: Any = Field(
-        default=None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans'
+        None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans'
     )
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: Int = 1
-    n_cmpl: Int | None = Field(default=None, description="the same as n")
+    n_cmpl: Int | None = Field(None, description="the same as n")
     n_predict: Int | None = Field(
-        default=None, description="most tokens; -1 no limit, 0 only fills the cache"
+        None, description="most tokens; -1 no limit, 0 only fills the cache"
     )
-    max_completion_tokens: Int | None = Field(default=None, description="the same as n_predict")
-    max_tokens: Int | None = Field(default=None, description="the same as n_predict")
-    stop: Any = Field(default=None, description="a string or a list of strings")
+    max_completion_tokens: Int | None = Field(None, description="the same as n_predict")
+    max_tokens: Int | None = Field(None, description="the same as n_predict")
+    stop: Any = Field(None, description="a string or a list of strings")
     n_indent: Int = Field(
         0, description="end before a new line with less white space in front than this; 0 is off"
     )
-    n_probs: Int | None = Field(
-        default=None, description="alternatives per token, with log probabilities"
-    )
+    n_probs: Int | None = Field(None, description="alternatives per token, with log probabilities")
     post_sampling_probs: bool = False
     cache_prompt: bool | None = None  # None: as the server was started
-    n_cache_reuse: Int | None = Field(default=None, description="see --cache-reuse")
-    n_keep: Int | None = Field(default=None, description="see --keep")
+    n_cache_reuse: Int | None = Field(None, description="see --cache-reuse")
+    n_keep: Int | None = Field(None, description="see --keep")
     n_discard: Int = Field(0, description="tokens that a context shift drops; 0 for half")
     id_slot: Int = -1
     t_max_predict_ms: Int = Field(
@@ -93,65 +88,62 @@ class GenerationBody(SamplingBody):
     return_tokens: bool = False
     return_progress: bool = False
     return_metrics: bool = Field(
-        default=False, description="the whole block `metrics`: by speculator, and why none drafted"
+        False, description="the whole block `metrics`: by speculator, and why none drafted"
     )
     verbose: bool | None = Field(
-        default=None,
-        description="`__verbose`: the answer as /completion gives it; default: with --verbose",
+        None, description="`__verbose`: the answer as /completion gives it; default: with --verbose"
     )
     return_draft_info: bool = Field(
-        default=False, description="`sources`: which speculator guessed each token"
+        False, description="`sources`: which speculator guessed each token"
     )
     provenance: bool = Field(False, description="who guessed each token; what each step verified")
     sse_ping_interval: Int | None = Field(
-        default=None, description="seconds between comments in a silent stream; -1 none"
+        None, description="seconds between comments in a silent stream; -1 none"
     )
     echo: bool = False
     speculative: SpeculativeBody = SpeculativeBody()
     mirostat: Int = Field(0, description="only 0")
-    adaptive_target: float | None = Field(default=None, description="only below 0, which is off")
+    adaptive_target: float | None = Field(None, description="only below 0, which is off")
     lora: Any = Field(
-        default=None, description="[{id, scale}]: LoRA adapters; those that are not named are off"
+        None, description="[{id, scale}]: LoRA adapters; those that are not named are off"
     )
     reasoning_budget_tokens: Int | None = Field(
-        default=None,
+        None,
         ge=-1,
         description="tokens after which thoughts are ended; -1 is no limit, 0 no thoughts; "
         "outside chats with reasoning_budget_start_tag and _end_tags",
     )
     thinking_budget_tokens: Int | None = Field(
-        default=None, ge=-1, description="the same as reasoning_budget_tokens"
+        None, ge=-1, description="the same as reasoning_budget_tokens"
     )
     reasoning_budget_message: str | None = Field(
-        default=None,
-        max_length=4096,
-        description="text in front of the end of thoughts that were too long",
+        None, max_length=4096, description="text in front of the end of thoughts that were too long"
     )
     reasoning_budget_start_tag: str | None = Field(
-        default=None,
+        None,
         max_length=256,
         description="not of chats: what thoughts begin with, for reasoning_budget_tokens",
     )
     reasoning_budget_end_tags: list[str] | None = Field(
-        default=None,
+        None,
         max_length=16,
         description="what they end with; the first one ends those that are too long",
     )
     reasoning_budget_end_tag: str | None = Field(
-        default=None, max_length=256, description="the same, a single one"
+        None, max_length=256, description="the same, a single one"
     )
     response_format: dict[str, Any] | None = Field(
-        default=None, description="type text, json_object or json_schema"
+        None, description="type text, json_object or json_schema"
     )
-    json_schema: Any = Field(default=None, description="the answer is JSON of this schema")
-    grammar: Any = Field(default=None, description="GBNF; Lark if it begins with %llguidance")
-    regex: Any = Field(default=None, description="the whole answer matches it; Rust's syntax")
-    lark: Any = Field(default=None, description="a grammar in llguidance's Lark")
+    json_schema: Any = Field(None, description="the answer is JSON of this schema")
+    grammar: Any = Field(None, description="GBNF; Lark if it begins with %llguidance")
+    regex: Any = Field(None, description="the whole answer matches it; Rust's syntax")
+    lark: Any = Field(None, description="a grammar in llguidance's Lark")
     grammar_lazy: bool = Field(
-        default=False, description="the constraint begins at one of grammar_triggers"
+        False, description="the constraint begins at one of grammar_triggers"
     )
     grammar_triggers: Any = Field(
-        default=None, description='[{"type": 1, "value": text}] or [{"type": 0, "token": id}]'
+        None, description='[{"type": 1, "value": text}] or [{"type": 0, "token": id}]'
     )
 
     @model_validator(mode="before")
@@ -190,16 +182,16 @@ class ChatBody(GenerationBody):
         default_factory=dict, description="variables for the template, such as enable_thinking"
     )
     reasoning_effort: str | None = None
-    tools: list[Any] | None = Field(default=None, description="OpenAI's, of type function")
+    tools: list[Any] | None = Field(None, description="OpenAI's, of type function")
     tool_choice: Any = Field(
-        default=None, description='auto, none, required, or {"function": {"name": ...}}'
+        None, description='auto, none, required, or {"function": {"name": ...}}'
     )
     parallel_tool_calls: bool | None = Field(
-        default=None, description="several calls in one answer; default: if the template has them"
+        None, description="several calls in one answer; default: if the template has them"
     )
-    parse_tool_calls: bool = Field(default=True, description="false leaves calls in the content")
+    parse_tool_calls: bool = Field(True, description="false leaves calls in the content")
     reasoning_format: str | None = Field(
-        default=None, description="none leaves thoughts in the content; auto, deepseek"
+        None, description="none leaves thoughts in the content; auto, deepseek"
     )
 
 
@@ -207,9 +199,9 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
-    logprobs: Any = Field(default=None, description="number of alternatives per token")
+    logprobs: Any = Field(None, description="number of alternatives per token")
     best_of: Int = 1
-    suffix: str | None = Field(default=None, description="what comes after the text to fill in")
+    suffix: str | None = Field(None, description="what comes after the text to fill in")
 
 
 class NativeBody(GenerationBody):
@@ -217,7 +209,7 @@ class NativeBody(GenerationBody):
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     response_fields: list[str] = Field(default_factory=list)
-    logprobs: Count | None = Field(default=None, description="the same as n_probs; true is 1")
+    logprobs: Count | None = Field(None, description="the same as n_probs; true is 1")
 
 
 class InfillExtra(Body):

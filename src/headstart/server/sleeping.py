@@ -1,7 +1,6 @@
-"""Unloads the model when nobody has asked for anything for a while; the next request loads it.
+"""Unloads the model after a time without requests; the next request loads it again.
 
-Only what is posted counts and wakes: /health, /props, /metrics and the lists answer from what is
-known, so that whoever watches a server does not keep it awake.
+Only POST requests count, so that monitoring by GET does not keep the model loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from headstart.types.worker import Worker
 
 
 class IdleTimer:
-    """Puts the worker to sleep. Belongs to the loop of the app."""
+    """Puts the worker to sleep. Call it on the app's event loop."""
 
     def __init__(self, worker: Worker, seconds: int) -> None:
         self._worker = worker
@@ -26,7 +25,7 @@ class IdleTimer:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """A request came: the model is loaded when this returns.
+        """Note a request and load the model if it is not loaded.
 
         Raises:
             UnavailableError: it cannot be loaded.
@@ -36,12 +35,12 @@ class IdleTimer:
         await self._worker.wake()
 
     def end(self) -> None:
-        """A request that began is over."""
+        """Note the end of a request."""
         self._num_running -= 1
         self.restart()
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Start the time again."""
         self._cancel()
         if not self._num_running:
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._sleep)
@@ -55,7 +54,7 @@ class IdleTimer:
         self._task = asyncio.create_task(self._try())
 
     async def _try(self) -> None:
-        if self._num_running:  # it came after the time was over, and has found the model loaded
+        if self._num_running:  # a request came meanwhile
             return
         await self._worker.sleep()
         if self._worker.status != "sleeping":  # something runs, or the engine is being restarted
@@ -63,7 +62,7 @@ class IdleTimer:
 
 
 class Waking:
-    """ASGI middleware behind the guard: what is posted wakes the model and keeps it awake."""
+    """ASGI middleware behind the guard: POST requests load the model and keep it loaded."""
 
     def __init__(self, app: ASGIApp, *, timer: IdleTimer) -> None:
         self._app = app

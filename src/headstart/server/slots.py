@@ -12,13 +12,13 @@ from starlette.requests import Request as HttpRequest
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import read_body
 from headstart.server.errors import ApiError
+from headstart.server.event_stream import single_event
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
-from headstart.server.single_event import single_event
+from headstart.types.errors import RequestError
 from headstart.types.request import SlotAction, SlotEvent
 
-ACTIONS = ("save", "restore", "erase")
 _NAME = re.compile(r"[\w. +@-]{1,200}")
 
 routes = Routes()
@@ -32,8 +32,8 @@ async def act(http: HttpRequest) -> dict[str, Any]:
     if folder is None:
         raise ApiError(501, "slot actions need a folder; start with --slot-save-path FOLDER")
     action = http.query_params.get("action", "")
-    if action not in ACTIONS:
-        raise ApiError(400, f"action is {action!r} but must be save, restore or erase")
+    if action not in ("save", "restore", "erase"):
+        raise RequestError(f"action is {action!r} but must be save, restore or erase")
     slot_id = http.path_params["id_slot"]
     name = "" if action == "erase" else _file_name((await read_body(http, SlotBody)).filename)
     adapters = request_scales(None, service.adapter_scales, service.info)
@@ -51,10 +51,10 @@ async def act(http: HttpRequest) -> dict[str, Any]:
 
 
 def _file_name(name: str | None) -> str:
-    """A name inside the folder, never a way out of it."""
+    """Check that the name stays inside of the folder."""
     if name is None or not _NAME.fullmatch(name) or name.startswith("."):
-        raise ApiError(
-            400, f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
+        raise RequestError(
+            f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
         )
     return name
 

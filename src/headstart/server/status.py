@@ -1,4 +1,4 @@
-"""GET /health, /v1/models, /props, /slots: what runs here and how it is doing."""
+"""GET /health, /v1/models, /props, /slots: the model, settings and state of the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ routes = Routes()
 
 @routes.get("/health", "/v1/health", answer="`status`: ok")
 async def health(http: HttpRequest) -> dict[str, Any]:
-    """Say whether requests can be taken; 503 and why while they cannot."""
+    """Answer ok, or 503 with the reason while requests cannot be answered."""
     is_trusted = http.scope["headstart.is_trusted"]
     if reason := service_of(http).why_not_ready(with_details=is_trusted):
         raise ApiError(503, reason)
@@ -33,7 +33,7 @@ async def health(http: HttpRequest) -> dict[str, Any]:
 
 @routes.get("/v1/models", "/models", answer="`data`: a list with the model")
 async def models(http: HttpRequest) -> dict[str, Any]:
-    """List the one model; from memory, never from the engine."""
+    """List the one model."""
     service = service_of(http)
     alias = service.served.alias
     ollama = {"name": alias, "model": alias, "type": "model", "capabilities": ["completion"]}
@@ -90,7 +90,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
 
 @routes.post("/props", body=Body, answer="`success`: true")
 async def change_props(http: HttpRequest) -> dict[str, Any]:
-    """Accept what llama-server accepts: it has no properties to change either."""
+    """Answer as llama-server, which has no properties to change either."""
     if not service_of(http).config.props:
         raise ApiError(501, "this server does not take changes; start it with --props")
     return {"success": True}
@@ -146,7 +146,7 @@ def _facts(model: ModelInfo) -> dict[str, Any]:
 
 
 def speculation_state(report: WorkerReport) -> dict[str, Any]:
-    """What speculators did since the start, why they did not, and what control believes."""
+    """Counts of speculators since the start, reasons for no draft, and control's estimates."""
     return {
         "speculators": [_speculator(one) for one in report.speculators],
         "reasons_not_drafted": dict(report.drafts.reasons),
@@ -165,11 +165,11 @@ def _speculator(one: SpeculatorReport) -> dict[str, Any]:
 
 
 def slot_state(slot: SlotReport, service: Service) -> dict[str, Any]:
-    """One slot, under llama-server's names and ours."""
+    """The state of a slot, under llama-server's names and Headstart's."""
     left = -1 if slot.max_tokens is None else slot.max_tokens - slot.num_emitted
     return {
         "id": slot.slot_id,
-        # a number, as llama-server's clients expect; the request's own name beside it
+        # a number, as llama-server's clients expect
         "id_task": zlib.crc32(slot.request_id.encode()) if slot.request_id else -1,
         "request_id": slot.request_id,
         "n_ctx": service.info.context_size,

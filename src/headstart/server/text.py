@@ -9,12 +9,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import read_body
-from headstart.server.errors import ApiError, shorten
-from headstart.server.limits import MIN_COUNTED_TOKENS, check_length
+from headstart.server.errors import shorten
+from headstart.server.limits import check_length, is_id
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import (
     check_token,
-    is_id,
     render_messages,
     tokenize_mixed,
     tokens_text,
@@ -23,6 +22,7 @@ from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
 from headstart.server.threads import unless_left
 from headstart.text.utf8 import text_or_bytes
+from headstart.types.errors import RequestError
 
 routes = Routes()
 
@@ -61,8 +61,8 @@ async def detokenize(http: HttpRequest) -> Response:
 
     def run() -> bytes:
         if not isinstance(body.tokens, list) or not all(map(is_id, body.tokens)):
-            raise ApiError(
-                400, f"tokens is {shorten(body.tokens)} but must be a list of whole numbers"
+            raise RequestError(
+                f"tokens is {shorten(body.tokens)} but must be a list of whole numbers"
             )
         check_length("tokens", body.tokens, _limit(service))
         ids = [check_token(int(token), vocab, "tokens") for token in body.tokens]
@@ -85,8 +85,8 @@ async def apply_template(http: HttpRequest) -> Response:
 
 
 def _limit(service: Service) -> int:
-    """Most tokens of a text that is only counted, or shown."""
-    return max(service.info.context_size, MIN_COUNTED_TOKENS)
+    """Most tokens that are counted or shown."""
+    return max(service.info.context_size, 131_072)
 
 
 async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], bytes]) -> Response:

@@ -1,4 +1,4 @@
-"""What a chat body wants of tools and thoughts: how its answers are read, and what they must be."""
+"""How answers of a chat are parsed and constrained, by its tools and its reasoning format."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.server.conversation import RenderedChat, read_tools, reasoning_budget
+from headstart.server.conversation import RenderedChat, read_tools
 from headstart.server.dialect import Choice
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import shorten
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
+from headstart.server.thoughts import chat_thoughts, thought_marks
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
 from headstart.text.toolcalls.constraint import (
     CallRules,
@@ -23,21 +24,21 @@ from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.toolcalls.tools import Tools
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ThoughtMarks
-from headstart.types.thought_limit import ThoughtLimit
+from headstart.types.errors import RequestError
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
-# for calls that a body requires of a model whose own form cannot be demanded, or that has none
+# for required calls of models without a form of their own, or whose form cannot be required
 PLAIN_CALLS = MarkedCalls("json", JsonCall(), is_parallel=False)
 
 
 def prepare_reading(
     body: ChatBody, model: ServedModel, chat: RenderedChat, choices: Sequence[Choice]
 ) -> None:
-    """Give each choice its parser, and its request the constraint that the tools demand."""
+    """Give each choice its parser, and its request the constraint of the tools."""
     tools = Tools(read_tools(body.tools))
     wish, names = _tool_choice(body, tools)
     answer_format = model.answer_format
-    if wish == "required" and answer_format.constrained_calls is None:
+    if wish == "required" and answer_format.calls is None:
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=PLAIN_CALLS)
     options = ReadOptions(
         splits_thoughts=_reasoning_format(body, model) != "none",
@@ -51,16 +52,16 @@ def prepare_reading(
             constraint = _required_calls(answer_format, rules, chat, model.vocab)
         else:
             constraint = _calls_at_a_trigger(answer_format, rules, chat, model.vocab)
-            if constraint and not options.splits_thoughts:  # then calls are read there too
+            if constraint and not options.splits_thoughts:  # then reasoning may have calls too
                 constraint = dataclasses.replace(constraint, thoughts=None)
     shown = _marker_tokens(answer_format, model.vocab)
-    limit = _thought_limit(body, model, chat)
+    limit = chat_thoughts(body, model, chat)
     for choice in choices:
         choice.parser = AnswerParser(answer_format, tools, options)
         wanted = choice.request.constraint
         if wanted and wish == "required":
-            raise ApiError(
-                400, "tool_choice required and a constraint of the answer exclude each other"
+            raise RequestError(
+                "tool_choice required and a constraint of the answer exclude each other"
             )
         choice.request = dataclasses.replace(
             choice.request,
@@ -77,21 +78,19 @@ def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
         function = wish.get("function")
         name = function.get("name") if isinstance(function, dict) else wish.get("name")
         if not isinstance(name, str) or name not in tools:
-            raise ApiError(
-                400,
+            raise RequestError(
                 f"tool_choice names {shorten(name)} but "
-                + (f"the tools are {', '.join(tools.names)}" if tools else "there are no tools"),
+                + (f"the tools are {', '.join(tools.names)}" if tools else "there are no tools")
             )
         return "required", (name,)
     wish = wish or "auto"
     if wish not in ("auto", "none", "required"):
-        raise ApiError(
-            400,
+        raise RequestError(
             f"tool_choice is {shorten(wish)} but must be auto, none, required or "
-            '{"type": "function", "function": {"name": ...}}',
+            '{"type": "function", "function": {"name": ...}}'
         )
     if wish == "required" and not tools:
-        raise ApiError(400, "tool_choice is required but there are no tools; send some")
+        raise RequestError("tool_choice is required but there are no tools; send some")
     return wish, tools.names
 
 
@@ -104,48 +103,46 @@ def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
 def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
     wish = body.reasoning_format or model.chat.reasoning_format
     if wish not in REASONING_FORMATS:
-        raise ApiError(
-            400,
-            f"reasoning_format is {shorten(wish)} but must be one of "
-            f"{', '.join(REASONING_FORMATS)}",
+        raise RequestError(
+            f"reasoning_format is {shorten(wish)} but must be one of {', '.join(REASONING_FORMATS)}"
         )
     if wish == "deepseek-legacy" and body.stream:
-        return "none"  # there it leaves thoughts in the content of streams
+        return "none"  # this format leaves reasoning in the content of streams
     return wish
 
 
 def _required_calls(
     answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, vocab: Vocab
 ) -> Constraint:
-    assert answer_format.constrained_calls is not None
-    constraint = required_calls(answer_format.constrained_calls, rules)
+    assert answer_format.calls is not None
+    constraint = required_calls(answer_format.calls, rules)
     before = before_rules(answer_format.after_thoughts, "", rules.token_of)
-    thoughts = _thought_marks(answer_format, chat, vocab)
+    thoughts = thought_marks(answer_format, chat, vocab)
     return _behind_thoughts(constraint, thoughts, before if thoughts else "")
 
 
 def _calls_at_a_trigger(
     answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, vocab: Vocab
 ) -> Constraint | None:
-    calls = answer_format.constrained_calls
+    calls = answer_format.calls
     constraint = calls_at_a_trigger(calls, rules) if calls else None
     if constraint is None or answer_format.calls_end_thoughts:
         return constraint
-    return dataclasses.replace(constraint, thoughts=_thought_marks(answer_format, chat, vocab))
+    return dataclasses.replace(constraint, thoughts=thought_marks(answer_format, chat, vocab))
 
 
 def _of_the_body(
     constraint: Constraint, model: ServedModel, chat: RenderedChat, options: ReadOptions
 ) -> Constraint:
-    """A body's own constraint holds for what comes after the thoughts."""
+    """A body's own constraint, applied to the text after the reasoning."""
     answer_format, vocab = model.answer_format, model.vocab
-    thoughts = _thought_marks(answer_format, chat, vocab)
+    thoughts = thought_marks(answer_format, chat, vocab)
     if constraint.triggers:
         return dataclasses.replace(constraint, thoughts=thoughts)
     if answer_format.thinking is None or chat.start == "content":
         return constraint
     if thoughts and not thoughts.is_open and not options.splits_thoughts:
-        thoughts = None  # they would be content
+        thoughts = None  # it would be content
     after = answer_format.after_thoughts
     header = answer_format.thinking.answer.removeprefix(after)
     return _behind_thoughts(constraint, thoughts, before_rules(after, header, _token_finder(vocab)))
@@ -155,49 +152,13 @@ def _behind_thoughts(
     constraint: Constraint, thoughts: ThoughtMarks | None, before: str
 ) -> Constraint:
     if thoughts and not (thoughts.is_open or thoughts.opening):
-        thoughts = None  # the answer does not begin with any
+        thoughts = None  # the answer does not begin with reasoning
     has_space = bool(thoughts or before)
     return dataclasses.replace(constraint, thoughts=thoughts, before=before, allows_space=has_space)
 
 
-def _thought_marks(
-    answer_format: AnswerFormat, chat: RenderedChat, vocab: Vocab
-) -> ThoughtMarks | None:
-    """How thoughts are marked; None where the answer has none."""
-    thinking = answer_format.thinking
-    is_open = chat.start == "thoughts"
-    if thinking is None or not thinking.end.strip() or not (is_open or chat.may_think):
-        return None
-    start = thinking.start.strip()
-    is_first = chat.start == "answer" and bool(start)
-    tokens = vocab.tokenize(start, add_special=False, parse_special=True) if is_first else ()
-    return ThoughtMarks(start.encode(), thinking.end.strip().encode(), is_open, tuple(tokens))
-
-
-def _thought_limit(body: ChatBody, model: ServedModel, chat: RenderedChat) -> ThoughtLimit | None:
-    """When the answer's thoughts are ended, if a number of tokens says so; 0 ends them earlier, in
-    the prompt.
-    """
-    budget, thinking = reasoning_budget(body, model.chat), model.answer_format.thinking
-    if budget <= 0 or thinking is None:
-        return None
-    message = body.reasoning_budget_message
-    if message is None:
-        message = model.chat.reasoning_budget_message
-    text = message + thinking.end + thinking.answer
-    closing = model.vocab.tokenize(text, add_special=False, parse_special=True)
-    begins_with_thoughts = not thinking.start and chat.start == "answer" and chat.may_think
-    return ThoughtLimit(
-        max_tokens=budget,
-        start=thinking.start.strip().encode(),
-        end=thinking.end.strip().encode(),
-        closing=tuple(closing),
-        is_thinking=chat.start == "thoughts" or begins_with_thoughts,
-    )
-
-
 def _marker_tokens(answer_format: AnswerFormat, vocab: Vocab) -> frozenset[int]:
-    """The special tokens that the markers are made of; they must be seen to be read."""
+    """The special tokens of the markers, whose text the parser needs."""
     tokens: set[int] = set()
     for marker in answer_format.markers:
         tokens.update(vocab.tokenize(marker, add_special=False, parse_special=True))
@@ -213,7 +174,7 @@ def _token_finder(vocab: Vocab) -> Any:
 
 
 def describe(answer_format: AnswerFormat) -> dict[str, Any]:
-    """What /props says of a format."""
+    """A format as /props shows it."""
     thinking = answer_format.thinking
     return {
         "tool_calls": answer_format.calls.name if answer_format.calls else None,

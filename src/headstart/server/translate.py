@@ -1,36 +1,35 @@
-"""Request bodies to the scheduler's `Request`: values, limits, defaults."""
+"""Turns request bodies into `Request`s: values, limits, defaults."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
-from headstart.server.errors import ApiError, not_supported, shorten
+from headstart.server.errors import not_supported, shorten
 from headstart.server.limits import (
-    MAX_PROBS,
     MAX_PROMPTS,
-    MAX_STOP_BYTES,
-    MAX_STOPS,
     check_length,
 )
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
-from headstart.server.thought_tags import tagged_thoughts
+from headstart.server.thoughts import tagged_thoughts
 from headstart.types import DraftMode, Vocab
-from headstart.types.constraint import Constraint
+from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request for text: who asks whom, for what."""
+    """One HTTP request for text, and the model that answers it."""
 
     id: str
     created: int  # seconds since 1970
@@ -38,58 +37,61 @@ class Call:
     fingerprint: str
     model: ServedModel
     info: WorkerInfo
-    stop: tuple[str, ...] = ()  # besides those of the body
-    adapter_scales: tuple[float, ...] | None = None  # where the body does not say
+    stop: tuple[str, ...] = ()  # besides the body's
+    adapter_scales: tuple[float, ...] | None = None  # for bodies without `lora`
 
 
 def make_requests(
     body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None
 ) -> list[Request]:
-    """One request per prompt and choice, choices of a prompt adjacent; they differ in seed.
+    """A request for each prompt and choice; choices of a prompt are adjacent and differ in seed.
 
     Raises:
-        ApiError, InvalidParameterError: a value cannot be honoured.
+        RequestError: a value cannot be honoured.
     """
     _refuse(body)
     num_choices = _num_choices(body, call.info)
     if len(prompts) * num_choices > MAX_PROMPTS:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one "
-            "call",
+            "call"
         )
-    sampling = sampling_params(body, call.model.defaults, call.model.vocab)
+    defaults, vocab = call.model.defaults, call.model.vocab
+    sampling = sampling_params(body, defaults, vocab)
     adapters = request_scales(body.lora, call.adapter_scales, call.info)
+    # OpenAI's `echo` with log probabilities includes those of the prompt
+    scores_prompt = isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
+    has_tools = isinstance(body, ChatBody) and bool(body.tools) and body.tool_choice != "none"
+    constraint = read_constraint(body, vocab) or (None if has_tools else defaults.constraint)
     first = Request(
         request_id=call.id,
         prompt=(),
         sampling=sampling,
-        max_tokens=_max_tokens(body, call.model.defaults),
-        stop=_stop(body.stop or list(call.model.defaults.stop))
-        + tuple(stop.encode() for stop in call.stop),
+        max_tokens=_max_tokens(body, defaults),
+        stop=_stop(body.stop or list(defaults.stop)) + tuple(stop.encode() for stop in call.stop),
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
-        cache_prompt=not wants_prompt_scores(body, num_logprobs) and _cache_prompt(body, call),
-        cache_reuse=max(0, _given(body.n_cache_reuse, call.model.defaults.cache_reuse)),
-        num_keep=max(-1, _given(body.n_keep, call.model.defaults.num_keep)),
+        cache_prompt=not scores_prompt and _given(body.cache_prompt, defaults.cache_prompt),
+        cache_reuse=max(0, _given(body.n_cache_reuse, defaults.cache_reuse)),
+        num_keep=max(-1, _given(body.n_keep, defaults.num_keep)),
         num_discard=max(0, body.n_discard),
         slot_id=_slot(body.id_slot, call.info),
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
-        constraint=read_constraint(body, call.model.vocab) or _default_constraint(body, call),
+        constraint=constraint,
         adapters=adapters,
         namespace=call.namespace + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
-        wants_prompt_scores=wants_prompt_scores(body, num_logprobs),
+        wants_prompt_scores=scores_prompt,
     )
     return [
         dataclasses.replace(
             first,
             request_id=f"{call.id}-{index}" if index else call.id,
             prompt=prompt.tokens,
-            slot_id=None if index else first.slot_id,  # the others would wait for the first
+            slot_id=None if index else first.slot_id,  # the others would have to wait
             thoughts=tagged_thoughts(body, prompt.text, call.model),
             sampling=dataclasses.replace(
                 sampling, seed=(sampling.seed + index % num_choices) % 2**32
@@ -99,39 +101,22 @@ def make_requests(
     ]
 
 
-def _given(value: int | None, default: int) -> int:
+def _given(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def wants_prompt_scores(body: GenerationBody, num_logprobs: int | None) -> bool:
-    """Whether the answer tells how likely the tokens of its prompt are, as OpenAI's echo does."""
-    return isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
-
-
-def _default_constraint(body: GenerationBody, call: Call) -> Constraint | None:
-    """What flags demand of answers; a request with tools has the form of its calls."""
-    has_tools = isinstance(body, ChatBody) and bool(body.tools) and body.tool_choice != "none"
-    return None if has_tools else call.model.defaults.constraint
-
-
-def _cache_prompt(body: GenerationBody, call: Call) -> bool:
-    default = call.model.defaults.cache_prompt
-    return default if body.cache_prompt is None else body.cache_prompt
-
-
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
-    """What the body says about speculation; `type: "none"` is llama-server's word for off."""
+    """The body's speculation; `type: "none"` is llama-server's word for off."""
     mode, types = body.mode, _types(body)
     modes = tuple(known.value for known in DraftMode)
     if mode is not None and mode not in modes:
-        raise ApiError(
-            400, f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}"
+        raise RequestError(
+            f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}"
         )
     if types == ("none",):
         if mode not in (None, DraftMode.OFF.value):
-            raise ApiError(
-                400,
-                f"speculative.mode is {mode} but speculative.types is none; leave out one of them",
+            raise RequestError(
+                f"speculative.mode is {mode} but speculative.types is none; leave out one of them"
             )
         mode, types = DraftMode.OFF.value, None
     return SpeculativeParams(
@@ -144,15 +129,15 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
 
 
 def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | None:
-    """Return the number of alternatives if it makes sense."""
-    limit = min(MAX_PROBS, vocab.size)
+    """Return the number of alternatives if it is in range."""
+    limit = min(128, vocab.size)  # those of a whole vocabulary take 757 MB for 300 tokens
     if value is not None and not 0 <= value <= limit:
-        raise ApiError(400, f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
+        raise RequestError(f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
     return value
 
 
 def _refuse(body: GenerationBody) -> None:
-    """Raise for what cannot be honoured; nothing is ignored silently that would change the text."""
+    """Refuse unsupported fields that would change the text."""
     if body.mirostat:
         raise not_supported(
             f"mirostat is {body.mirostat} but only 0 is supported: its state cannot be rolled back "
@@ -167,10 +152,9 @@ def _refuse(body: GenerationBody) -> None:
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
     number = body.n if body.n_cmpl is None else body.n_cmpl
     if not 1 <= number <= info.num_slots:
-        raise ApiError(
-            400,
+        raise RequestError(
             f"n is {number} but must be from 1 to {info.num_slots}, the number of slots "
-            "(--parallel)",
+            "(--parallel)"
         )
     return number
 
@@ -181,15 +165,15 @@ def _max_tokens(body: GenerationBody, defaults: RequestDefaults) -> int | None:
         if value is None:
             continue
         if value < -1:
-            raise ApiError(400, f"{name} is {value} but must be 0 or more, or -1 for no limit")
+            raise RequestError(f"{name} is {value} but must be 0 or more, or -1 for no limit")
         return None if value == -1 else value
     return defaults.max_tokens
 
 
 def _slot(slot: int, info: WorkerInfo) -> int | None:
     if not -1 <= slot < info.num_slots:
-        raise ApiError(
-            400, f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any"
+        raise RequestError(
+            f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any"
         )
     return None if slot == -1 else slot
 
@@ -197,26 +181,23 @@ def _slot(slot: int, info: WorkerInfo) -> int | None:
 def _stop(stop: Any) -> tuple[bytes, ...]:
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
-        raise ApiError(400, "stop must be a text or a list of texts")
-    check_length("stop", stops, MAX_STOPS, "texts")
+        raise RequestError("stop must be a text or a list of texts")
+    check_length("stop", stops, 64, "texts")
     encoded = tuple(text.encode() for text in stops if text)
-    if longest := max((len(text) for text in encoded if len(text) > MAX_STOP_BYTES), default=0):
-        raise ApiError(
-            400, f"stop holds a text of {longest} bytes but at most {MAX_STOP_BYTES} are taken"
-        )
+    if (longest := max(map(len, encoded), default=0)) > 1024:
+        raise RequestError(f"stop holds a text of {longest} bytes but at most 1024 are taken")
     return encoded
 
 
 def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
     if None not in (body.types, body.type) and body.types != body.type:
-        raise ApiError(
-            400,
-            "speculative.types and speculative.type are two names of one field; send one of them",
+        raise RequestError(
+            "speculative.types and speculative.type are two names of one field; send one of them"
         )
     types = read_names("speculative.types", body.type if body.types is None else body.types)
     if types and "none" in types and len(types) > 1:
-        raise ApiError(
-            400, f"speculative.types is {', '.join(types)} but none cannot stand beside others"
+        raise RequestError(
+            f"speculative.types is {', '.join(types)} but none cannot stand beside others"
         )
     if types is None:
         return None

@@ -1,10 +1,11 @@
-"""What web pages may do here: a browser sends their requests from inside the owner's network.
+"""Which web pages may use the server: browsers send their requests from the owner's network.
 
-Without an API key nothing else tells a page's request from the owner's, so it must come from a page
-of this server or of an origin that the owner named, under a host name that is ours (DNS rebinding
-gives a foreign name our address), and as JSON (a form can send text/plain without being asked
-about). Programs that are no browsers send neither Origin nor Sec-Fetch-Site and meet only the check
-of the host name. With an API key any page may ask, as at llama-server: it has to know the key.
+Without an API key a page's request must come from a page of this server or of an allowed origin,
+name a known host (against DNS rebinding), and be JSON (forms can send text/plain without a
+preflight request). An image, a script or a link of another site is refused too: browsers request it
+without an origin, and a GET may load a router's model. Programs that are not browsers send neither
+Origin nor Sec-Fetch-Site, so only the host is checked. With an API key any page may send requests,
+as at llama-server.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from headstart.config import ServerConfig
 from headstart.server.errors import ApiError, shorten
 
 ANY, LOCALHOST = "*", "localhost"
+OWN_SITES = ("none", "same-origin")  # of Sec-Fetch-Site: typed by the user, or from our page
 
 
 class WebsitePolicy:
     """Host names and origins that may use the server.
 
     Args:
-        has_keys: every request shows an API key; pages do not have it, so names are not checked.
+        has_keys: requests need an API key, which pages do not have; hosts are not checked.
     """
 
     def __init__(self, config: ServerConfig, *, has_keys: bool) -> None:
@@ -38,13 +40,10 @@ class WebsitePolicy:
         self._hides_origin = ANY in self._origins and not config.cors_credentials
 
     def check(self, method: str, headers: Headers) -> None:
-        """Raise unless the request may go on.
-
-        What a browser asks before a request may always: that no origin is named in the answer
-        tells it all.
+        """Check a request; preflight requests pass, as their answer names no origin.
 
         Raises:
-            ApiError: 403 for a name or page that is not known, 415 for a body that is not JSON.
+            ApiError: 403 for an unknown host or page, 415 for a body that is not JSON.
         """
         origin = headers.get("origin")
         if not self._has_keys:
@@ -55,6 +54,13 @@ class WebsitePolicy:
                     403,
                     f"pages of {shorten(origin)} may not use this server; start it with "
                     "--cors-origins to let them, or with an API key",
+                )
+            site = headers.get("sec-fetch-site", OWN_SITES[0])
+            if origin is None and site not in OWN_SITES and ANY not in self._origins:
+                raise ApiError(
+                    403,
+                    f"a page of another site asks for this (Sec-Fetch-Site: {shorten(site)}); open "
+                    "the address itself, or start the server with --cors-origins '*' or an API key",
                 )
         is_browser = origin is not None or "sec-fetch-site" in headers
         if method == "POST" and is_browser and not _is_json(headers.get("content-type", "")):
@@ -71,7 +77,7 @@ class WebsitePolicy:
         return LOCALHOST in self._origins and _is_local(_host_of(origin))
 
     def reader(self, origin: str) -> str | None:
-        """Whom an answer to a page of this origin names as its reader; None: nobody."""
+        """Access-Control-Allow-Origin for a page of this origin; None for no header."""
         if not self.allows(origin):
             return None
         return ANY if self._hides_origin else origin
@@ -116,7 +122,7 @@ def _is_local(name: str) -> bool:
 
 
 def _needs_no_dns(name: str) -> bool:
-    """An address, or a name without a dot: of the own network, no website can have one."""
+    """Whether it is an address or a name without a dot, which no website can have."""
     return _is_address(name) or bool(name and "." not in name)
 
 

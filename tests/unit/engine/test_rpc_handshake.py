@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from headstart.config import EngineConfig, rpc_endpoints
-from headstart.engine.rpc_handshake import VERSION, shake_hands, why_exposed
+from headstart.extras.rpc.handshake import VERSION, shake_hands, why_exposed
 from headstart.types.errors import ConfigError, RpcWorkerError
 
 Serve = Callable[[bytes], str]

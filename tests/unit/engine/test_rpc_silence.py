@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.engine.rpc import SILENT_SECONDS, notice_silence
+from headstart.extras.rpc.backend import SILENT_SECONDS, notice_silence
 
 KEEPALIVE = (socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 

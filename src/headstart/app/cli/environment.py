@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 
 from headstart.app.cli.llama_server import flags
 from headstart.app.cli.resolve import Given
-from headstart.app.cli.settings import Setting, all_settings, closest, settings_of
+from headstart.app.cli.settings import Setting, closest
 from headstart.types.errors import ConfigError
 
 PREFIX = "HEADSTART_"
@@ -102,22 +103,11 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
 def _all_commands() -> list[Setting]:
     """The settings of all commands: what is set for one must not stop another."""
     # they read their flags with this module's help
-    from headstart.app.cli.devices import DevicesOptions
-    from headstart.app.cli.generate import GenerateOptions
-    from headstart.app.cli.rpc_build import RpcBuildOptions
-    from headstart.app.cli.rpc_worker import RpcWorkerOptions
-    from headstart.extras.cluster.options import ClusterOptions
-    from headstart.gateway.balancer.options import RouterOptions
+    from headstart.app.cli.main import COMMANDS, EXTRAS, find_command
 
-    own = (
-        GenerateOptions,
-        DevicesOptions,
-        RouterOptions,
-        ClusterOptions,
-        RpcWorkerOptions,
-        RpcBuildOptions,
-    )
-    return [*all_settings(), *(setting for options in own for setting in settings_of(options))]
+    commands = [find_command(name) for name in COMMANDS if name not in EXTRAS]
+    commands += [entry.load().COMMAND for entry in entry_points(group="headstart.commands")]
+    return [setting for command in commands for setting in command.settings()]
 
 
 def _stem(setting: Setting) -> str:

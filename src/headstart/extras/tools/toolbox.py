@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,7 +17,6 @@ from headstart.extras.tools.mcp_servers import McpServer, discover_all
 from headstart.extras.tools.runtime import Runtime
 from headstart.extras.tools.search import FileGlobSearch, GrepSearch
 from headstart.extras.tools.shell import ExecShellCommand, GetInfo
-from headstart.extras.tools.switches import ALL_TOOLS, tool_names
 from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
 from headstart.types.errors import ConfigError, UnavailableError
 
@@ -52,7 +51,7 @@ class Toolbox:
     """
 
     def __init__(self, config: ToolsConfig) -> None:
-        self._tools = {tool.info.name: tool for tool in _built_in(tool_names(config))}
+        self._tools = {tool.info.name: tool for tool in _built_in(config)}
         self._servers = [McpServer(one) for one in read_mcp_servers(config)]
         self._runtime = Runtime(config.tools_runtime or "")
         self._running: set[asyncio.Future[Any]] = set()
@@ -120,11 +119,13 @@ class Toolbox:
             self._tools.setdefault(tool.info.name, tool)
 
 
-def _built_in(names: Iterable[str]) -> list[Tool]:
+def _built_in(config: ToolsConfig) -> list[Tool]:
+    """Those that were asked for; `all` stands for all."""
+    names = {name.strip() for name in (config.tools or "").split(",")} - {""}
     known = [tool.info.name for tool in BUILT_IN]
-    for name in names:
-        if name not in (ALL_TOOLS, *known):
-            raise ConfigError(
-                f"--tools names {name!r}, which there is not; use {', '.join(known)} or all"
-            )
-    return [tool() for tool in BUILT_IN if {ALL_TOOLS, tool.info.name} & set(names)]
+    for name in sorted(names.difference(known, {"all"})):
+        raise ConfigError(
+            f"--tools names {name!r}, which there is not; use {', '.join(known)} or all"
+        )
+    wants_all = config.agent or "all" in names
+    return [tool() for tool in BUILT_IN if wants_all or tool.info.name in names]

@@ -1,15 +1,12 @@
-"""GET and POST /tools: tools that the server runs on its machine, where they were switched on."""
+"""GET and POST /tools: tools that the server runs on its machine (`--tools`)."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-import orjson
 from pydantic import Field
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
@@ -17,21 +14,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from headstart.config import ServerConfig, ToolsConfig
-from headstart.extras.tools.switches import risks, runs_tools
+from headstart.extras.tools.tool import Tool
+from headstart.extras.tools.toolbox import CallPlace, Toolbox
 from headstart.server import sse
 from headstart.server.body import Body, parse_body
 from headstart.server.errors import CLIENT_GONE, ApiError, error_body, shorten
+from headstart.server.extras import Extra
 from headstart.server.routing import Routes
 from headstart.server.threads import ClientGoneError, unless_left
 
-if TYPE_CHECKING:
-    from headstart.extras.tools.tool import Tool
-    from headstart.extras.tools.toolbox import CallPlace, Toolbox
-
-log = logging.getLogger(__name__)
 routes = Routes()
-
-HERE_ONLY = ("127.0.0.1", "::1", "localhost")
 
 
 class ToolBody(Body):
@@ -42,86 +34,49 @@ class ToolBody(Body):
     stream: bool = False
 
 
-@dataclass(slots=True)
-class HostedTools:
-    """What one app runs for clients.
+class HostedTools(Extra):
+    """The tools of one app."""
 
-    Raises:
-        ConfigError: what was configured cannot be.
-    """
+    served = routes
 
-    config: ToolsConfig
-    toolbox: Toolbox | None = None
+    def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
+        self._toolbox = Toolbox(tools)
+        named = (
+            ("built-in tools", tools.agent or tools.tools),
+            ("MCP servers", tools.mcp_servers_config or tools.mcp_servers_json),
+        )
+        self.risks = tuple(name for name, is_on in named if is_on)
 
-    def __post_init__(self) -> None:
-        if runs_tools(self.config):
-            from headstart.extras.tools.toolbox import (
-                Toolbox,  # a server without tools starts sooner
-            )
+    def applied(self, config: ServerConfig) -> ServerConfig:
+        """Only pages of this machine may use a server that runs tools, unless others are named."""
+        origins = "localhost" if config.cors_origins is None else config.cors_origins
+        return replace(config, cors_origins=origins)
 
-            self.toolbox = Toolbox(self.config)
+    def install(self, app: Starlette) -> None:
+        """Add the routes, and what they use."""
+        super().install(app)
+        app.state.toolbox = self._toolbox
 
-    @asynccontextmanager
-    async def running(self, server: ServerConfig) -> AsyncIterator[None]:
-        """Runs MCP servers and containers meanwhile, and says what is open."""
-        self._warn(server)
-        if self.toolbox is not None:
-            self.toolbox.start()
-        try:
-            yield
-        finally:
-            await self.close()
+    async def start(self) -> None:
+        """Ask the MCP servers what they offer; does not wait for it."""
+        self._toolbox.start()
 
     async def close(self) -> None:
-        """End what runs; closing twice is harmless."""
-        if self.toolbox is not None:
-            await self.toolbox.close()
-
-    def _warn(self, server: ServerConfig) -> None:
-        found = risks(self.config)
-        if not found:
-            return
-        hosts = [host.strip() for host in server.host.split(",")]
-        is_open = not all(host in HERE_ONLY or host.endswith(".sock") for host in hosts)
-        has_key = bool(server.api_key or server.api_key_file)
-        log.warning(
-            "security: %s on. Whoever may use this server acts on this machine as its user%s",
-            ", ".join(found) + (" are" if len(found) > 1 else " is"),
-            "; it listens beyond this machine WITHOUT an API key: set --api-key, or --host "
-            "127.0.0.1"
-            if is_open and not has_key
-            else "",
-        )
-
-
-def install(app: Starlette, config: ToolsConfig) -> HostedTools:
-    """Give the app's routes what they run.
-
-    Raises:
-        ConfigError: as of `HostedTools`.
-    """
-    app.state.tools = HostedTools(config)
-    return hosted(app)
-
-
-def hosted(app: Starlette) -> HostedTools:
-    """What the app runs for clients."""
-    tools = app.state.tools
-    assert isinstance(tools, HostedTools)
-    return tools
+        """End what runs, and all programs."""
+        await self._toolbox.close()
 
 
 @routes.get("/tools", answer="a list of tools with their definitions")
-async def list_tools(http: HttpRequest) -> Response:
+async def list_tools(http: HttpRequest) -> list[dict[str, Any]]:
     """List the tools, in the form that requests for answers take them."""
-    tools = await _toolbox(http).tools()
-    return _json([tool.info.describe() for tool in tools.values()])
+    tools = await http.app.state.toolbox.tools()
+    return [tool.info.describe() for tool in tools.values()]
 
 
 @routes.post("/tools", body=ToolBody, answer="what the tool says, or `error`; events if streamed")
-async def call_tool(http: HttpRequest) -> Response:
+async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
     """Run a tool."""
-    toolbox = _toolbox(http)
+    toolbox: Toolbox = http.app.state.toolbox
     try:
         data = await http.body()
     except ClientDisconnect:
@@ -134,8 +89,6 @@ async def call_tool(http: HttpRequest) -> Response:
     # where a call works is the client's choice, never the model's
     reserved = ("cwd", "runtime", "resp_type") if own else ()
     arguments = {name: value for name, value in body.params.items() if name not in reserved}
-    from headstart.extras.tools.toolbox import CallPlace
-
     place = CallPlace(
         folder=http.headers.get("x-tool-cwd", ""),
         runtime=http.headers.get("x-tool-runtime", ""),
@@ -150,7 +103,7 @@ async def call_tool(http: HttpRequest) -> Response:
         result = await unless_left(http.receive, toolbox.call(tool, arguments, place))
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
-    return _json(result)
+    return result
 
 
 async def _stream(
@@ -175,18 +128,3 @@ def _failure(call: asyncio.Future[dict[str, Any]]) -> dict[str, str]:
     if isinstance(error, Exception):
         return {"error": error_body(error)["error"]["message"]}
     return {key: text for key, text in call.result().items() if key == "error"}
-
-
-def _toolbox(http: HttpRequest) -> Toolbox:
-    toolbox = hosted(http.app).toolbox
-    if toolbox is None:
-        raise ApiError(
-            403,
-            "this server runs no tools; start it with --tools or --mcp-servers-config",
-            type="feature_disabled",
-        )
-    return toolbox
-
-
-def _json(data: Any) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")

@@ -1,8 +1,8 @@
 """One model over several machines: llama.cpp's RPC backend, on both ends.
 
 The backend is in libggml if that was built with it; otherwise it is a plug-in, built alone against
-the installed libggml-base (`rpc_plugin`). An engine loses its process when a worker goes: workers
-are asked before libllama connects (`rpc_handshake`), and only the engine process connects.
+the installed libggml-base (`plugin`). An engine loses its process when a worker goes: workers
+are asked before libllama connects (`handshake`), and only the engine process connects.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_size_t, c_void_p, cast
-from pathlib import Path
 from typing import Any
 
-from headstart.config import rpc_endpoints
+from headstart.config import EngineConfig, rpc_endpoints
 from headstart.engine import library
 from headstart.engine.devices import Device
 from headstart.engine.library import ggml_base_library, ggml_library, prototype
-from headstart.engine.rpc_handshake import shake_hands, why_exposed
-from headstart.engine.rpc_plugin import plugin_file
+from headstart.extras.rpc.handshake import shake_hands, why_exposed
+from headstart.extras.rpc.plugin import plugin_file, plugin_folder
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -33,32 +32,39 @@ _PROBE_SECONDS = 10
 _connected: set[str] = set()
 
 
-def connect(endpoints: str | None, plugins: Path) -> None:
-    """Make the workers' devices known to libllama, as RPC0, RPC1 ...; again does nothing.
-
-    Args:
-        endpoints: HOST:PORT,...
-        plugins: the folder of a plug-in built here.
+def connect(config: EngineConfig) -> None:
+    """Make the devices of `--rpc` known to libllama, as RPC0, RPC1 ...; again does nothing.
 
     Raises:
         RpcWorkerError: a worker does not answer or does not fit.
         ConfigError: this libllama has no RPC backend.
     """
-    if not endpoints:
-        return
-    names = [f"{host}:{port}" for host, port in rpc_endpoints(endpoints)]
+    names = [f"{host}:{port}" for host, port in rpc_endpoints(config.rpc or "")]
     missing = [name for name in names if name not in _connected]
     for name in missing:
         log.info("%s", shake_hands(name).describe())
         if warning := why_exposed(name.rpartition(":")[0]):
             log.warning("%s", warning)
-    backend = _backend(plugins) if missing else 0
+    backend = load_backend() if missing else 0
     for name in missing:
         add = _function(backend, b"ggml_backend_rpc_add_server", c_void_p, c_char_p)
         if not (registered := add(name.encode())):
             raise ConfigError(f"RPC worker {name} has no device; start it with --device")
         prototype(ggml_library(), "ggml_backend_register", None, c_void_p)(registered)
         _connected.add(name)
+
+
+def notice_lost_workers(config: EngineConfig) -> None:
+    """Let connections to silent workers break; call it once the models are loaded."""
+    ports = {port for _, port in rpc_endpoints(config.rpc or "")}
+
+    def is_to_worker(sock: socket.socket) -> bool:
+        try:
+            return sock.getpeername()[1] in ports
+        except OSError:
+            return False  # it listens, or is closed
+
+    notice_silence(is_to_worker)
 
 
 def serve(
@@ -87,15 +93,6 @@ def serve(
         len(devices),
         cast(handles, POINTER(c_void_p)),
     )
-
-
-def load_backend(plugins: Path) -> None:
-    """Find the backend or load the plug-in.
-
-    Raises:
-        ConfigError: there is neither.
-    """
-    _backend(plugins)
 
 
 def notice_silence(wants: Callable[[socket.socket], bool]) -> int:
@@ -145,9 +142,14 @@ def _own_sockets() -> list[socket.socket]:
     return sockets
 
 
-def _backend(plugins: Path) -> int:
+def load_backend() -> int:
+    """The handle of the backend, that of the plug-in where libllama came without.
+
+    Raises:
+        ConfigError: there is neither.
+    """
     if not (found := _backend_found()):
-        file = plugin_file(plugins)
+        file = plugin_file(plugin_folder())
         if file.exists():
             prototype(ggml_library(), "ggml_backend_load", c_void_p, c_char_p)(bytes(file))
         if not (found := _backend_found()):
@@ -173,12 +175,3 @@ def _function(backend: int, name: bytes, result: Any, *arguments: Any) -> Any:
     if not (address := find(backend, name)):
         raise ConfigError(f"the RPC backend of this libllama has no {name.decode()}")
     return ctypes.CFUNCTYPE(result, *arguments)(address)
-
-
-__all__ = [
-    "SILENT_SECONDS",
-    "connect",
-    "load_backend",
-    "notice_silence",
-    "serve",
-]

@@ -162,13 +162,3 @@ class _Talk:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
-
-
-__all__ = [
-    "HANDSHAKE_SECONDS",
-    "VERSION",
-    "WorkerFacts",
-    "address_of",
-    "shake_hands",
-    "why_exposed",
-]

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headstart.config import ServerConfig, ToolsConfig
 from headstart.server.errors import ApiError, error_body, log_failure, shorten
+from headstart.server.extras import Extra
 from headstart.types.errors import ConfigError
 
 MAX_INSTANCES = 128
@@ -38,31 +40,30 @@ PATHS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class VertexRoutes:
-    """Where Vertex AI expects us."""
+class Vertex(Extra):
+    """Where Vertex AI expects us, by the container's environment."""
 
-    port: int
-    predict: str
-    health: str = ""
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> VertexRoutes | None:
-        """What the container's environment asks for; None outside of Vertex AI.
-
-        Raises:
-            ConfigError: the port is none.
-        """
-        if environment.get("AIP_MODE") != "PREDICTION":
-            return None
+    def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
+        """Raise a ConfigError if the port is none."""
         port = environment.get("AIP_HTTP_PORT") or "8080"
         if not port.isdigit() or int(port) > 65535:
             raise ConfigError(f"AIP_HTTP_PORT is {port!r} but must be from 0 to 65535")
-        return cls(
-            int(port),
-            _path(environment.get("AIP_PREDICT_ROUTE") or "/predict"),
-            _path(environment.get("AIP_HEALTH_ROUTE") or ""),
-        )
+        self._port = int(port)
+        self._predict = _path(environment.get("AIP_PREDICT_ROUTE") or "/predict")
+        self._health = _path(environment.get("AIP_HEALTH_ROUTE") or "")
+
+    def applied(self, config: ServerConfig) -> ServerConfig:
+        """The port that Vertex AI names."""
+        return replace(config, port=self._port)
+
+    def install(self, app: Starlette) -> None:
+        """Add the route, and /health under the name that Vertex AI uses."""
+        taken = [route.path for route in app.router.routes if isinstance(route, Route)]
+        if self._predict in (*PATHS, *taken):
+            raise ConfigError(f"AIP_PREDICT_ROUTE is {self._predict}, which is another route here")
+        app.router.routes.append(Route(self._predict, _predict, methods=["POST"]))
+        if self._health:
+            app.add_middleware(RenamedHealth, path=self._health)
 
 
 class RenamedHealth:
@@ -76,20 +77,6 @@ class RenamedHealth:
         if scope["type"] == "http" and scope["path"] == self._path:
             scope = {**scope, "path": HEALTH}
         await self._app(scope, receive, send)
-
-
-def install(app: Starlette, routes: VertexRoutes) -> None:
-    """Serve the protocol; call it when all other middleware is there.
-
-    Raises:
-        ConfigError: its path is one of ours.
-    """
-    taken = [route.path for route in app.router.routes if isinstance(route, Route)]
-    if routes.predict in (*PATHS, *taken):
-        raise ConfigError(f"AIP_PREDICT_ROUTE is {routes.predict}, which is another route here")
-    app.router.routes.append(Route(routes.predict, _predict, methods=["POST"]))
-    if routes.health:
-        app.add_middleware(RenamedHealth, path=routes.health)
 
 
 async def _predict(http: HttpRequest) -> Response:

@@ -14,6 +14,7 @@ import subprocess
 from ctypes import c_char_p
 from pathlib import Path
 
+from headstart.app.saved_control import cache_directory
 from headstart.engine.library import ggml_base_library, prototype
 from headstart.types.errors import ConfigError
 
@@ -22,10 +23,13 @@ _DEFINES = ("GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGM
 _LONGEST_BUILD = 600  # seconds
 
 
+def plugin_folder() -> Path:
+    """Where `headstart rpc-build` puts the plug-in."""
+    return cache_directory() / "rpc"
+
+
 def plugin_file(folder: Path) -> Path:
-    """Where the plug-in for the installed libggml-base is, or would be: another build of that has
-    another.
-    """
+    """Where the plug-in for the installed libggml-base is, or would be; each build has its own."""
     base = Path(ggml_base_library()._name)
     digest = hashlib.sha256(base.read_bytes()).hexdigest()[:16]
     return folder / f"libggml-rpc-{digest}.so"
@@ -85,6 +89,3 @@ def _ggml_of(source: Path) -> Path:
             "the installed llama-cpp-python"
         )
     return ggml
-
-
-__all__ = ["build", "plugin_file"]

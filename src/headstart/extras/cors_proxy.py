@@ -7,22 +7,18 @@ client marked are passed on, so that no key and no cookie leaves by accident.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import httpx2
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from headstart.extras.tools.switches import has_proxy
 from headstart.server.body import Body
 from headstart.server.errors import CLIENT_GONE, ApiError, shorten
+from headstart.server.extras import Extra
 from headstart.server.routing import Routes
 from headstart.server.threads import ClientGoneError, unless_left
-from headstart.server.tools import hosted
-
-if TYPE_CHECKING:
-    import httpx2
 
 routes = Routes()
 
@@ -40,6 +36,13 @@ class AnyBody(Body):
     """Whatever is to be passed on."""
 
 
+class CorsProxy(Extra):
+    """The proxy of one app."""
+
+    served = routes
+    risks = ("the proxy for pages",)
+
+
 @routes.get("/cors-proxy", answer="what the address of `url` answers")
 async def proxy_get(http: HttpRequest) -> Response:
     """Pass a GET on."""
@@ -53,19 +56,11 @@ async def proxy_post(http: HttpRequest) -> Response:
 
 
 async def _pass_on(http: HttpRequest) -> Response:
-    if not has_proxy(hosted(http.app).config):
-        raise ApiError(
-            403,
-            "this server passes no requests on; start it with --ui-mcp-proxy",
-            type="feature_disabled",
-        )
     url = _checked(http.query_params.get("url", ""))
     try:
         body = await http.body()
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
-    import httpx2  # only who switched the proxy on waits for it
-
     headers = {
         name[len(PREFIX) :]: value
         for name, value in http.headers.items()
