@@ -144,6 +144,9 @@ class ModelDraftPlanner:
         plain = self._plain(step)
         drafter.cost.observe(run, plain)
         drafter.probes.called(run.seq_ids, run.milliseconds / plain)
+        probed = drafter.probes.probed
+        if probed is not None and probed in run.seq_ids:
+            drafter.probes.spent(probed, self._spent(run, probed, step))
         for seq_id, allowance, confidence in zip(
             run.seq_ids, run.allowances, run.confidences, strict=True
         ):
@@ -161,6 +164,7 @@ class ModelDraftPlanner:
         drafter = self.drafters.get(outcome.speculator.removesuffix(GAP))
         if drafter is None:
             return
+        drafter.probes.matched(outcome.seq_id, outcome.num_matched - outcome.num_known)
         if outcome.num_matched == len(outcome.confidence):
             drafter.probes.was_right(outcome.seq_id)
         elif outcome.num_labelled > outcome.num_matched:
@@ -265,6 +269,7 @@ class ModelDraftPlanner:
         """The slot to probe with now, if any."""
         drafter = self._drafter(speculator)
         plain = self._plain(step)
+        drafter.probes.saved_by_token = 1.0 / step.num_slots
         token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
         saved = self._saved_if_perfect(drafter.cost, step)
         probed = [
@@ -278,6 +283,14 @@ class ModelDraftPlanner:
             for slot in slots
         ]
         return drafter.probes.choose(probed, PROBE_TOKENS * round_price)
+
+    def _spent(self, run: ModelDraftCall, seq_id: int, step: Step) -> float:
+        """Plain steps that this sequence's draft takes, the target's rows for it included."""
+        plain, base = self._plain(step), step.num_base_rows
+        num_rows = len(run.confidences[run.seq_ids.index(seq_id)])
+        curve = self._cost.curve(base + num_rows, step.context, can_fill=step.can_pad)
+        rows_ms = curve[base + num_rows] - curve[base]
+        return (run.milliseconds / len(run.seq_ids) + rows_ms) / plain
 
     def _saved_if_perfect(self, cost: DraftCost, step: Step) -> float:
         """Plain steps that each token would save over what is reached without this model if it

@@ -17,7 +17,8 @@ so whole prompts are read too, out of savings of their own. That takes several c
 prompt is worth nothing: reading that has begun goes on with every step until the model drafts.
 
 Savings for a whole prompt take thousands of steps. So the first one of a new model is read on
-credit, once: somebody chose it, and if it is good, all requests gain.
+credit: somebody chose it, and if it is good, all requests gain. There is credit again when a prompt
+that was read for a probe has been earned back in its request: the model is better than believed.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class Probes:
     savings: float = 0.0
     prompt_savings: float = 0.0  # for whole prompts
     has_credit: bool = True
+    probed: int | None = None  # the sequence whose prompt was read for a probe last
+    owed: float = 0.0  # of what that took, not earned back yet
+    saved_by_token: float = 1.0  # a plain step is shared by all slots
     wait: int = PROBE_FIRST
     steps: int = 0  # since the last draft
     reading: int | None = None  # the sequence whose prompt is being read for a probe
@@ -108,6 +112,7 @@ class Probes:
             return False
         self.prompt_savings -= goal
         self.savings = max(self.savings, goal)
+        self.probed, self.owed = slot.seq_id, goal
         return True
 
     def _reads_recent(self, slot: ProbeSlot, price: float) -> bool:
@@ -118,7 +123,11 @@ class Probes:
         self.goal = slot.recent + price * (PROBES_PER_PROMPT if is_long else 1)
         if is_long and self.has_credit and self.goal <= CREDIT:
             self.savings, self.has_credit = max(self.savings, self.goal), False
-        return self.goal <= self.savings + (DEBT if slot.seq_id == self.promising else 0.0)
+        if self.goal > self.savings + (DEBT if slot.seq_id == self.promising else 0.0):
+            return False
+        if is_long and slot.recent == slot.reading:
+            self.probed, self.owed = slot.seq_id, self.goal
+        return True
 
     def _begin(self, slots: Sequence[ProbeSlot], index: int, *, can_skip: bool) -> int:
         self.reading, self.can_skip, self.is_charged = slots[index].seq_id, can_skip, True
@@ -141,6 +150,19 @@ class Probes:
         """The model drafts because that pays: probe at once when it no longer does."""
         self.steps, self.wait, self.reading = 0, PROBE_FIRST, None
 
+    def spent(self, seq_id: int, steps: float) -> None:
+        """Drafting for this sequence and verifying that took as long as so many plain steps."""
+        if self.probed == seq_id:
+            self.owed += steps
+
+    def matched(self, seq_id: int, num_tokens: int) -> None:
+        """So many more of its tokens were right."""
+        if self.probed != seq_id:
+            return
+        self.owed -= num_tokens * self.saved_by_token
+        if self.owed <= 0.0:
+            self.probed, self.has_credit = None, True
+
     def was_right(self, seq_id: int) -> None:
         """All of a guess agreed with the text: look again soon, if need be on debt."""
         self.wait, self.promising = PROBE_FIRST, seq_id
@@ -154,4 +176,6 @@ class Probes:
         """The request is over."""
         if self.reading == seq_id:
             self.reading = None
+        if self.probed == seq_id:
+            self.probed = None
         self.was_wrong(seq_id)

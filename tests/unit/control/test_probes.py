@@ -248,3 +248,15 @@ def test_no_prompt_is_read_that_a_perfect_model_would_not_earn_back() -> None:
     probes = Probes(savings=60.0)
     for _ in range(100):
         assert choose(probes, [7], [40.0], 30.0, [False]) is None
+
+
+def test_there_is_credit_again_when_a_prompt_was_earned_back() -> None:
+    probes = Probes()
+    for seq_id, num_right in ((7, 60), (8, 20)):
+        while choose(probes, [seq_id], [40.0], 99.0, [False]) is None:
+            assert probes.steps < 200
+        probes.called([seq_id], 40.0)
+        probes.spent(seq_id, 5.0)
+        probes.matched(seq_id, num_right)
+        probes.end(seq_id)
+    assert not probes.has_credit, "the second one was not"
