@@ -1,0 +1,99 @@
+"""What one request allows: the server's settings with the request's own on top."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from headstart.config import SpeculationConfig
+from headstart.types import DraftMode
+from headstart.types.errors import InvalidParameterError
+from headstart.types.request import SpeculativeParams
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may draft for one request, and how much."""
+
+    mode: DraftMode
+    types: tuple[str, ...]  # speculators that may draft, in order of preference
+    n_max: int
+    n_min: int
+    p_min: float
+    reason: str = ""  # why nothing is drafted
+
+    @property
+    def shortest(self) -> int:
+        """Shorter drafts are dropped: n_min, but a draft of n_max tokens is never too short.
+
+        So it is at llama-server: a request may set one of the two and get the other from the
+        server.
+        """
+        return min(self.n_min, self.n_max)
+
+
+def make_policy(
+    params: SpeculativeParams, config: SpeculationConfig, loaded: Collection[str], unusable: str
+) -> Policy:
+    """Merge a request's wishes with the server's settings.
+
+    Args:
+        params: the request's wishes.
+        config: the server's settings.
+        loaded: names of the speculators, in order of preference.
+        unusable: why no draft can be verified, if so.
+    """
+    mode = params.mode or config.mode
+    if params.mode is None and params.n_max and mode is DraftMode.OFF:
+        mode = DraftMode.AUTO  # the server drafts only on request, and this is one
+    limit = config.longest_draft(DraftMode.AUTO)  # the batch and the cache are made for no more
+    n_max = min(limit, config.longest_draft(mode) if params.n_max is None else params.n_max)
+    wanted = loaded if params.types is None else params.types
+    types = tuple(dict.fromkeys(name for name in wanted if name in loaded))
+    reason = unusable or ("" if loaded else "no speculator is loaded")
+    if not reason and (mode is DraftMode.OFF or n_max == 0 or not types):
+        is_default = params == SpeculativeParams() or not limit
+        reason = "off" if is_default else "disabled by request"
+    return Policy(
+        mode,
+        types,
+        n_max,
+        config.draft_min if params.n_min is None else params.n_min,
+        config.draft_p_min if params.p_min is None else params.p_min,
+        reason,
+    )
+
+
+def check_wishes(
+    params: SpeculativeParams, config: SpeculationConfig, loaded: Collection[str]
+) -> None:
+    """Refuse a request for drafts that this server cannot make.
+
+    A bare `n_max` is no such wish: clients of llama-server always send it.
+
+    Raises:
+        InvalidParameterError: a speculator that is not loaded, or any while speculation is off.
+    """
+    if not loaded:
+        _check_off(params, config)
+    for name in params.types or ():
+        if name not in loaded:
+            raise InvalidParameterError(
+                f"speculative.types names {name!r} but this server loaded "
+                f"{', '.join(loaded) or 'none'}; leave it out or start with --spec-type"
+            )
+
+
+def _check_off(params: SpeculativeParams, config: SpeculationConfig) -> None:
+    wish = f"speculative.types names {params.types[0]!r}" if params.types else ""
+    if params.mode is not None and params.mode is not DraftMode.OFF:
+        wish = f"speculative.mode is {params.mode.value}"
+    if not wish:
+        return
+    started, remedy = "--spec off", "with --spec auto"
+    if config.mode is not DraftMode.OFF:
+        started, remedy = "--spec-type none", "without it"
+    raise InvalidParameterError(
+        f"{wish} but this server was started with {started}; start it {remedy}, or leave the "
+        "field out"
+    )
