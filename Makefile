@@ -17,7 +17,8 @@ serve: setup
 
 test: setup-dev
 	@$(PY) tests/fetch_vocabs.py --if-missing
-	@$(PY) -m pytest --ignore=tests/page --ignore=tests/cluster $(ARGS)
+	@$(PY) -m pytest -n auto --maxprocesses 8 --dist loadfile \
+		--ignore=tests/page --ignore=tests/cluster $(ARGS)
 
 test-page: setup-dev
 	@scripts/test_page $(ARGS)

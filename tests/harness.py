@@ -21,7 +21,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab, FakeEngine, FakeFilters
 from headstart.testing import RandomController as RandomController
 from headstart.types import CacheKind, Draft, DraftRequest

@@ -35,10 +35,9 @@ CONSTRAINTS = (
         text=json.dumps(PERSON),
         triggers=(b".", b","),
         allows_space=True,
-        is_required=True,
     ),
     Constraint(kind=ConstraintKind.LARK, text='start: "It is " NUM " o\'clock."\nNUM: /1?[0-9]/'),
-    Constraint(kind=ConstraintKind.REGEX, text="[0-9]{3};", triggers=(b" the",), repeats=True),
+    Constraint(kind=ConstraintKind.REGEX, text="[0-9]{3};", triggers=(b" the",)),
 )
 SAMPLE = (
     Setting("off", 0, 4),
@@ -56,7 +55,7 @@ def constrained(temperature: float, *, max_tokens: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_constrained_text_is_identical_with_and_without_drafts(temperature: float) -> None:
     compared = list(compare(constrained(temperature, max_tokens=32), SAMPLE))
     assert {c.setting: c.different for c in compared} == dict.fromkeys(SAMPLE, ())
@@ -66,7 +65,7 @@ def test_a_constrained_text_is_identical_with_and_without_drafts(temperature: fl
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_finished_text_satisfies_its_constraint(temperature: float) -> None:
     requests = constrained(temperature, max_tokens=120)
-    scheduler = open_setting(Setting("auto", 16, 4))
+    scheduler = open_setting(Setting("ngram-simple", 16, 4))
     results = generate(scheduler, requests)
     assert [results[r.request_id].error for r in requests] == [""] * len(requests)
 

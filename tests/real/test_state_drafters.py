@@ -1,133 +1,37 @@
-"""EAGLE-3, DFlash, DSpark and Gemma's assistants of tiny real models: the same text, and where they
-predict exactly, every draft accepted.
+"""Multi-token heads, EAGLE-3, DFlash, DSpark and Gemma's assistants of tiny real models: the same
+text, and where they predict exactly, every draft accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.equality import Setting, different, generate, open_setting
+from benchmarks.equality import different, generate, open_setting
 from tests import drafters
-from tests.architectures import write_model
-from tests.drafters import ALIGNED, REDUCED, SHARED
-from tests.heads import CYCLE, WIDTH, aligned_values, continuation
+from tests.drafters import ALIGNED
+from tests.heads import CYCLE, INDEXED_TOKENS, continuation
 from tests.models import tiny_llama
+from tests.real.pairs import (
+    PLAIN,
+    RANDOM,
+    RIGHT,
+    Pair,
+    ask,
+    assert_all_right,
+    prompt_of,
+    text_after,
+)
 from tests.real.recorded_rows import NOT_DISCRETE, ROUNDING, RecordedRows
 from tests.real.support import byte_requests
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SpeculationConfig
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.errors import ConfigError, ModelError
-from headstart.types.request import Request
-
-PLAIN = Setting(deterministic=False)
-_GEMMA = {"embedding_length": WIDTH, "attention.key_length": 64, "attention.value_length": 64}
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """How a draft model and its target are written, and who drafts with it."""
-
-    name: str
-    draft: Callable[[Path], Path]
-    target: Callable[[Path], Path] = drafters.target
-
-    def models(self, folder: Path) -> Models:
-        target, draft = folder / "target.gguf", folder / "draft.gguf"
-        return Models(self.target(target), self.draft(draft), is_demo=False)
-
-
-def gemma(path: Path) -> Path:
-    return write_model(path, "gemma4")
-
-
-def aligned_gemma(path: Path) -> Path:
-    return write_model(path, "gemma4", changes=_GEMMA, values=aligned_values)
-
-
-def hybrid(path: Path) -> Path:
-    return write_model(path, "qwen35", changes={"embedding_length": 64, "block_count": 4})
-
-
-def mixture(path: Path) -> Path:
-    return write_model(path, "qwen3moe", changes={"embedding_length": 64, "block_count": 4})
-
-
-def windowed(path: Path) -> Path:
-    pattern = [False, True, False, True]
-    sizes = {"embedding_length": 64, "block_count": 4, "attention.sliding_window_pattern": pattern}
-    return write_model(path, "mimo2", changes=sizes)
-
-
-RIGHT = {
-    "eagle3": Pair("eagle3", drafters.aligned_eagle3, drafters.aligned_target),
-    "eagle3 shared": Pair(
-        "eagle3",
-        lambda path: drafters.aligned_eagle3(
-            path, replace(ALIGNED, own_embeddings=False, own_head=False)
-        ),
-        drafters.aligned_target,
-    ),
-    "dflash": Pair("dflash", drafters.aligned_dflash, drafters.aligned_target),
-    "dspark": Pair("dspark", drafters.aligned_dspark, drafters.aligned_target),
-    "assistant": Pair("gemma4-assistant", drafters.aligned_assistant, aligned_gemma),
-    "eagle3 of a hybrid": Pair(
-        "eagle3",
-        drafters.aligned_eagle3,
-        lambda path: drafters.aligned_target(path, "qwen35"),
-    ),
-}
-RANDOM = {
-    "eagle3": Pair("eagle3", drafters.eagle3),
-    "eagle3 shared": Pair("eagle3", lambda path: drafters.eagle3(path, SHARED)),
-    "eagle3 reduced": Pair("eagle3", lambda path: drafters.eagle3(path, REDUCED)),
-    "eagle3 of a hybrid": Pair("eagle3", drafters.eagle3, hybrid),
-    "eagle3 of a mixture": Pair("eagle3", drafters.eagle3, mixture),
-    "eagle3 with windows": Pair("eagle3", drafters.eagle3, windowed),
-    "dflash": Pair("dflash", drafters.dflash),
-    "dflash of a hybrid": Pair("dflash", drafters.dflash, hybrid),
-    "dspark": Pair("dspark", lambda path: drafters.dflash(path, rank=8)),
-    "assistant": Pair("gemma4-assistant", drafters.assistant, gemma),
-}
-
-
-def open_pair(pair: Pair, folder: Path, **settings: object) -> Scheduler:
-    setting = replace(PLAIN, types=pair.name, length=4, **{"num_slots": 4, **settings})
-    return open_setting(setting, pair.models(folder))
-
-
-def text_after(name: str, prompt: Sequence[int], **fields: object) -> Request:
-    sampling = SamplingParams(temperature=0.8, seed=1, ignore_eos=True)
-    return Request(
-        request_id=name, prompt=tuple(prompt), sampling=sampling, **{"max_tokens": 17, **fields}
-    )
-
-
-def prompt_of(seed: int, size: int) -> list[int]:
-    """Tokens that the model would not write, then a cycle of those that it would."""
-    tokens = [(seed * 31 + i * i) % 250 for i in range(size)]
-    return [*tokens, *continuation(tokens[-1], CYCLE)]
-
-
-def ask(scheduler: Scheduler, *requests: Request) -> None:
-    """Aligned models know one continuation of each token."""
-    for name, result in generate(scheduler, requests).items():
-        request = next(r for r in requests if r.request_id == name)
-        assert list(result.tokens) == continuation(request.prompt[-1], len(result.tokens))
-
-
-def assert_all_right(scheduler: Scheduler, name: str) -> None:
-    guarded = scheduler.drafting.speculators[name]
-    assert not guarded.failure
-    assert guarded.stats.num_accepted == guarded.stats.num_drafted > 0
-    details = guarded.describe()
-    assert (details["missing_states"], details["lost"]) == (0, {})
 
 
 @pytest.mark.parametrize("kind", RIGHT)
@@ -136,7 +40,7 @@ def test_a_model_that_predicts_exactly_is_always_right(kind: str, tmp_path: Path
     a row that was read with another row's state would be a wrong draft.
     """
     pair = RIGHT[kind]
-    scheduler = open_pair(pair, tmp_path, num_slots=2)
+    scheduler = pair.open(tmp_path, num_slots=2)
     scheduler.config = replace(scheduler.config, prefill_chunk=7, prefill_ms=0.0)
     ask(scheduler, *(text_after(f"{i}", prompt_of(i, 5 + 20 * i)) for i in range(4)))
     first = prompt_of(9, 90)
@@ -159,20 +63,27 @@ def test_a_model_that_predicts_exactly_is_always_right(kind: str, tmp_path: Path
 @pytest.mark.parametrize("kind", RIGHT)
 def test_it_is_right_after_a_preemption(kind: str, tmp_path: Path) -> None:
     pair = RIGHT[kind]
-    scheduler = open_pair(pair, tmp_path, context=256)
+    scheduler = pair.open(tmp_path, context=256)
     ask(scheduler, *(text_after(f"{i}", prompt_of(i, 50), max_tokens=60) for i in range(4)))
     assert scheduler.counters.preemptions > 0
     assert_all_right(scheduler, pair.name)
+
+
+def test_heads_beside_a_text_speculator_are_right_too(tmp_path: Path) -> None:
+    scheduler = RIGHT["heads of mimo2"].open(tmp_path, types="suffix,mtp")
+    prompts = [prompt_of(i, 30)[:-CYCLE] for i in range(6)]
+    ask(scheduler, *(text_after(f"{i}", one, max_tokens=60) for i, one in enumerate(prompts)))
+    assert scheduler.drafting.speculators["suffix"].stats.num_accepted > 0
+    assert_all_right(scheduler, "mtp")
 
 
 def test_a_reduced_vocabulary_is_right_about_its_own_tokens(tmp_path: Path) -> None:
     """Of a cycle that it knows every token is right; of others it has none."""
     known = [5, *continuation(5, CYCLE - 1)]
     sizes = replace(ALIGNED, draft_ids=tuple(sorted(known)))
-    pair = Pair(
-        "eagle3", lambda path: drafters.aligned_eagle3(path, sizes), drafters.aligned_target
-    )
-    scheduler = open_pair(pair, tmp_path)
+    draft = partial(drafters.aligned_eagle3, sizes=sizes)
+    pair = Pair("eagle3", draft, drafters.aligned_target)
+    scheduler = pair.open(tmp_path)
     ask(scheduler, text_after("known", [9, 8, 7, *known]))
     assert_all_right(scheduler, "eagle3")
     other = next(t for t in range(200) if t not in known)
@@ -189,16 +100,15 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
     """
     pair = RANDOM[kind]
     models = pair.models(tmp_path)
-    setting = replace(PLAIN, deterministic="hybrid" not in kind)
-    plain = open_setting(setting, replace(models, draft=None))
+    setting = replace(PLAIN, deterministic=pair.can_be_deterministic)
     chain = replace(setting, types=f"suffix,{pair.name}", length=4, num_slots=4)
-    drafting = [
+    plain, *drafting = (
+        open_setting(setting, replace(models, draft=None)),
         open_setting(chain, models),
         open_setting(replace(chain, types=pair.name, num_slots=1), models),
-    ]
+    )
     plain_rows, *recorded = (RecordedRows(s.engine) for s in (plain, *drafting))
-    for temperature in (0.0, 0.8, 1.5):
-        requests = byte_requests(5, temperature)
+    for requests in (byte_requests(5, 0.0), byte_requests(13, 1.0)[8:]):
         expected = generate(plain, requests)
         for scheduler, rows in zip(drafting, recorded, strict=True):
             results = generate(scheduler, requests)
@@ -206,7 +116,10 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
                 assert different(expected, results) == ()
                 continue
             for request in requests:
-                assert rows.unchosen(request, results[request.request_id].tokens) == []
+                tokens = results[request.request_id].tokens
+                assert tokens
+                assert rows.unchosen(request, tokens) == []
+    assert len(requests[-1].prompt) > INDEXED_TOKENS  # more than sparse attention looks at
     for rows in recorded:
         assert np.quantile(plain_rows.differences(rows), NOT_DISCRETE) < ROUNDING
     guarded = drafting[-1].drafting.speculators[pair.name]
@@ -216,7 +129,7 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_confidence_head_is_the_score_and_ends_drafts(tmp_path: Path) -> None:
-    pair = Pair("dspark", lambda path: drafters.aligned_dspark(path, 0.7), drafters.aligned_target)
+    pair = Pair("dspark", partial(drafters.aligned_dspark, confidence=0.7), drafters.aligned_target)
     models = pair.models(tmp_path)
     assert open_drafts(models, p_min=0.6) > 0
     assert open_drafts(models, p_min=0.8) == 0

@@ -24,8 +24,6 @@ from headstart.server.translate import Call, make_requests
 from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent
 
-FEW_PROBABILITIES = 2000  # are encoded faster than a thread takes over
-
 
 def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
     """Start a call whose id begins with `prefix`.
@@ -92,7 +90,7 @@ async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Res
         for index, event in await events.take():
             dialect.choices[index].take(event)
     told = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
-    if sum(1 + len(one.top) for one in told) <= FEW_PROBABILITIES:
+    if sum(1 + len(one.top) for one in told) <= 2000:  # encoded faster than a thread takes over
         body = orjson.dumps(dialect.whole())
     else:
         body = await service.prompt_threads.run(lambda: orjson.dumps(dialect.whole()))

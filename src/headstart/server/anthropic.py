@@ -21,7 +21,6 @@ from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.errors import RequestError
 
-DEFAULT_MAX_TOKENS = 4096  # llama-server's
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # fields of chat that are taken unchanged
 _SAME = (
@@ -78,7 +77,8 @@ def chat_body(body: MessagesBody) -> ChatBody:
     data: dict[str, Any] = {name: extra[name] for name in _SAME if name in extra}
     messages = body.messages or [{"role": "user", "content": ""}]
     data["messages"] = [*_system(body.system), *_messages(messages)]
-    data["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # 4096 is llama-server's default
+    data["max_tokens"] = 4096 if body.max_tokens is None else body.max_tokens
     if body.stop_sequences:
         data["stop"] = body.stop_sequences
     if body.tools:

@@ -25,8 +25,6 @@ from headstart.server.translate import Call, check_num_logprobs
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.errors import RequestError
 
-DEFAULT_TOP_LOGPROBS = 20  # llama-server's
-
 routes = Routes()
 
 
@@ -92,7 +90,8 @@ def _num_logprobs(body: ChatBody, call: Call) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true")
     if body.logprobs:
-        wanted = DEFAULT_TOP_LOGPROBS if body.top_logprobs is None else body.top_logprobs
+        # 20 is llama-server's default
+        wanted = 20 if body.top_logprobs is None else body.top_logprobs
         return check_num_logprobs("top_logprobs", wanted, call.model.vocab)
     return check_num_logprobs("n_probs", body.n_probs or None, call.model.vocab)
 

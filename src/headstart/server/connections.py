@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -239,18 +240,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def _write_error(self, status: int, message: str) -> None:
         body = orjson.dumps(error_body(ApiError(status, message)))
         head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-
-
-_REASONS = {
-    400: "Bad Request",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 
 
 def _affordable(wanted: int) -> int:

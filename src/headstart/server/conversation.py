@@ -15,9 +15,7 @@ from headstart.text.messages import content_text
 from headstart.types.errors import RequestError
 
 AnswerStart = Literal["answer", "thoughts", "content"]
-MAX_OPENING_CHARS = 256  # at a prompt's end, where the template may open reasoning
 Part = Literal["content", "reasoning_content"]
-CONTINUED_JOIN = "\n\n"  # between the parts of a continued message, as at llama-server
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def _continue(
     *before, last = messages
     text = template.render(before, tools=tools, add_generation_prompt=False, arguments=arguments)
     prompt = template.generation_prompt(before, tools=tools, arguments=arguments)
-    content = content_text(last.get("content"), CONTINUED_JOIN)
+    content = content_text(last.get("content"), "\n\n")  # joined as at llama-server
     thoughts = last.get("reasoning_content") or ""
     begun = template.continuation(
         prompt, thoughts=thoughts, content=None if part == "reasoning_content" else content
@@ -96,7 +94,7 @@ def _opened(
 ) -> RenderedChat:
     """Find out whether the prompt's end opens the answer's reasoning."""
     start = template.thinking.start.strip() if template.thinking else ""
-    if not start or start not in text[-MAX_OPENING_CHARS:]:
+    if not start or start not in text[-256:]:  # a template opens reasoning at the prompt's end
         return RenderedChat(text)
     if not text.rstrip().endswith(start):  # the marker may be a message's
         prompt = template.generation_prompt(messages, tools=tools, arguments=arguments)
@@ -148,11 +146,8 @@ def _continued_part(body: ChatBody, defaults: ChatConfig) -> Part | None:
         raise RequestError("an assistant message with tool_calls cannot be continued")
     if wish in ("content", "reasoning_content"):
         return wish  # type: ignore[no-any-return]  # a string of the body
-    return "reasoning_content" if _has_only_thoughts(last) else "content"
-
-
-def _has_only_thoughts(message: Mapping[str, Any]) -> bool:
-    return bool(message.get("reasoning_content")) and not message.get("content")
+    has_only_reasoning = last.get("reasoning_content") and not last.get("content")
+    return "reasoning_content" if has_only_reasoning else "content"
 
 
 def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:

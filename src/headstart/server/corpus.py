@@ -24,7 +24,6 @@ from headstart.types import Vocab
 from headstart.types.request import CorpusEvent, CorpusQuestion
 
 MAX_TOKENS = 32_768  # of one question; some milliseconds of work
-MAX_QUESTIONS = 4  # of one request; the next one continues
 
 MAX_NAMESPACES = 64  # whose passages are kept
 
@@ -47,8 +46,8 @@ async def digest(http: HttpRequest) -> dict[str, Any]:
     texts = _texts_of(service, namespace)
     async with texts.lock:
         is_complete = False
-        # does not wake an unloaded model
-        for _ in range(MAX_QUESTIONS if service.worker.status == "ready" else 0):
+        # four questions at most, the next request continues; does not wake an unloaded model
+        for _ in range(4 if service.worker.status == "ready" else 0):
             name = f"corpus-{secrets.token_hex(12)}"
             question = CorpusQuestion(name, namespace, texts.places, MAX_TOKENS)
             event = await single_event(service.worker, question)

@@ -18,8 +18,6 @@ from headstart.server.status import slot_state, speculation_state
 from headstart.structures.rss import resident_bytes
 from headstart.types.report import WorkerReport
 
-POLL_SECONDS = 0.2  # so there are at most five states a second
-REPEAT_SECONDS = 1.0  # an unchanged state is repeated, as its speed falls to 0
 SPEED_SECONDS = 1.0  # over which tokens per second are averaged
 
 routes = Routes()
@@ -36,10 +34,11 @@ async def _states(service: Service) -> AsyncIterator[bytes]:
     speed, last, sent_at = _Speed(), None, 0.0
     while not service.is_stopping:
         report, now = await service.worker.report(), time.monotonic()
-        if report != last or now - sent_at >= REPEAT_SECONDS:
+        # an unchanged state is repeated every second, as its speed falls to 0
+        if report != last or now - sent_at >= 1.0:
             last, sent_at = report, now
             yield sse.event(_state(service, report, speed.update(now, num_tokens(report))))
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(0.2)
 
 
 class _Speed:

@@ -19,10 +19,6 @@ from headstart.server.errors import ApiError, error_response
 from headstart.server.websites import ANY, WebsitePolicy
 from headstart.types.errors import ConfigError
 
-PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
-# bodies up to this multiple of the limit are read and dropped, so that the client sees the 413
-DRAIN_FACTOR = 4
-
 
 class Guard:
     """ASGI middleware in front of all routes."""
@@ -62,7 +58,7 @@ class Guard:
         Returns whether it is a preflight request.
         """
         scope["headstart.namespace"], scope["headstart.is_trusted"] = "", not self._keys
-        if scope["path"] in PUBLIC_PATHS:
+        if scope["path"] in ("/health", "/v1/health"):
             if self._keys:
                 scope["headstart.is_trusted"] = self._matching(headers) is not None
             return bool(scope["method"] == "OPTIONS")
@@ -117,7 +113,8 @@ class Guard:
             num_bytes += len(message.get("body", b""))
             if num_bytes <= limit and not is_declared:
                 return message
-            while message.get("more_body") and num_bytes <= DRAIN_FACTOR * limit:
+            # read a somewhat larger body, so that the client sees the 413
+            while message.get("more_body") and num_bytes <= 4 * limit:
                 message = await receive()
                 num_bytes += len(message.get("body", b""))
             raise ApiError(

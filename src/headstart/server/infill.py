@@ -31,9 +31,6 @@ from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError
 from headstart.types.report import WorkerInfo
 
-REPOSITORY, FILE = "myproject\n", "filename\n"  # llama-server's names; requests have none
-SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for vocabularies without a marker
-
 routes = Routes()
 
 
@@ -99,17 +96,20 @@ def _markers(vocab: Vocab) -> tuple[int, int, int]:
 
 
 def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list[int]:
-    """The last files that fit as a whole, then the header of the file being edited."""
+    """The last files that fit as a whole, then the header of the file being edited.
+
+    Its name and that of the repository are llama-server's, as requests have none.
+    """
     fim = vocab.fim
-    head = [] if fim.repository is None else [fim.repository, *_plain(REPOSITORY, vocab)]
-    tail = [] if fim.file is None else [fim.file, *_plain(FILE, vocab)]
+    head = [] if fim.repository is None else [fim.repository, *_plain("myproject\n", vocab)]
+    tail = [] if fim.file is None else [fim.file, *_plain("filename\n", vocab)]
     room -= len(head) + len(tail)
     files: list[int] = []
     for extra in reversed(extras):
         if len(extra.text) + len(extra.filename) > BYTES_PER_TOKEN * max(0, room - len(files)):
             break  # without tokenizing it
         name = (
-            _plain(SNIPPET, vocab)
+            _plain("\n\n--- snippet ---\n\n", vocab)
             if fim.file is None
             else [fim.file, *_plain(extra.filename + "\n", vocab)]
         )

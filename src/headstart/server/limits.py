@@ -6,27 +6,16 @@ Each error names the field, its size, the limit and the remedy.
 from __future__ import annotations
 
 from collections.abc import Sized
+from typing import Any
 
 from headstart.server.errors import ApiError
 from headstart.types.errors import RequestError
 
 MAX_PROMPTS = 256  # answers of one call
 MAX_INPUTS = 2048  # texts to embed or rank in one call, as at OpenAI
-MAX_VALUES = 1 << 23  # numbers in the vectors of one answer, some 100 MB of JSON
-MAX_STOPS, MAX_STOP_BYTES = 64, 1024
-MAX_SAMPLERS = 32
-# libllama searches the vocabulary for each (20 ms if it is large) and reads 40 bytes of it
-MAX_BREAKERS, MAX_BREAKER_BYTES = 32, 256
 MAX_NAMES = 64  # of speculators, of fields of the answer
-MAX_BIAS_TEXTS, MAX_BIAS_TEXT_BYTES = 1024, 1024  # those that have to be tokenized
-# Larger biases have the same effect, and dividing this one by a temperature stays finite.
-MAX_BIAS = 1e30
-# alternatives per token; a whole vocabulary takes 757 MB for 300 tokens
-MAX_PROBS = 128
 # Texts that would not fit with tokens of this length are refused before they are tokenized.
 BYTES_PER_TOKEN = 32
-# least limit on tokens of /tokenize and /detokenize, which do not need the context
-MIN_COUNTED_TOKENS = 131_072
 
 # Of the whole body: parsing blocks all threads, and small JSON becomes large objects.
 MAX_FIELDS = 256
@@ -34,7 +23,6 @@ MAX_ENTRIES = 32_768  # of a list whose entries are objects or texts
 ANY_LENGTH = frozenset(
     {"prompt", "tokens", "content", "input", "logit_bias", "input_prefix", "input_suffix"}
 )
-MAX_TEXTS, MAX_CONTAINERS = 100_000, 400_000
 
 
 def check_structure(body: bytes) -> None:
@@ -46,8 +34,8 @@ def check_structure(body: bytes) -> None:
         RequestError: there are too many.
     """
     for what, count, limit in (
-        ("texts and keys", (body.count(b'"') - body.count(b'\\"')) // 2, MAX_TEXTS),
-        ("lists and objects", body.count(b"[") + body.count(b"{"), MAX_CONTAINERS),
+        ("texts and keys", (body.count(b'"') - body.count(b'\\"')) // 2, 100_000),
+        ("lists and objects", body.count(b"[") + body.count(b"{"), 400_000),
     ):
         if count > limit:
             raise RequestError(
@@ -87,3 +75,8 @@ def check_bytes(field: str, text: str, limit: int) -> None:
             f"{field} holds a text of {size} bytes but at most {limit} are taken; send a "
             "shorter one"
         )
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value of a body is a whole number, as token ids are."""
+    return isinstance(value, int) and not isinstance(value, bool)

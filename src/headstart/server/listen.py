@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048  # connections that the system queues
 SHUTDOWN_SECONDS = 5  # for running answers after SIGTERM or Ctrl-C
-SEND_SECONDS = 5  # for sending errors to those that did not end
 
 
 def serve(
@@ -88,7 +87,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         headers=[("server", "headstart")],
         timeout_keep_alive=config.timeout,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS + SEND_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS + 5,  # to send errors to the others
         ssl_keyfile=config.ssl_key_file,
         ssl_certfile=config.ssl_cert_file,
     )

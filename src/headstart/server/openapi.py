@@ -12,7 +12,6 @@ from headstart.server.errors import ANSWERS
 from headstart.server.routing import Endpoint
 
 _REF = "#/components/schemas/"
-_OF_BODIES = (400, 408, 413, 415)  # statuses for requests with a body
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -70,7 +69,7 @@ def _operation(endpoint: Endpoint, path: str, schemas: dict[str, Any]) -> dict[s
 def _errors(endpoint: Endpoint) -> dict[str, Any]:
     said: dict[int, list[str]] = {}
     for status, kind, when in ANSWERS:
-        if endpoint.body is not None or status not in _OF_BODIES:
+        if endpoint.body is not None or status not in (400, 408, 413, 415):
             said.setdefault(status, []).append(f"{kind}: {when}")
     content = {"application/json": {"schema": {"$ref": _REF + "Error"}}}
     return {

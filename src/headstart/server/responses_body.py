@@ -15,11 +15,8 @@ from headstart.types.errors import RequestError
 
 Message = dict[str, Any]
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
 # fields of chat that mean something else here, or are handled here
 _NOT_PASSED = frozenset({"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"})
-# fields that cannot be ignored
-_NOT_BUILT = ("background", "conversation", "prompt")
 
 
 class ResponsesBody(Body):
@@ -64,7 +61,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
         HeadstartError: an item or a field is not supported.
     """
     extra = body.model_extra or {}
-    for name in _NOT_BUILT:
+    for name in ("background", "conversation", "prompt"):
         if extra.get(name):
             raise not_supported(f"{name} is not supported; leave it out")
     known = ChatBody.model_fields.keys() - _NOT_PASSED
@@ -162,7 +159,7 @@ def _texts(content: Any, where: str) -> Iterable[str]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "refusal":
             yield str(part.get("refusal", ""))
-        elif kind not in _TEXT_PARTS:
+        elif kind not in ("input_text", "output_text", "text"):
             raise not_supported(
                 f"{where} has a part of type {shorten(kind)}: this server reads text only"
             )

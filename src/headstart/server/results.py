@@ -11,7 +11,6 @@ from headstart.types import Vocab
 from headstart.types.request import ProgressEvent, RequestStats, TokenEvent, TokenLogprob
 from headstart.types.speculation_stats import SpeculationStats
 
-LOWEST = -3.4028234663852886e38  # float32's; JSON has no -infinity
 Emission = tuple[int, TokenEvent]
 """The tokens of a step, and its number in the answer, from 0."""
 
@@ -143,7 +142,8 @@ def token_probabilities(
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = vocab.token_bytes(token)
-        value = math.exp(logprob) if is_post_sampling else max(logprob, LOWEST)
+        # float32's lowest, because JSON has no -infinity
+        value = math.exp(logprob) if is_post_sampling else max(logprob, -3.4028234663852886e38)
         return {
             "id": token,
             "token": data.decode("utf-8", "replace"),

@@ -19,7 +19,6 @@ from headstart.server.schemas import SlotBody
 from headstart.types.errors import RequestError
 from headstart.types.request import SlotAction, SlotEvent
 
-ACTIONS = ("save", "restore", "erase")
 _NAME = re.compile(r"[\w. +@-]{1,200}")
 
 routes = Routes()
@@ -33,7 +32,7 @@ async def act(http: HttpRequest) -> dict[str, Any]:
     if folder is None:
         raise ApiError(501, "slot actions need a folder; start with --slot-save-path FOLDER")
     action = http.query_params.get("action", "")
-    if action not in ACTIONS:
+    if action not in ("save", "restore", "erase"):
         raise RequestError(f"action is {action!r} but must be save, restore or erase")
     slot_id = http.path_params["id_slot"]
     name = "" if action == "erase" else _file_name((await read_body(http, SlotBody)).filename)

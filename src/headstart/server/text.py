@@ -10,11 +10,10 @@ from starlette.responses import Response
 
 from headstart.server.body import read_body
 from headstart.server.errors import shorten
-from headstart.server.limits import MIN_COUNTED_TOKENS, check_length
+from headstart.server.limits import check_length, is_id
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import (
     check_token,
-    is_id,
     render_messages,
     tokenize_mixed,
     tokens_text,
@@ -87,7 +86,7 @@ async def apply_template(http: HttpRequest) -> Response:
 
 def _limit(service: Service) -> int:
     """Most tokens that are counted or shown."""
-    return max(service.info.context_size, MIN_COUNTED_TOKENS)
+    return max(service.info.context_size, 131_072)
 
 
 async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], bytes]) -> Response:

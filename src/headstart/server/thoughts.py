@@ -12,8 +12,6 @@ from headstart.types.constraint import ThoughtMarks
 from headstart.types.errors import RequestError
 from headstart.types.thought_limit import ThoughtLimit
 
-MAX_TAG = 256  # characters
-
 
 def thought_marks(
     answer_format: AnswerFormat, chat: RenderedChat, vocab: Vocab
@@ -87,5 +85,5 @@ def _end_tags(body: GenerationBody) -> list[str]:
     tags = body.reasoning_budget_end_tags
     found = [tag for tag in ([single or ""] if tags is None else tags) if tag]
     for tag in found:
-        check_length("reasoning_budget_end_tags", tag, MAX_TAG, "characters")
+        check_length("reasoning_budget_end_tags", tag, 256, "characters")
     return found

@@ -29,7 +29,7 @@ from headstart.config import option
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.ngram_cache_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
 from headstart.speculators.ngram_cache_history import CountedHistory
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 

@@ -39,7 +39,7 @@ from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import Variants
 from headstart.types import Draft, DraftRequest, Vocab
 from headstart.types.errors import ConfigError

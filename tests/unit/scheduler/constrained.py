@@ -57,7 +57,6 @@ CONSTRAINTS = {
         kind=ConstraintKind.JSON_SCHEMA,
         text=json.dumps(PERSON),
         triggers=(b"a", b"{", b"!"),
-        is_required=True,
         allows_space=True,
     ),
     "thoughts before": Constraint(
@@ -71,9 +70,6 @@ CONSTRAINTS = {
         text="[0-9]{3};",
         triggers=(b"a", b"b", b"c", b"{", b"!"),
         thoughts=ThoughtMarks(b"s", b"e", is_open=True),
-    ),
-    "again and again": Constraint(
-        kind=ConstraintKind.REGEX, text="[0-9]{3};", triggers=(b"a", b"b", b"c"), repeats=True
     ),
     "with its trigger": Constraint(
         kind=ConstraintKind.GBNF,

@@ -32,7 +32,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.slot import ActiveRequest
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.constraint import Constraint, ConstraintKind

@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     from headstart.app import assemble
     from headstart.structures.corpus import SuffixCorpus
     from headstart.structures.corpus_files import MAX_FILE_BYTES, add_files
-    from headstart.structures.token_log import VocabularyId
+    from headstart.structures.vocabulary_id import VocabularyId
 
     config = resolved.config()
     vocab = assemble.load_served_model(config, assemble.find_models(config)).vocab
