@@ -199,12 +199,19 @@ class Controller:
             rows = more
         return rows
 
-    def observe_step(self, rows: int, context: int, milliseconds: float) -> None:
-        """The target decoded `rows` rows in this time; `context` in tokens per row."""
+    def observe_step(
+        self, rows: int, context: int, milliseconds: float, *, is_exact: bool = True
+    ) -> None:
+        """The target decoded `rows` rows in this time; `context` in tokens per row.
+
+        is_exact: it may not have taken less.
+        """
         graphs = self._budget.graphs
         if graphs.decoded(rows):
             milliseconds = _without(milliseconds, graphs.change_ms)
-        self._cost.observe(rows, context, milliseconds)
+        expected = None if is_exact else self._cost.milliseconds(rows, context)
+        if expected is None or milliseconds < expected:
+            self._cost.observe(rows, context, milliseconds)
 
     def learn_costs(self, warm_up: Sequence[Sample], change_ms: float = 0.0) -> None:
         """Some decodes of the target before its first request; at least one.

@@ -143,7 +143,8 @@ class ModelDraftPlanner:
         drafter = self._drafter(run.speculator)
         plain = self._plain(step)
         drafter.cost.observe(run, plain)
-        drafter.probes.called(run.seq_ids, run.milliseconds / plain)
+        is_probe = drafter.probes.is_charged if run.is_probe is None else run.is_probe
+        drafter.probes.called(run.seq_ids, run.milliseconds / plain, is_probe=is_probe)
         probed = drafter.probes.probed
         if probed is not None and probed in run.seq_ids:
             drafter.probes.spent(probed, self._spent(run, probed, step))

@@ -133,9 +133,9 @@ class Probes:
         self.reading, self.can_skip, self.is_charged = slots[index].seq_id, can_skip, True
         return index
 
-    def called(self, seq_ids: Sequence[int], steps: float) -> None:
+    def called(self, seq_ids: Sequence[int], steps: float, *, is_probe: bool) -> None:
         """The model ran; `seq_ids` got a draft, and it took as long as so many plain steps."""
-        if self.is_charged:
+        if is_probe:
             self.savings = max(-DEBT, self.savings - steps)
             self.is_charged = False
         if self.reading in seq_ids:
