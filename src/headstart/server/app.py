@@ -29,7 +29,6 @@ from headstart.server import (
     native,
     ollama,
     responses,
-    slots,
     status,
     text,
 )
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings,
-    ollama, text, metrics, slots, adapters, corpus,
+    ollama, text, metrics, adapters, corpus,
 )  # fmt: skip
 
 

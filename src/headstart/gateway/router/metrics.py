@@ -12,7 +12,7 @@ from typing import Protocol
 
 from headstart.gateway.router.broadcast import Broadcast
 from headstart.gateway.router.pooled_model import LOADED, LOADING, SLEEPING, UNLOADED, PooledModel
-from headstart.server.metric import Metric, Sample
+from headstart.server.metrics import Metric, Sample
 
 STATES = (UNLOADED, LOADING, LOADED, SLEEPING)
 
