@@ -37,7 +37,7 @@ from headstart.server.errors import ApiError, log_failure
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.page import POLICY, Page, page_files
-from headstart.server.routing import Prefixed
+from headstart.server.routing import prefixed
 from headstart.server.threads import ClientGoneError
 from headstart.types.errors import BackendError
 
@@ -97,7 +97,7 @@ def create_app(
     app.add_middleware(Page, files=page_files(server), policy=policy)
     extras.install(app)
     if server.api_prefix:
-        app.add_middleware(Prefixed, prefix=server.api_prefix.rstrip("/"))
+        app.add_middleware(prefixed, prefix=server.api_prefix.rstrip("/"))
     errors.install(app)
     return app
 
