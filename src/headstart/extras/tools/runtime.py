@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headstart.extras.tools.command import end_process
-from headstart.extras.tools.isolate import ENGINES, RuntimeNameError, machine_of
+from headstart.extras.tools.machine import ENGINES, RuntimeNameError, machine_of
 from headstart.extras.tools.tool import ToolError
 from headstart.types.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headstart.config import ToolsConfig
 from headstart.extras.tools.edit import EditFile
 from headstart.extras.tools.files import ReadFile, WriteFile
-from headstart.extras.tools.isolate import machine_of
+from headstart.extras.tools.machine import machine_of
 from headstart.extras.tools.mcp_config import read_mcp_servers
 from headstart.extras.tools.runtime import Runtime
 from headstart.extras.tools.search import FileGlobSearch, GrepSearch
