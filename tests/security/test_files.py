@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.hub import resolve_model
-from headstart.config import ModelConfig
+from headstart.app.model_files import find_models
+from headstart.config import Config, ModelConfig
 from headstart.structures.corpus import SuffixCorpus
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
@@ -104,4 +104,4 @@ def test_a_folder_as_a_model_is_called_a_folder(tmp_path):
         ("--model", ModelConfig(model=str(tmp_path))),
     ):
         with pytest.raises(ModelError, match=rf"{flag} .* is a folder; name the GGUF file"):
-            resolve_model(config, {})
+            find_models(Config(model=config), {})
