@@ -106,14 +106,6 @@ class DraftTokenizer(ABC):
         `num_open` target tokens.
         """
 
-    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int | None:
-        """The target token that a draft would have at this position of the text, which is written,
-        from the logits behind the text before it; None: one row of logits does not say.
-
-        Learns which way of picking tokens would have been accepted.
-        """
-        return None
-
 
 def make_draft_tokenizer(
     translator: VocabularyTranslator | None, sampling: str
@@ -143,12 +135,6 @@ class DirectTokenizer(DraftTokenizer):
 
     def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         return DirectBuilder(request, limit, self._preference)
-
-    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int:
-        choice = _choose(request, logits, position)
-        picked = choice.coupled if self._preference.couples else choice.argmax
-        self._preference.compare(choice, request.tokens[position])
-        return picked
 
 
 class DirectBuilder(DraftBuilder):
