@@ -216,14 +216,12 @@ class ChatTemplate:
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
         enable_thinking: bool = True,
         add_generation_prompt: bool = False,
     ) -> str | None:
         try:
             return self.render(
                 messages,
-                tools=tools or (),
                 add_generation_prompt=add_generation_prompt,
                 arguments={"enable_thinking": enable_thinking},
             )

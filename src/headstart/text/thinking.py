@@ -8,18 +8,13 @@ Source: llama.cpp's common/chat-diff-analyzer.cpp.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headstart.structures.prefix import common_prefix_length
-
 _MARKER = r"(?:<[^>]*>|\[[^\]]*\])"
-_MARKERS = re.compile(_MARKER)
 _QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
 _CONTENT = "A_ASST_MSG I can help END_A"
 _THOUGHTS = "REASON_PART I am thinking END_R"
-_ANCHOR_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,6 @@ class RenderProbe(Protocol):
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
         enable_thinking: bool = True,
         add_generation_prompt: bool = False,
     ) -> str | None: ...
@@ -133,24 +127,7 @@ def _by_rendering(render: RenderProbe) -> Thinking | None:
     if not (start and end):
         prompt_start, prompt_end = _by_switching(render)
         start, end = start or prompt_start, end or prompt_end
-    if not (start and end):
-        called_start, called_end = _around_thoughts(_render_call(render))
-        if called_end:  # only before calls
-            start, end = called_start, called_end
     return Thinking(start, end) if end else None
-
-
-def _render_call(render: RenderProbe) -> str | None:
-    """A message that calls a tool after thoughts: some templates show no others."""
-    function = {"name": "FFF_FUN", "arguments": '{"AA_ARG": "VVVV"}'}
-    call = {"id": "call00001", "type": "function", "function": function}
-    parameters = {"type": "object", "properties": {"AA_ARG": {"type": "string"}}}
-    tool = {"name": "FFF_FUN", "description": "Test", "parameters": parameters}
-    caller = {"role": "assistant", "content": None, "reasoning_content": _THOUGHTS}
-    return render(
-        [_QUESTION, caller | {"tool_calls": [call]}],
-        tools=[{"type": "function", "function": tool}],
-    )
 
 
 def _around_thoughts(text: str | None) -> tuple[str, str]:
@@ -165,54 +142,20 @@ def _around_thoughts(text: str | None) -> tuple[str, str]:
 
 
 def _by_switching(render: RenderProbe) -> tuple[str, str]:
-    """What the generation prompt gains or loses with thinking."""
+    """What the generation prompt gains with thinking, or without: empty thoughts."""
     off, on = (
         render([_QUESTION], enable_thinking=is_on, add_generation_prompt=True)
         for is_on in (False, True)
     )
-    if off is None or on is None or off == on:
+    if off is None or on is None:
         return "", ""
-    only_off, only_on = _difference(off, on)
-    if not only_off.strip() and on.rstrip().endswith(only_on.strip()):
-        return only_on, ""
-    if not only_on.strip() and off.rstrip().endswith(only_off.strip()):
-        segments = [part for part in _segments(off) if part.strip()]
-        is_marked = segments[-1] == only_off.strip() and _MARKERS.fullmatch(segments[-2])
-        return (segments[-2] if is_marked else ""), only_off
-    return _added_at_the_end(off, on)
-
-
-def _added_at_the_end(one: str, other: str) -> tuple[str, str]:
-    """A pair of markers with which one text ends where the other stops."""
-    for base, extended in ((other, one), (one, other)):
-        anchor = base[-_ANCHOR_CHARS:]
-        at = extended.rfind(anchor)
-        added = [part for part in _segments(extended[at + len(anchor) :]) if part.strip()]
-        if at >= 0 and len(added) == 2 and all(map(_MARKERS.fullmatch, added)):
-            return added[0], added[1]
-    return "", ""
-
-
-def _difference(one: str, other: str) -> tuple[str, str]:
-    """The parts in which two texts differ, whole markers and words of text between them."""
-    if other.startswith(one):
-        return "", other[len(one) :]
-    if one.startswith(other):
-        return one[len(other) :], ""
-    left, right = list(_segments(one)), list(_segments(other))
-    start = common_prefix_length(left, right)
-    left, right = left[start:], right[start:]
-    end = common_prefix_length(left[::-1], right[::-1])
-    return "".join(left[: len(left) - end]), "".join(right[: len(right) - end])
-
-
-def _segments(text: str) -> Iterator[str]:
-    """Markers and what is between them."""
-    at = 0
-    for marker in _MARKERS.finditer(text):
-        if at < marker.start():
-            yield text[at : marker.start()]
-        yield marker[0]
-        at = marker.end()
-    if at < len(text):
-        yield text[at:]
+    off, on = (text.rpartition(_QUESTION["content"])[2] for text in (off, on))
+    if on.startswith(off):
+        return on[len(off) :], ""
+    if not off.startswith(on):
+        return "", ""
+    added = off[len(on) :]
+    pair = re.search(rf"({_MARKER})\s*({_MARKER})\s*$", off)
+    if pair is None:
+        return "", added
+    return pair[1], (pair[2] if pair[1] in added else added)
