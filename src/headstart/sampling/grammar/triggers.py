@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.structures.prefix import num_begun
 from headstart.types.constraint import ThoughtMarks
 
 
@@ -55,7 +56,7 @@ class Triggers:
                 assert self._thoughts is not None
                 at = left.find(self._thoughts.end)
                 if at < 0:
-                    return None, FreeText(_beginning(left, (self._thoughts.end,)), True)
+                    return None, FreeText(_begun(left, (self._thoughts.end,)), True)
                 left = left[at:]
             found = min(self._ends(left), default=None)
             thoughts_at = self._begin_of_thoughts(left)
@@ -63,7 +64,7 @@ class Triggers:
                 left, is_thinking = left[thoughts_at:], True
                 continue
             if found is None:
-                return None, FreeText(_beginning(left, self._outside))
+                return None, FreeText(_begun(left, self._outside))
             end, length = found
             return left[end + length if self._includes_trigger else end :], FreeText()
 
@@ -107,9 +108,5 @@ class Triggers:
         return None if at < 0 else at + len(self._thoughts.start)
 
 
-def _beginning(text: bytes, marks: Sequence[bytes]) -> bytes:
-    """The longest end of the text that may begin one of the marks."""
-    for start in range(max(0, len(text) + 1 - max(map(len, marks))), len(text)):
-        if any(mark.startswith(text[start:]) for mark in marks):
-            return text[start:]
-    return b""
+def _begun(text: bytes, marks: Sequence[bytes]) -> bytes:
+    return text[len(text) - num_begun(text, marks) :]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from headstart.structures.prefix import num_begun
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.text.toolcalls.tools import Tools
 
@@ -142,7 +143,10 @@ class TextReader:
         """
         while True:
             found, place = self._first(markers)
-            waits = len(self.text) if self.is_over else self._unfinished(markers)
+            # where a marker may have begun whose end has not arrived
+            waits = len(self.text)
+            if not self.is_over:
+                waits -= num_begun(self.text, markers, self.at)
             stop = min(place, waits)
             if stop > self.at:
                 emit(self.text[self.at : stop])
@@ -163,14 +167,3 @@ class TextReader:
             if at >= 0 and (at < place or (at == place and len(marker) > len(best or ""))):
                 best, place = marker, at
         return best, place
-
-    def _unfinished(self, markers: Sequence[str]) -> int:
-        """Where a marker may have begun whose end has not arrived."""
-        place = len(self.text)
-        for marker in markers:
-            most = min(len(marker) - 1, len(self.text) - self.at)
-            for length in range(most, 0, -1):
-                if self.text.endswith(marker[:length]):
-                    place = min(place, len(self.text) - length)
-                    break
-        return place
