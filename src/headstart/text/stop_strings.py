@@ -1,4 +1,4 @@
-"""Stop strings over a growing text: what may be shown, and when to stop."""
+"""Finds stop strings in a growing text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headstart.structures.prefix import num_begun
 
 
 class StopStrings:
-    """Holds back bytes that may begin a stop string until that is decided.
+    """Holds back bytes that may begin a stop string.
 
     Memory and time per call depend on the longest stop string and the bytes fed, not on the text.
     """

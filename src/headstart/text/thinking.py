@@ -1,6 +1,6 @@
-"""How a model marks its thoughts, found by rendering its chat template with and without some.
+"""Finds a model's reasoning markers by rendering its chat template with and without reasoning.
 
-Formats whose templates do not show it are listed, known by words that only their template holds.
+Formats that this does not show are listed with words that only their templates contain.
 
 Source: llama.cpp's common/chat-diff-analyzer.cpp.
 """
@@ -19,19 +19,19 @@ _THOUGHTS = "REASON_PART I am thinking END_R"
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What stands around a model's thoughts."""
+    """The markers around a model's reasoning."""
 
-    start: str  # "" where thoughts simply begin with the answer
+    start: str  # "" where every answer begins with reasoning
     end: str
-    # what the answer begins with after thoughts, where the model writes something between
+    # what the model writes between reasoning and content
     answer: str = ""
-    # text that stands before the thoughts of a continued answer, where the template's is not it
+    # text before the reasoning of a continued answer, if not the template's
     opening: str | None = None
-    # whether an answer that is continued without thoughts gets no empty ones
+    # whether a continued answer without reasoning gets no empty markers
     skips_empty: bool = False
 
     def continued(self, generation_prompt: str, thoughts: str, content: str | None) -> str:
-        """The beginning of an answer: its thoughts, and unless it is None its content."""
+        """The start of an answer: its reasoning, and its content unless that is None."""
         opening = self.opening
         if opening is None:
             opening = generation_prompt.partition(self.start.strip())[0] if self.start else ""
@@ -106,14 +106,14 @@ _KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
 
 
 def find_thinking(source: str, render: RenderProbe) -> Thinking | None:
-    """How thoughts are marked; None if nothing shows that the model has any."""
+    """The reasoning markers; None if no reasoning is found."""
     for words, thinking in _KNOWN[:-1]:
         if all(word in source for word in words):
             return thinking
     words, old_qwen = _KNOWN[-1]
     found = _by_rendering(render)
     if found is None and all(word in source for word in words):
-        return old_qwen  # it only removes thoughts
+        return old_qwen  # it only removes reasoning
     if found and "laguna_glm_thinking" in source:
         return Thinking(found.start.strip(), found.end.strip())
     if found and all(word in source for word in ("<tool_call>", "<function=", "<parameter=")):
@@ -131,7 +131,7 @@ def _by_rendering(render: RenderProbe) -> Thinking | None:
 
 
 def _around_thoughts(text: str | None) -> tuple[str, str]:
-    """The markers next to the thoughts, with the white space between."""
+    """The markers next to the reasoning, with the white space between."""
     if text is None:
         return "", ""
     wrapped = re.search(rf"({_MARKER}\s*){_THOUGHTS}(\s*{_MARKER}\s*)", text)
@@ -142,7 +142,7 @@ def _around_thoughts(text: str | None) -> tuple[str, str]:
 
 
 def _by_switching(render: RenderProbe) -> tuple[str, str]:
-    """What the generation prompt gains with thinking, or without: empty thoughts."""
+    """Markers that enable_thinking adds to or removes from the generation prompt."""
     off, on = (
         render([_QUESTION], enable_thinking=is_on, add_generation_prompt=True)
         for is_on in (False, True)
