@@ -26,7 +26,7 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
 from headstart.text.vocabulary.templates import find_replacements

@@ -15,8 +15,7 @@ from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.ask_timer import no_clock
-from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.drafting import Drafting, no_clock
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator

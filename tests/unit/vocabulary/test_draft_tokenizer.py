@@ -77,7 +77,7 @@ def test_output_is_that_of_the_target_alone(pair: Pair, temperature: float) -> N
         engine = Model(order)
         scheduler = make_scheduler(engine, [pair.drafter(order, 0.3)], spec)
         check(engine, requests, run(scheduler, requests))
-        assert scheduler.drafting.stats.num_drafted > 0
+        assert scheduler.counts.stats.num_drafted > 0
 
 
 def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> None:
@@ -130,9 +130,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
     for mode in ("coupled", "argmax", "auto"):
         scheduler = make_scheduler(Model(), [pair.drafter(skew=0.3, sampling=mode)])
         run(scheduler, requests)
-        accepted[mode] = (
-            scheduler.drafting.stats.num_accepted / scheduler.drafting.stats.num_drafted
-        )
+        accepted[mode] = scheduler.counts.stats.num_accepted / scheduler.counts.stats.num_drafted
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"] + 0.05
 
