@@ -27,8 +27,6 @@ _TABLES = """
     CREATE TABLE vocabulary (size INTEGER, digest BLOB);
     CREATE TABLE texts (id INTEGER PRIMARY KEY, namespace BLOB, tokens BLOB, checksum INTEGER);
 """
-# After so many pages the engine's loop waits until the disk has them: few, so that it is short.
-_CHECKPOINT_PAGES = 128
 
 
 class StoredText(NamedTuple):
@@ -133,12 +131,13 @@ class TextStore:
 
     def _lock(self) -> None:
         """Hold the file until it is closed; what is written survives a killed process at once, and
-        a power failure after the next few texts.
+        a power failure after the next few texts: the engine's loop waits for the disk after 128
+        pages, which are few, so that it is short.
         """
         self._db.executescript(
             "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT;"
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
-            f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}"
+            "PRAGMA wal_autocheckpoint = 128"
         )
 
     def _read_texts(self) -> None:
@@ -259,6 +258,3 @@ class TextStore:
 def _code(error: Exception) -> int:
     """The primary error code of SQLite."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-__all__ = ["StoredText", "TextStore"]

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.speculators.ngram_cache_counts import NgramCounts, pack, unpack
-from headstart.speculators.ngram_cache_history import CountedHistory
+from headstart.speculators.ngram_cache_counts import CountedHistory, NgramCounts, pack, unpack
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
