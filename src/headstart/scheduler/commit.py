@@ -93,7 +93,9 @@ class Committer:
                         self._note_chunk(sequence, length)
                         continue
                     rows = rows[-1:]
-                if len(sequence.text.tokens) >= sequence.most_tokens:  # max_tokens 0: wants its prompt cached
+                if (
+                    len(sequence.text.tokens) >= sequence.most_tokens
+                ):  # max_tokens 0: wants its prompt cached
                     self._cache.cut(sequence, length)
                     endings.append((sequence, LENGTH))
                     continue

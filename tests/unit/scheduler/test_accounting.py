@@ -162,7 +162,8 @@ def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_to
 
 
 def test_positions_are_counted_from_the_first_token_of_the_step() -> None:
-    stats = SpeculationStats(verified=Counter([(0, 3, 3), (0, 2, 0), (1, 2, 1)]))
+    verified = Counter([(0, 3, 3), (0, 2, 0), (1, 2, 1)])
+    stats = SpeculationStats(verified=verified, reasons=Counter(["no match"]))
     assert (stats.num_drafts, stats.num_drafts_accepted) == (3, 2)
     assert (stats.num_drafted, stats.drafted_by_position) == (7, (2, 3, 2))
     assert (stats.num_accepted, stats.accepted_by_position) == (4, (1, 2, 1))
