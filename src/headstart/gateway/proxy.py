@@ -81,7 +81,7 @@ class ProxiedAnswer:
         self.headers = _end_to_end(connection.headers, NOT_RETURNED)
         self._backend, self._proxy = backend, proxy
         self._connection: Connection | None = connection
-        self._first: bytes | None = None
+        self.first: bytes | None = None  # piece of the body, if it was awaited
 
     def has_content_type(self, kind: bytes) -> bool:
         """Whether this stands in the content type."""
@@ -91,24 +91,16 @@ class ProxiedAnswer:
     def is_event_stream(self) -> bool:
         return self.has_content_type(b"text/event-stream")
 
-    async def read_first(self) -> None:
-        """Wait for the first piece of the body.
-
-        Raises:
-            BackendError: the backend broke off before it.
-        """
-        self._first = await self._next()
-
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives.
 
         Raises:
             BackendError: the backend broke off, or was silent for too long.
         """
-        piece = await self._next() if self._first is None else self._first
+        piece = await self.next() if self.first is None else self.first
         while piece:
             yield piece
-            piece = await self._next()
+            piece = await self.next()
 
     async def read(self) -> bytes:
         """The whole body, for answers to our own requests.
@@ -129,7 +121,8 @@ class ProxiedAnswer:
         if connection is not None:
             self._proxy.give_back(self._backend, connection)
 
-    async def _next(self) -> bytes:
+    async def next(self) -> bytes:
+        """The next piece of the body; empty at its end. Errors as of `pieces`."""
         if self._connection is None:
             return b""
         try:
@@ -170,7 +163,7 @@ class Proxy:
         answer = ProxiedAnswer(backend, connection, self)
         if wants_first_piece:
             try:
-                await answer.read_first()
+                answer.first = await answer.next()
             except BaseException:
                 answer.close()
                 raise

@@ -46,9 +46,7 @@ class Connection(asyncio.Protocol):
         self._has_head = self._is_complete = self._is_kept = False
         self._ends_with_connection, self._is_head_only = True, is_head_only
         self._parser = httptools.HttpResponseParser(self)
-        self._transport.write(head + body if len(body) < MAX_BUFFERED else head)
-        if len(body) >= MAX_BUFFERED:
-            self._transport.write(body)
+        self._transport.writelines((head, body))
 
     async def wait_for_head(self) -> None:
         """Return when status and headers have arrived.

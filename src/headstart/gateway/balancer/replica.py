@@ -83,7 +83,7 @@ class Replica:
             return
         expected = flight.num_known_bytes * self.learned.tokens_per_byte.value
         self.prefixes.capacity_bytes = better_capacity(
-            self.prefixes.capacity_bytes, PREFIX_BYTES, expected, timings.num_cached
+            self.prefixes.capacity_bytes, PREFIX_BYTES, expected, timings.cache_n
         )
         self.prefixes.shrink()
         num_bytes = len(flight.asked.text)
