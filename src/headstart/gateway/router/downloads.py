@@ -16,7 +16,6 @@ from headstart.types.errors import ConfigError, ModelError
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 4
-STOP_SECONDS = 5.0
 
 
 class ModelStore(Protocol):
@@ -46,7 +45,7 @@ class Downloads:
 
     @property
     def names(self) -> list[str]:
-        """The models that are being downloaded."""
+        """Models that are being downloaded."""
         return list(self._tasks)
 
     async def start(self, name: str) -> None:
@@ -128,5 +127,5 @@ class Downloads:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
-                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+                await asyncio.wait_for(process.wait(), 5)
         return failure or (f"the download ended with code {code}" if code else "")
