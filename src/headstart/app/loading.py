@@ -26,11 +26,11 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
 from headstart.text.vocabulary.templates import find_replacements
-from headstart.text.vocabulary.vocabulary_translator import TranslationOptions, VocabularyTranslator
+from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import DraftMode, Engine
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.state_batch import MERGED_ROWS
@@ -330,11 +330,7 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     """
     pairs = parse_pairs(config.speculation.spec_replace)
     pairs += find_replacements(target.chat_template or "", draft.chat_template or "")
-    translator = VocabularyTranslator(
-        target.vocab,
-        draft.vocab,
-        TranslationOptions(tuple(pairs)),
-    )
+    translator = VocabularyTranslator(target.vocab, draft.vocab, pairs)
     if reason := translator.why_not():
         raise ModelError(
             f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft "

@@ -93,6 +93,3 @@ class EncoderEngine:
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
-
-
-__all__ = ["EncoderEngine"]

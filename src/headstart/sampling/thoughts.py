@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headstart.text.vocabulary.encoder import num_incomplete
 from headstart.types.thought_limit import ThoughtLimit
 
 NO_LIMIT = 2**30
@@ -34,7 +35,7 @@ class ThoughtCounter:
 
     def closing(self) -> Sequence[int]:
         """The tokens that must follow now; empty if there is a choice."""
-        if not self._is_thinking or self._num_left > 0 or _ends_inside_character(self._tail):
+        if not self._is_thinking or self._num_left > 0 or num_incomplete(self._tail):
             return ()
         return self._limit.closing[self._num_closed :]
 
@@ -62,12 +63,3 @@ class ThoughtCounter:
 
     def _leave(self) -> None:
         self._is_thinking, self._tail = False, b""
-
-
-def _ends_inside_character(text: bytes) -> bool:
-    """Whether bytes of the last UTF-8 character are missing."""
-    for back in range(1, min(len(text), 3) + 1):
-        byte = text[-back]
-        if byte & 0b1100_0000 != 0b1000_0000:  # the first one of a character
-            return back < 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
-    return False

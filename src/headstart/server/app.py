@@ -28,7 +28,6 @@ from headstart.server import (
     metrics,
     native,
     ollama,
-    rerank,
     responses,
     slots,
     status,
@@ -46,7 +45,7 @@ from headstart.types.worker import Worker
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
-    status, events, chat, responses, anthropic, completions, native, infill, embeddings, rerank,
+    status, events, chat, responses, anthropic, completions, native, infill, embeddings,
     ollama, text, metrics, slots, adapters, corpus,
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import orjson
 
 from headstart.config import SamplingConfig
 from headstart.server.errors import not_supported, shorten
+from headstart.server.limits import is_id
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
@@ -42,7 +44,9 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
         raise RequestError(f"{' and '.join(found)} both constrain the answer; send one of them")
     triggers = _triggers(body, vocab)
     for constraint in found.values():
-        return constraint if not triggers else _lazy(constraint, triggers)
+        if triggers:
+            return dataclasses.replace(constraint, triggers=triggers, includes_trigger=True)
+        return constraint
     if triggers:
         raise RequestError("grammar_lazy needs a grammar; send one or leave it out")
     return None
@@ -114,13 +118,6 @@ def _grammar_kind(value: Any) -> ConstraintKind:
     return ConstraintKind.LARK if is_lark else ConstraintKind.GBNF
 
 
-def _lazy(constraint: Constraint, triggers: tuple[bytes, ...]) -> Constraint:
-    """The constraint from the first trigger on, which is part of the constrained text."""
-    return Constraint(
-        kind=constraint.kind, text=constraint.text, triggers=triggers, includes_trigger=True
-    )
-
-
 def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
     """Triggers in llama-server's form: {"type": 0, "token": id} or {"type": 1, "value": text}."""
     if not body.grammar_lazy:
@@ -133,7 +130,7 @@ def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
         kind = entry.get("type") if isinstance(entry, dict) else None
         if kind == 1 and isinstance(entry.get("value"), str):
             triggers.append(entry["value"].encode())
-        elif kind == 0 and _is_token(entry.get("token"), vocab):
+        elif kind == 0 and is_id(entry.get("token")) and 0 <= entry["token"] < vocab.size:
             triggers.append(vocab.token_text(entry["token"]))
         elif kind in (2, 3):
             raise not_supported(
@@ -146,7 +143,3 @@ def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
                 '{"type": 1, "value": text} or {"type": 0, "token": id}'
             )
     return tuple(triggers)
-
-
-def _is_token(value: Any, vocab: Vocab) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab.size

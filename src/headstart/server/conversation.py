@@ -146,11 +146,8 @@ def _continued_part(body: ChatBody, defaults: ChatConfig) -> Part | None:
         raise RequestError("an assistant message with tool_calls cannot be continued")
     if wish in ("content", "reasoning_content"):
         return wish  # type: ignore[no-any-return]  # a string of the body
-    return "reasoning_content" if _has_only_thoughts(last) else "content"
-
-
-def _has_only_thoughts(message: Mapping[str, Any]) -> bool:
-    return bool(message.get("reasoning_content")) and not message.get("content")
+    has_only_reasoning = last.get("reasoning_content") and not last.get("content")
+    return "reasoning_content" if has_only_reasoning else "content"
 
 
 def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from starlette.responses import Response
 
 from headstart.server.body import read_body
 from headstart.server.errors import shorten
-from headstart.server.limits import check_length
+from headstart.server.limits import check_length, is_id
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import (
     check_token,
-    is_id,
     render_messages,
     tokenize_mixed,
     tokens_text,

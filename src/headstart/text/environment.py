@@ -10,6 +10,7 @@ common/jinja, whose tolerance templates rely on.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
@@ -21,7 +22,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
-from headstart.text.operand_limits import check_operands
+MAX_BITS = 1 << 14  # of a whole number
+MAX_REPEATED = 1 << 20  # characters or entries of a sequence that is repeated
+_WIDE = re.compile(r"\d{6,}|\*")
 
 
 class _Generation(Extension):
@@ -41,10 +44,33 @@ class _ChatEnvironment(SandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator != "+":
-            check_operands(operator, left, right)
+            _check_operands(operator, left, right)
         elif isinstance(left, str) != isinstance(right, str):
             left, right = (_addend(side) for side in (left, right))
         return super().call_binop(context, operator, left, right)
+
+
+def _check_operands(operator: str, left: Any, right: Any) -> None:
+    """Raise for a product or power that takes the machine's memory or hours: no time limit ends one
+    long computation in C.
+    """
+    if operator == "%":
+        if isinstance(left, str) and _WIDE.search(left):
+            raise jinja2.TemplateError("a format is too wide")
+        return
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        bits = bits * max(0, right) if operator == "**" else bits + right.bit_length()
+        if bits > MAX_BITS:
+            raise jinja2.TemplateError(f"a number has more than {MAX_BITS} bits")
+        return
+    for sequence, times in ((left, right), (right, left)):
+        if (
+            isinstance(sequence, str | list | tuple)
+            and isinstance(times, int)
+            and len(sequence) * times > MAX_REPEATED
+        ):
+            raise jinja2.TemplateError(f"a repeated text is longer than {MAX_REPEATED}")
 
 
 def _addend(side: Any) -> Any:

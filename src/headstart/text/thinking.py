@@ -90,24 +90,18 @@ _KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
         Thinking("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>"),
     ),
-    (("<role>ASSISTANT</role>", "<arg_key>"), Thinking("<think>", "</think>")),
     (
         ("<|START_TEXT|>", "<|START_ACTION|>"),
         Thinking("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>"),
     ),
     (("<|tool_list_start|>", "<|tool_list_end|>"), Thinking("<think>", "</think>")),
     (("List of tools: [",), Thinking("<think>", "</think>")),
-    (("]<]minimax[>[", "<tool_call>", "<invoke name="), Thinking("<mm:think>", "</mm:think>")),
     (("dsml_token", "DSML", "function_calls"), Thinking("<think>", "</think>")),
     (
         ("dsml_token", "DSML", "tool_calls"),
         Thinking("<think>", "</think>", opening="<\uff5cAssistant\uff5c>", skips_empty=True),
     ),
     (("'<|tool_call>call:'",), Thinking("<|channel>thought\n", "<channel|>")),
-    (
-        ("Tool usage guidelines:", '<function name="', '<param name="'),
-        Thinking("<think>\n", "\n</think>\n\n"),
-    ),
     (
         ("Write your thoughts between <think></think>", "<response></response>"),
         Thinking("<think>", "</think>"),

@@ -54,8 +54,6 @@ class Constraint:
     text: str = ""
     triggers: tuple[bytes, ...] = ()
     includes_trigger: bool = False  # the constrained text begins with the trigger, not behind it
-    is_required: bool = False  # the answer must not end before a trigger has appeared
-    repeats: bool = False  # after the constrained text comes free text, and maybe a trigger again
     allows_space: bool = False  # up to four characters of white space may come before it
     before: str = ""  # rules in Lark; their `before` may stand before the constrained text
     thoughts: ThoughtMarks | None = None  # in which the text is free
@@ -78,8 +76,8 @@ class Constraint:
                 )
         if self.thoughts and not self.thoughts.end:
             raise InvalidParameterError("thoughts need a mark that ends them")
-        if not self.triggers and (self.is_required or self.repeats or self.includes_trigger):
+        if not self.triggers and self.includes_trigger:
             raise InvalidParameterError(
-                "is_required, repeats and includes_trigger say something about triggers, but there "
-                "is none; name one or leave them out"
+                "includes_trigger says something about triggers, but there is none; name one or "
+                "leave it out"
             )

@@ -29,20 +29,6 @@ class CacheKind(Enum):
     CHECKPOINT = "checkpoint"  # recurrent: back to checkpoints only
 
 
-@dataclass(slots=True)
-class StepStats:
-    """What one scheduler step did; counts of rows and tokens, times in seconds."""
-
-    num_prompt_rows: int = 0
-    num_verify_rows: int = 0
-    num_padding_rows: int = 0
-    num_emitted: int = 0
-    num_slots: int = 0
-    decode_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    step_seconds: float = 0.0
-
-
 class Batch:
     """Rows for one decode, in numpy arrays that are filled anew every step.
 

@@ -6,7 +6,6 @@ function of the constraint and the emitted tokens: not of drafts, and not of wha
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -41,10 +40,17 @@ class GrammarState:
         self._constraint = constraint
         self._tokens = tokens
         self._make = make
-        awaited = _awaited(constraint)
-        self._is_required = awaited is not None and awaited.is_required
-        self._triggers = Triggers(awaited, tokens) if awaited else None
         marks = constraint.thoughts
+        # the text begins behind the thoughts of the answer, which must come to their end
+        self._awaits_end = False
+        self._triggers: Triggers | None = None
+        if constraint.triggers:
+            self._triggers = Triggers(
+                constraint.triggers, marks, tokens, includes_trigger=constraint.includes_trigger
+            )
+        elif marks is not None and (marks.is_open or marks.opening):
+            self._awaits_end = True
+            self._triggers = Triggers((marks.end,), None, tokens)
         self._opening = () if constraint.triggers or not marks or marks.is_open else marks.opening
         self._matcher = make() if self._opening or not self._triggers else None
         self._read: list[int] = []
@@ -152,10 +158,7 @@ class GrammarState:
         self._forced = known[1:] if known and known[1:] and known[0] == tokens[0] else None
         self._read += tokens
         if self._matcher.is_stopped():
-            if self._constraint.repeats:
-                self._matcher, self._read, self._free = None, [], FreeText()
-            else:
-                self.is_over = True
+            self.is_over = True
 
     def _ask(self, question: Callable[[LLMatcher], R]) -> R:
         """What the matcher says.
@@ -185,7 +188,7 @@ class GrammarState:
     def _allows_free(self, token: int) -> bool:
         assert self._triggers is not None
         if token in self._tokens.eog_ids:
-            return not self._is_required
+            return not self._awaits_end
         found, _ = self._triggers.follow(self._free, token)
         return found is None or self._triggers.is_legal(found, self._make)
 
@@ -193,7 +196,7 @@ class GrammarState:
         assert self._triggers is not None
         mask = np.ones(self._tokens.size, np.bool_)
         mask[self._triggers.illegal_ids(self._free, self._make)] = False
-        if self._is_required:
+        if self._awaits_end:
             mask[list(self._tokens.eog_ids)] = False
         return mask
 
@@ -275,7 +278,7 @@ class Lookahead:
         text = state._free
         for index, token in enumerate(tokens):
             if token in state._tokens.eog_ids:
-                return index + (not state._is_required)
+                return index + (not state._awaits_end)
             found, text = state._triggers.follow(text, token)
             if found is not None:
                 return index + self._count_behind(found, tokens[index + 1 :])
@@ -289,16 +292,6 @@ class Lookahead:
         matcher = state._make()
         matcher.consume_tokens(state._tokens.encode(found))
         return 1 + max(0, matcher.validate_tokens(list(tokens)))
-
-
-def _awaited(constraint: Constraint) -> Constraint | None:
-    """What a free text is searched for: triggers, or the end of the thoughts before the text."""
-    marks = constraint.thoughts
-    if constraint.triggers:
-        return constraint
-    if marks is None or not (marks.is_open or marks.opening):
-        return None
-    return dataclasses.replace(constraint, triggers=(marks.end,), thoughts=None, is_required=True)
 
 
 def explain(matcher: LLMatcher) -> str:

@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from headstart.sampling.grammar.tokens import GrammarTokens
-from headstart.types.constraint import Constraint
+from headstart.types.constraint import ThoughtMarks
 
 
 class FreeText(NamedTuple):
@@ -21,15 +21,21 @@ class FreeText(NamedTuple):
 
 
 class Triggers:
-    """The triggers of one constraint."""
+    """What a free text is searched for."""
 
-    def __init__(self, constraint: Constraint, tokens: GrammarTokens) -> None:
-        self._triggers = constraint.triggers
-        self._thoughts = constraint.thoughts
-        self._includes_trigger = constraint.includes_trigger
+    def __init__(
+        self,
+        triggers: tuple[bytes, ...],
+        thoughts: ThoughtMarks | None,
+        tokens: GrammarTokens,
+        *,
+        includes_trigger: bool = False,
+    ) -> None:
+        self._triggers = triggers
+        self._thoughts = thoughts
+        self._includes_trigger = includes_trigger
         self._tokens = tokens
-        start = self._thoughts.start if self._thoughts else b""
-        self._outside = (*constraint.triggers, *([start] if start else []))
+        self._outside = (*triggers, *([thoughts.start] if thoughts and thoughts.start else ()))
         self._illegal: dict[FreeText, NDArray[np.int32]] = {}
 
     def begin(self) -> FreeText:

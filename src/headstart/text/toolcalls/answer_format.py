@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headstart.text.thinking import Thinking
-from headstart.text.toolcalls.formats import (
-    CallFormat,
-    DemandableBody,
-    JsonCall,
-    MarkedCalls,
-    NamedCall,
-)
+from headstart.text.toolcalls.formats import MarkedCalls
 from headstart.text.toolcalls.reader import Reading, TextReader
 
 
@@ -31,11 +25,10 @@ class AnswerFormat:
     """Thoughts first, then content, then or in between calls."""
 
     thinking: Thinking | None = None
-    calls: CallFormat | None = None
+    calls: MarkedCalls | None = None
     content_start: str = ""  # markers around the content, which are no part of it
     content_end: str = ""
     calls_end_thoughts: bool = False  # a call may begin before the thoughts have ended
-    required_calls: MarkedCalls | None = None  # for calls of another kind: a form to demand
     after_thoughts: str = ""  # what stands between thoughts and demanded calls
     seen_markers: tuple[str, ...] = ()  # further markers that are read
     dropped: tuple[str, ...] = ()  # markers in the content that are no part of it
@@ -52,20 +45,9 @@ class AnswerFormat:
         found = [self.content_start, self.content_end]
         if self.thinking:
             found += [self.thinking.start, self.thinking.end]
-        if isinstance(self.calls, MarkedCalls):
+        if self.calls:
             found += self.calls.markers
         return tuple(marker.strip() for marker in (*found, *self.seen_markers) if marker.strip())
-
-    @property
-    def constrained_calls(self) -> MarkedCalls | None:
-        """The form in which calls can be demanded."""
-        if self.required_calls or not isinstance(self.calls, MarkedCalls):
-            return self.required_calls
-        return (
-            self.calls
-            if isinstance(self.calls.body, JsonCall | NamedCall | DemandableBody)
-            else None
-        )
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read an answer from its beginning to its end."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.text.toolcalls.formats import (
-    DemandableBody,
     JsonArguments,
     JsonCall,
     MarkedCalls,
@@ -141,9 +140,8 @@ class _Grammar:
                 return self._json_call(calls.body, name, schema)
             case NamedCall():
                 return self._named_call(calls.body, name, schema)
-            case DemandableBody():
+            case _:
                 return calls.body.rule(name, SchemaRules(schema, self._lines, self.spelled))
-        raise TypeError(f"no grammar for {calls.body!r}")
 
     def _json_call(self, body: JsonCall, name: str, schema: Mapping[str, Any]) -> str:
         arguments = as_json(schema)

@@ -79,20 +79,3 @@ def _extend(owner: AnswerMessage | ToolCall, name: str, text: str) -> None:
     setattr(owner, name, "")
     whole += text
     setattr(owner, name, whole)
-
-
-def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
-    """The events with neighbours of one kind made one."""
-    result: list[AnswerEvent] = []
-    for event in events:
-        last = result[-1] if result else None
-        match last, event:
-            case Content(before), Content(text):
-                result[-1] = Content(before + text)
-            case Thoughts(before), Thoughts(text):
-                result[-1] = Thoughts(before + text)
-            case CallArguments(index, before), CallArguments(same, text) if index == same:
-                result[-1] = CallArguments(index, before + text)
-            case _:
-                result.append(event)
-    return result

@@ -10,6 +10,7 @@ Source of the idea: llama.cpp's common/chat-diff-analyzer.cpp.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,8 @@ from typing import Any
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.families import FAMILIES
 from headstart.text.toolcalls.formats import (
-    CallFormat,
     JsonArguments,
     JsonCall,
     MarkedCalls,
@@ -47,11 +48,9 @@ _ID = re.compile("call0000[12]")
 
 def find_format(template: ChatTemplate) -> AnswerFormat:
     """The format of a template's answers; `why_no_calls` says why it has none for calls."""
-    from headstart.text.toolcalls.families import FAMILIES  # they need what is defined here
-
-    for detect in FAMILIES:
-        if found := detect(template):
-            return found
+    for words, family in FAMILIES:
+        if all(word in template.source for word in words):
+            return dataclasses.replace(family, thinking=template.thinking)
     probe = _Probe(template)
     start, end = probe.around_content()
     try:
@@ -155,7 +154,7 @@ def _tools() -> list[dict[str, Any]]:
     ]
 
 
-def _find_calls(probe: _Probe) -> CallFormat:
+def _find_calls(probe: _Probe) -> MarkedCalls:
     values = dict(zip(_KEYS, _VALUES, strict=True))
     one = probe.calls(_call(0, values))
     try:
@@ -173,7 +172,7 @@ def _find_calls(probe: _Probe) -> CallFormat:
     raise _NotFoundError("the template shows the arguments of calls in no known form")
 
 
-def _json_calls(probe: _Probe, one: str, two: str) -> CallFormat:
+def _json_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
     start, end = _object_span(one, one.index(_NAMES[0]))
     body = _json_body(one[start:end])
     second = _object_span(two, two.index(_NAMES[1]), start + 1) if two else None
@@ -216,7 +215,7 @@ def _json_body(text: str) -> JsonCall:
     return JsonCall(keys["name"], keys["arguments"], keys["id"], is_id_last=is_last)
 
 
-def _named_json_calls(probe: _Probe, one: str, two: str) -> CallFormat:
+def _named_json_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
     start, end = _object_span(one, one.index(_KEYS[0]))
     before, name_end = one[:start].rsplit(_NAMES[0], 1)
     between = after = ""
@@ -245,7 +244,7 @@ def _named_body(before: str, name_end: str, between: str) -> tuple[NamedCall, st
     return NamedCall(arguments, name_end), before, between
 
 
-def _tagged_calls(probe: _Probe, one: str, two: str) -> CallFormat:
+def _tagged_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
     first = one.index(_NAMES[0])
     head, rest = one[first + len(_NAMES[0]) :].split(_KEYS[0], 1)
     key_end, rest = rest.split(_VALUES[0], 1)
@@ -298,7 +297,7 @@ def _marked(
     probe: _Probe,
     *,
     is_parallel: bool,
-) -> CallFormat:
+) -> MarkedCalls:
     """Tell what stands around each call from what stands around all of them.
 
     Args:

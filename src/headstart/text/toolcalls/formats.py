@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from headstart.text.toolcalls.json_text import (
     dump,
@@ -29,37 +29,14 @@ def pieces(marker: str) -> tuple[str, ...]:
     return tuple(_PIECE.findall(marker))
 
 
-class CallFormat(Protocol):
-    """How a model writes calls."""
-
-    @property
-    def name(self) -> str:
-        """What /props and the log call it."""
-
-    @property
-    def triggers(self) -> tuple[str, ...]:
-        """Texts of which one stands where calls begin."""
-
-    def read(self, reader: TextReader) -> Reading[bool]:
-        """Read the calls that begin here.
-
-        Returns whether there is at least one; if not, no event was noted.
-        """
-
-
 class CallBody(Protocol):
-    """How one call is written between the markers around it."""
+    """How a family of its own writes one call between the markers around it."""
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         """Read the call that begins here; `ends` are markers that stand behind it.
 
         Returns whether it is one; if not, no event was noted.
         """
-
-
-@runtime_checkable
-class DemandableBody(CallBody, Protocol):
-    """A call whose form is its own, and for which there is a grammar."""
 
     def rule(self, name: str, rules: SchemaRules) -> str:
         """A call of this tool, as text of a grammar."""
@@ -69,8 +46,8 @@ class DemandableBody(CallBody, Protocol):
 class MarkedCalls:
     """Calls between markers: around all of them, around each, and between two."""
 
-    name: str
-    body: CallBody
+    name: str  # in /props and the log
+    body: JsonCall | NamedCall | CallBody
     section_start: str = ""
     section_end: str = ""
     call_start: str = ""
@@ -83,6 +60,7 @@ class MarkedCalls:
 
     @property
     def triggers(self) -> tuple[str, ...]:
+        """Texts of which one stands where calls begin."""
         start = self.section_start.strip() or self.call_start.strip()
         return (start or "{", *self.further_triggers)
 
@@ -99,7 +77,7 @@ class MarkedCalls:
         return own
 
     def read(self, reader: TextReader) -> Reading[bool]:
-        """Read all calls of a section."""
+        """Read all calls of a section; returns whether there is one. If not, no event was noted."""
         if start := self.section_start.strip():
             yield from reader.takes_one((start, *self.further_triggers))
         ends = (pieces(self.call_end) or pieces(self.section_end))[:1]

@@ -27,7 +27,7 @@ def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[boo
         return (yield from _container(reader, emit))
     text = yield from reader.run(lambda char: char in _SCALAR)
     emit(text)
-    return _parses(text)
+    return value_or_text(text) is not text
 
 
 def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
@@ -155,11 +155,3 @@ def _container(reader: TextReader, emit: Callable[[str], object]) -> Reading[boo
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def _parses(text: str) -> bool:
-    try:
-        json.loads(text, parse_constant=_refuse_constant)
-    except ValueError:
-        return False
-    return True

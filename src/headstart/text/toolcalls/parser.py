@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
-from headstart.text.toolcalls.events import AnswerEvent, joined
+from headstart.text.toolcalls.events import AnswerEvent
 from headstart.text.toolcalls.reader import TextReader
 from headstart.text.toolcalls.tools import Tools
 
@@ -24,7 +24,7 @@ class AnswerParser:
         """Take the next piece of text; returns what is certain now."""
         self._reader.add(text)
         next(self._reading, None)
-        return joined(self._reader.take_events())
+        return self._reader.take_events()
 
     def finish(self) -> list[AnswerEvent]:
         """The text is over; returns what was held back."""
@@ -33,4 +33,4 @@ class AnswerParser:
         rest = self._reader.text[self._reader.at :]
         self._reader.at = len(self._reader.text)
         self._reader.content(rest)
-        return joined(self._reader.take_events())
+        return self._reader.take_events()

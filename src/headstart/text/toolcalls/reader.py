@@ -8,6 +8,7 @@ pieces ended, because every method waits until no further text could change its 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
@@ -45,13 +46,11 @@ class TextReader:
 
     def content(self, text: str) -> None:
         """Note text for the user."""
-        if text:
-            self._events.append(Content(text))
+        self._note(Content(text))
 
     def thoughts(self, text: str) -> None:
         """Note text of the model to itself."""
-        if text:
-            self._events.append(Thoughts(text))
+        self._note(Thoughts(text))
 
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Note that a call begins."""
@@ -60,8 +59,17 @@ class TextReader:
 
     def arguments(self, text: str) -> None:
         """Note a piece of the arguments of the call that began last."""
-        if text:
-            self._events.append(CallArguments(self.num_calls - 1, text))
+        self._note(CallArguments(self.num_calls - 1, text))
+
+    def _note(self, event: Content | Thoughts | CallArguments) -> None:
+        """Neighbours of one kind become one event."""
+        if not event.text:
+            return
+        last = self._events[-1] if self._events else None
+        if type(last) is type(event):  # a further call begins with a CallBegin
+            event = replace(event, text=last.text + event.text)
+            self._events.pop()
+        self._events.append(event)
 
     # ---- trying
 

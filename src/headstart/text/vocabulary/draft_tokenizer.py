@@ -311,7 +311,7 @@ class TranslatingBuilder(DraftBuilder):
             or translator.to_target[int(logits.argmax())] < 0
         ):
             return None
-        before = self._sequence.translate(self.tokens)[0]
+        before = self._sequence.translate(self.tokens)
         if len(translator.target.join(before)) + self._num_healed != len(
             translator.draft.join(self.tokens)
         ):
@@ -324,7 +324,7 @@ class TranslatingBuilder(DraftBuilder):
     def finish(self) -> tuple[list[int], list[float]]:
         # Provisional tokens are kept: most are what the target goes on with (acceptance length
         # 3.79, not 3.14).
-        tokens = self._sequence.translate(self.tokens)[0][: self.request.max_tokens]
+        tokens = self._sequence.translate(self.tokens)[: self.request.max_tokens]
         drafted = [len(self._translator.draft.pieces[t]) for t in self.tokens]
         spelled = [len(self._translator.target.pieces[t]) for t in tokens]
         return tokens, spread(self._probabilities, drafted, spelled, self._num_healed)

@@ -8,6 +8,7 @@ bytes that went in.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -99,19 +100,5 @@ def _middle(text: bytes) -> int:
 
 def num_incomplete(text: bytes) -> int:
     """How many bytes at the end begin a UTF-8 character that is not complete yet (0 to 3)."""
-    if text[-1:] < b"\x80":
-        return 0
-    for count in range(1, min(4, len(text) + 1)):
-        byte = text[-count]
-        if byte & 0xC0 != 0x80:
-            length = (
-                4
-                if 0xF0 <= byte < 0xF5
-                else 3
-                if 0xE0 <= byte < 0xF0
-                else 2
-                if 0xC2 <= byte < 0xE0
-                else 1
-            )
-            return count if length > count else 0
-    return 0
+    end = text[-3:]
+    return len(end) - codecs.utf_8_decode(end, "replace", False)[1]

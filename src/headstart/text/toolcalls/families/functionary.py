@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
 from headstart.text.toolcalls.formats import JsonArguments, MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import read_value
@@ -50,10 +49,4 @@ class FunctionaryFormat(AnswerFormat):
             reader.content(_MARK)
 
 
-FORMAT = FunctionaryFormat(calls=_CALLS, required_calls=_CALLS)
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """It writes the recipient of each part."""
-    is_one = ">>>all" in template.source and ">>>${recipient}" in template.source
-    return FORMAT if is_one else None
+FORMAT = FunctionaryFormat(calls=_CALLS)

@@ -5,12 +5,10 @@ Source: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls
 from headstart.text.toolcalls.json_text import dump, value_or_text
@@ -123,10 +121,3 @@ _CALLS = MarkedCalls("gemma4", GemmaCall(), call_start="<|tool_call>call:", call
 FORMAT = AnswerFormat(
     calls=_CALLS, seen_markers=(_QUOTE, "<|channel>", "<channel|>"), dropped=("<|tool_response>",)
 )
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """Its template writes calls so."""
-    if "'<|tool_call>call:'" not in template.source:
-        return None
-    return dataclasses.replace(FORMAT, thinking=template.thinking)

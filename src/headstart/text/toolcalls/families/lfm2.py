@@ -6,12 +6,10 @@ Source: https://docs.liquid.ai/lfm/key-concepts/tool-use
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls
 from headstart.text.toolcalls.json_text import dump, value_or_text
@@ -139,12 +137,3 @@ _CALLS = MarkedCalls(
     separator=", ",
 )
 FORMAT = AnswerFormat(calls=_CALLS, calls_end_thoughts=True)
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """Its templates list the tools in their own way."""
-    source = template.source
-    words = ("<|tool_list_start|>", "<|tool_list_end|>")
-    if not all(word in source for word in words) and "List of tools: [" not in source:
-        return None
-    return dataclasses.replace(FORMAT, thinking=template.thinking)

@@ -5,13 +5,11 @@ Source: its chat template in llama.cpp's models/templates.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls
 from headstart.text.toolcalls.json_text import dump, value_or_text
@@ -118,11 +116,3 @@ _CALLS = MarkedCalls(
     call_end=_NS + "</invoke>\n",
 )
 FORMAT = AnswerFormat(calls=_CALLS, seen_markers=(_NS,), dropped=("</mm:think>",))
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """Its namespace is unique."""
-    words = (_NS, "<tool_call>", "<invoke name=")
-    if not all(word in template.source for word in words):
-        return None
-    return dataclasses.replace(FORMAT, thinking=template.thinking)

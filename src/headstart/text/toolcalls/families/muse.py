@@ -5,10 +5,8 @@ Source: its chat template in llama.cpp's models/templates.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.reader import Reading, TextReader
@@ -75,11 +73,3 @@ class MuseFormat(AnswerFormat):
 FORMAT = MuseFormat(
     calls=_CALLS, after_thoughts=_START, seen_markers=("<|message|>", "<|start|>", "<|eom|>")
 )
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """Its markers are unique."""
-    words = ("<atem:function_calls>", "<|eom|>")
-    if not all(word in template.source for word in words):
-        return None
-    return dataclasses.replace(FORMAT, thinking=template.thinking)
