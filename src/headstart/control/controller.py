@@ -21,10 +21,6 @@ One step:
     controller.observe_step(rows, context, milliseconds)      after the target ran
     controller.record(outcome)                                when a draft's fate is known
 
-and, when a text is over, what others would have given:
-
-    controller.counterfactual(guesses, text)
-
 `record` is told of every draft once, also of one that was not verified: when the text disagrees
 with it, or has reached its end. So guesses that cost nothing keep control up to date while
 speculation is off.
@@ -43,13 +39,6 @@ from headstart.control.calibration import SAVED_TABLES, Calibration
 from headstart.control.codec import encode, number, saved, table
 from headstart.control.cost import CostTable
 from headstart.control.cost_samples import Sample
-from headstart.control.counterfactual import (
-    LENGTHS,
-    Counterfactual,
-    Guess,
-    WrittenText,
-    counterfactual,
-)
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.model_state import ModelState
 from headstart.control.rollback import RollbackPrice
@@ -76,7 +65,6 @@ class Controller:
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._rollback = RollbackPrice(self._cost, self._budget)
         self._asking: dict[str, Asking] = {}  # by text speculator
-        self._counterfactual = Counterfactual()  # of all texts for which it was worked out
 
     def trust_scores(self, speculator: str) -> None:
         """This speculator's scores are probabilities, as a draft model's are: believe them until
@@ -218,7 +206,7 @@ class Controller:
 
         Each had another shape than the one before, and took `change_ms` longer for that.
         """
-        self.set_change_ms(change_ms)
+        self._budget.graphs.change_ms = change_ms
         if change_ms:
             warm_up = [
                 sample._replace(
@@ -228,10 +216,6 @@ class Controller:
                 for sample in warm_up
             ]
         self._cost.calibrate(warm_up)
-
-    def set_change_ms(self, milliseconds: float) -> None:
-        """What a step takes longer whose graph is not the last one's; 0: nothing."""
-        self._budget.graphs.change_ms = milliseconds
 
     @property
     def holds_width(self) -> bool:
@@ -271,28 +255,9 @@ class Controller:
             asking.end(seq_id)
         self._model_planner.end(seq_id, num_answered)
 
-    def counterfactual(
-        self, guesses: Mapping[str, Sequence[Guess]], text: WrittenText
-    ) -> Counterfactual | None:
-        """What each speculator alone would have given on a text that is over, at the prices of now
-        for a request alone; None if nothing is known. It is added to the sum of all texts.
-        """
-        if self._cost.is_empty or not guesses or text.num_tokens < 2:
-            return None
-        most, context = LENGTHS[-1] + 1, text.num_prompt + text.num_tokens // 2
-        curve = [float(ms) for ms in self._cost.curve(most, context)[: most + 1]]
-        prices = {
-            name: self._model_planner.prices(name, text.num_prompt, curve) for name in guesses
-        }
-        result = counterfactual(guesses, text, prices)
-        self._counterfactual += result
-        return result
-
     def describe(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""
-        total = self._counterfactual
         return {
-            "counterfactual": total.describe() if total.num_tokens else None,
             "cost_ms": self._cost.describe(),
             "acceptance": self._calibration.describe(),
             "speedup": self._budget.describe(),

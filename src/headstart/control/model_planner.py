@@ -18,7 +18,6 @@ from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.catch_up import AnswerLength
 from headstart.control.cost import CostTable
-from headstart.control.counterfactual import SpeculatorPrices
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import LENGTHS, THRESHOLDS
 from headstart.control.model_choice import Plan, plan_together
@@ -175,17 +174,6 @@ class ModelDraftPlanner:
         """Prices of one slot, measured before the first request; the next calls count as much."""
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
-
-    def prices(self, speculator: str, num_prompt: int, curve: Sequence[float]) -> SpeculatorPrices:
-        """What a speculator costs on one text: nothing of its own unless it is a model."""
-        drafter = self.drafters.get(speculator)
-        if drafter is None:
-            return SpeculatorPrices(curve)
-        cost, plain = drafter.cost, curve[1]
-        token = cost.token(plain)
-        return SpeculatorPrices(
-            curve, cost.round(1, plain), token, num_prompt * token, is_model=True
-        )
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""

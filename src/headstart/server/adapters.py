@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 from pydantic import BaseModel, RootModel
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.errors import not_supported, shorten
-from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
+from headstart.server.body import read_json, receive_body
+from headstart.server.errors import not_supported, shorten, wrong_value
+from headstart.server.limits import MAX_ENTRIES, check_length
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.types.errors import RequestError
@@ -49,14 +48,7 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
     """Set the scales of later requests without `lora`."""
     service = service_of(http)
-    try:
-        data = await http.body()
-        check_structure(data)
-        wanted = orjson.loads(data)
-    except ClientDisconnect as error:
-        raise RequestError("the client left before the body was complete") from error
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
+    wanted = read_json(await receive_body(http))
     if not isinstance(wanted, list):
         raise RequestError("Request body must be an array")
     service.adapter_scales = read_scales(wanted, service.info)
@@ -119,7 +111,7 @@ def _read(where: str, entry: Any) -> tuple[int, float]:
         raise not_supported(f"{where} is {shorten(entry)} but must be an object with id and scale")
     number, scale = entry.get("id", -1), entry.get("scale", 0.0)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise RequestError(f"{where}.id is {shorten(number)} but must be a whole number")
+        raise wrong_value(f"{where}.id", number, "a whole number")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise RequestError(f"{where}.scale is {shorten(scale)} but must be a number")
+        raise wrong_value(f"{where}.scale", scale, "a number")
     return number, float(scale)
